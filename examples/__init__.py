@@ -1,0 +1,1 @@
+"""Runnable examples; the wheel carries them as `asyncdp.examples`."""
