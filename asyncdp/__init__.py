@@ -5,8 +5,7 @@ from typing import Final
 __all__ = ["__version__"]
 
 if __name__ != "asyncdp":
-    # Two copies of the package under two names would mean two error trees: `except DataPlaneError` would miss half of them.
-    msg = f"this package is imported as 'asyncdp', not as {__name__!r}"
-    raise ImportError(msg)
+    # Loaded under two names there would be two error trees: `except DataPlaneError` would miss half of what is raised.
+    raise ImportError(f"this package is imported as 'asyncdp', not as {__name__!r}")
 
 __version__: Final = "0.1.0"

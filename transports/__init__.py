@@ -6,5 +6,4 @@ The code lies in the top-level folder `transports`; its only import name is `asy
 if __name__ != "asyncdp.transports":
     # In a checkout the folder is on sys.path too. Loaded under both names, each class would exist twice and
     # isinstance would fail between the copies.
-    msg = f"{__name__!r} is not an import name of its own: import asyncdp.transports instead"
-    raise ImportError(msg)
+    raise ImportError(f"{__name__!r} is not an import name of its own: import asyncdp.transports instead")

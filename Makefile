@@ -1,0 +1,74 @@
+# make demo   the tour: faults injected into a small training run (ARGS="--help" for its options)
+# make test   all that must hold: lint, types, tests
+# Both work from a fresh clone: they make .venv and install what they need.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP_INSTALL = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),--quiet) -c constraints.txt
+ARGS ?=
+
+# One stamp per set of extras; the second set holds the first.
+DEMO_STAMP := $(VENV)/.installed-demo
+DEV_STAMP := $(VENV)/.installed-dev
+DEMO_EXTRAS := cli
+DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
+
+# Tensors in tests are tiny: a thread pool per process would only fight over the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint types pytest format bench coverage clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+	@echo "Also: make lint | types | pytest | format | bench | coverage | clean"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
+	$(PYTHON) -m venv $(VENV)
+
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[$(DEMO_EXTRAS)]'
+	@touch $@
+
+$(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP_INSTALL) -e '.[$(DEV_EXTRAS)]'
+	@touch $@ $(DEMO_STAMP)
+
+# $(call timed,name,command): runs it and says how long it took.
+timed = @$(2); echo "-- $(1): $$SECONDS s"
+
+demo: $(DEMO_STAMP)
+	@$(BIN)/python -m asyncdp.cli demo $(ARGS)
+
+test: lint types pytest
+
+lint: $(DEV_STAMP)
+	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+
+# By package name: each file behind a symlink is then seen once, under the name it is imported by.
+TYPED := -p asyncdp $(if $(wildcard tests/typing/*.py),-p tests.typing)
+types: $(DEV_STAMP)
+	$(call timed,types,$(BIN)/mypy $(TYPED))
+
+pytest: $(DEV_STAMP)
+	$(call timed,tests,$(BIN)/python -m pytest $(ARGS))
+
+format: $(DEV_STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV_STAMP)
+	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
+
+coverage: $(DEV_STAMP)
+	$(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage report
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
