@@ -6,6 +6,8 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# Two targets must not install into .venv at once.
+.NOTPARALLEL:
 
 PYTHON ?= python3
 VENV := .venv
