@@ -1,11 +1,191 @@
-"""asyncdp: a fault-tolerant async data plane client for reinforcement-learning post-training."""
+"""asyncdp: a fault-tolerant async data plane client for reinforcement-learning post-training.
 
-from typing import Final
+All public names can be imported from here; each module is loaded when one of its names is first used, so that
+``import asyncdp`` brings neither layers nor transports.
+"""
 
-__all__ = ["__version__"]
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
 
 if __name__ != "asyncdp":
     # Loaded under two names there would be two error trees: `except DataPlaneError` would miss half of what is raised.
     raise ImportError(f"this package is imported as 'asyncdp', not as {__name__!r}")
 
+if TYPE_CHECKING:
+    from asyncdp.block import Block as Block
+    from asyncdp.block import FieldSpec as FieldSpec
+    from asyncdp.calls import Call as Call
+    from asyncdp.calls import CallContext as CallContext
+    from asyncdp.calls import CheckConsumptionStatus as CheckConsumptionStatus
+    from asyncdp.calls import ClaimMeta as ClaimMeta
+    from asyncdp.calls import ClearSamples as ClearSamples
+    from asyncdp.calls import Depth as Depth
+    from asyncdp.calls import DescribePartition as DescribePartition
+    from asyncdp.calls import DropPartition as DropPartition
+    from asyncdp.calls import Env as Env
+    from asyncdp.calls import EvictSamples as EvictSamples
+    from asyncdp.calls import GetSamples as GetSamples
+    from asyncdp.calls import ListClaims as ListClaims
+    from asyncdp.calls import ListMetadata as ListMetadata
+    from asyncdp.calls import ListPartitions as ListPartitions
+    from asyncdp.calls import Ping as Ping
+    from asyncdp.calls import PopSamples as PopSamples
+    from asyncdp.calls import PutSamples as PutSamples
+    from asyncdp.calls import RegisterPartition as RegisterPartition
+    from asyncdp.calls import ReleaseClaim as ReleaseClaim
+    from asyncdp.calls import ReleaseClaims as ReleaseClaims
+    from asyncdp.calls import Resend as Resend
+    from asyncdp.calls import WaitPartition as WaitPartition
+    from asyncdp.calls import handles as handles
+    from asyncdp.client import BaseClient as BaseClient
+    from asyncdp.client import DataPlaneClient as DataPlaneClient
+    from asyncdp.codec import materialize as materialize
+    from asyncdp.codec import pack_jagged_fields as pack_jagged_fields
+    from asyncdp.columns import kv_first_write as kv_first_write
+    from asyncdp.columns import read_columns as read_columns
+    from asyncdp.columns import write_columns as write_columns
+    from asyncdp.config import DataPlaneConfig as DataPlaneConfig
+    from asyncdp.config import ObservabilityConfig as ObservabilityConfig
+    from asyncdp.errors import ClaimLost as ClaimLost
+    from asyncdp.errors import ClaimNotReady as ClaimNotReady
+    from asyncdp.errors import CorruptPayload as CorruptPayload
+    from asyncdp.errors import DataPlaneBadRequest as DataPlaneBadRequest
+    from asyncdp.errors import DataPlaneClearError as DataPlaneClearError
+    from asyncdp.errors import DataPlaneClosed as DataPlaneClosed
+    from asyncdp.errors import DataPlaneError as DataPlaneError
+    from asyncdp.errors import DataPlaneNotReady as DataPlaneNotReady
+    from asyncdp.errors import DataPlaneReadError as DataPlaneReadError
+    from asyncdp.errors import DataPlaneTimeout as DataPlaneTimeout
+    from asyncdp.errors import DataPlaneUnavailable as DataPlaneUnavailable
+    from asyncdp.errors import DataPlaneUnsupported as DataPlaneUnsupported
+    from asyncdp.errors import DataPlaneWriteError as DataPlaneWriteError
+    from asyncdp.errors import PartialReadError as PartialReadError
+    from asyncdp.errors import PortQuarantined as PortQuarantined
+    from asyncdp.errors import SampleNotFound as SampleNotFound
+    from asyncdp.errors import StaleSlotError as StaleSlotError
+    from asyncdp.factory import build_data_plane_client as build_data_plane_client
+    from asyncdp.factory import default_layers as default_layers
+    from asyncdp.factory import layers_of as layers_of
+    from asyncdp.factory import stack as stack
+    from asyncdp.meta import ClaimInfo as ClaimInfo
+    from asyncdp.meta import DataPlaneCapabilities as DataPlaneCapabilities
+    from asyncdp.meta import DataPlaneGroupMeta as DataPlaneGroupMeta
+    from asyncdp.meta import KVBatchMeta as KVBatchMeta
+    from asyncdp.meta import PartitionInfo as PartitionInfo
+    from asyncdp.meta import RowHandle as RowHandle
+    from asyncdp.middleware.adapter import Adapter as Adapter
+    from asyncdp.middleware.attempt_timeout import AttemptTimeout as AttemptTimeout
+    from asyncdp.middleware.batch_retry import BatchRetry as BatchRetry
+    from asyncdp.middleware.layer import Layer as Layer
+    from asyncdp.middleware.metrics import DataPlaneEvent as DataPlaneEvent
+    from asyncdp.middleware.metrics import Metrics as Metrics
+    from asyncdp.middleware.metrics import MetricsDataPlaneClient as MetricsDataPlaneClient
+    from asyncdp.middleware.metrics import log_event as log_event
+    from asyncdp.middleware.port_rotation import PortRotation as PortRotation
+    from asyncdp.middleware.settle import Settle as Settle
+    from asyncdp.middleware.slot_mapping import SlotMapping as SlotMapping
+    from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
+    from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
+    from asyncdp.shard import shard_meta_for_dp as shard_meta_for_dp
+    from asyncdp.slots import HostRef as HostRef
+    from asyncdp.slots import Locate as Locate
+    from asyncdp.slots import ReadSlots as ReadSlots
+    from asyncdp.slots import SlotRef as SlotRef
+    from asyncdp.slots import TryClaim as TryClaim
+    from asyncdp.transports.memory import MemoryTransport as MemoryTransport
+
 __version__: Final = "0.1.0"
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "block": ("Block", "FieldSpec"),
+    "calls": (
+        "Call",
+        "CallContext",
+        "CheckConsumptionStatus",
+        "ClaimMeta",
+        "ClearSamples",
+        "Depth",
+        "DescribePartition",
+        "DropPartition",
+        "Env",
+        "EvictSamples",
+        "GetSamples",
+        "ListClaims",
+        "ListMetadata",
+        "ListPartitions",
+        "Ping",
+        "PopSamples",
+        "PutSamples",
+        "RegisterPartition",
+        "ReleaseClaim",
+        "ReleaseClaims",
+        "Resend",
+        "WaitPartition",
+        "handles",
+    ),
+    "client": ("BaseClient", "DataPlaneClient"),
+    "codec": ("materialize", "pack_jagged_fields"),
+    "columns": ("kv_first_write", "read_columns", "write_columns"),
+    "config": ("DataPlaneConfig", "ObservabilityConfig"),
+    "errors": (
+        "ClaimLost",
+        "ClaimNotReady",
+        "CorruptPayload",
+        "DataPlaneBadRequest",
+        "DataPlaneClearError",
+        "DataPlaneClosed",
+        "DataPlaneError",
+        "DataPlaneNotReady",
+        "DataPlaneReadError",
+        "DataPlaneTimeout",
+        "DataPlaneUnavailable",
+        "DataPlaneUnsupported",
+        "DataPlaneWriteError",
+        "PartialReadError",
+        "PortQuarantined",
+        "SampleNotFound",
+        "StaleSlotError",
+    ),
+    "factory": ("build_data_plane_client", "default_layers", "layers_of", "stack"),
+    "meta": (
+        "ClaimInfo",
+        "DataPlaneCapabilities",
+        "DataPlaneGroupMeta",
+        "KVBatchMeta",
+        "PartitionInfo",
+        "RowHandle",
+    ),
+    "middleware.adapter": ("Adapter",),
+    "middleware.attempt_timeout": ("AttemptTimeout",),
+    "middleware.batch_retry": ("BatchRetry",),
+    "middleware.layer": ("Layer",),
+    "middleware.metrics": ("DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "log_event"),
+    "middleware.port_rotation": ("PortRotation",),
+    "middleware.settle": ("Settle",),
+    "middleware.slot_mapping": ("SlotMapping",),
+    "middleware.slot_retry": ("SlotRetry",),
+    "middleware.typed_errors": ("TypedErrors",),
+    "shard": ("shard_meta_for_dp",),
+    "slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
+    "transports.memory": ("MemoryTransport",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a public name on first use."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'asyncdp' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"asyncdp.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,153 @@
+"""The config of a client: a mapping, as it comes from YAML, checked key by key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+import msgspec
+
+__all__ = ["Config", "DataPlaneConfig", "MemorySettings", "ObservabilityConfig", "parse_config"]
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class ObservabilityConfig(TypedDict):
+    """``enabled``: whether ``callback`` (default: one structlog line) is called with an event per op."""
+
+    enabled: bool
+    callback: NotRequired[Callable[[dict[str, Any]], None]]
+
+
+class DataPlaneConfig(TypedDict):
+    """What ``build_data_plane_client`` takes.
+
+    The first six keys are always required, so that no default hides; ``global_segment_size`` and ``local_buffer_size``
+    (bytes) where impl is transfer_queue. ``storage_capacity`` counts samples. ``ack_timeout_ms`` bounds one attempt.
+    ``layers`` maps layers to their settings. A mapping named after the impl holds the transport's own keys.
+    """
+
+    enabled: bool
+    impl: Literal["memory", "transfer_queue", "ucxx"]
+    backend: str
+    storage_capacity: int
+    num_storage_units: int
+    claim_meta_poll_interval_s: float
+    global_segment_size: NotRequired[int]
+    local_buffer_size: NotRequired[int]
+    controller_address: NotRequired[str]
+    ack_timeout_ms: NotRequired[int]
+    observability: NotRequired[ObservabilityConfig]
+    call_timeout_s: NotRequired[float]
+    layers: NotRequired[dict[str, dict[str, Any]]]
+    group_id_pattern: NotRequired[str]
+    strict_schema: NotRequired[bool]
+    auto_register: NotRequired[bool]
+    claim_lease_s: NotRequired[float | None]
+    owner: NotRequired[str]
+    memory: NotRequired[dict[str, Any]]
+    transfer_queue: NotRequired[dict[str, Any]]
+    ucxx: NotRequired[dict[str, Any]]
+
+
+class _Observability(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    enabled: bool
+    callback: Any = None
+
+
+class MemorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Keys of the mapping ``memory``.
+
+    Attributes:
+        ports_per_host: Equal doors of a slot host; several, so that rotation has somewhere to go.
+        slots_per_host: Slots of a host; None: as many as needed.
+        rows_per_slot: Rows of one put that share a slot; None: all of them, which is fastest.
+        checksum: Whether payloads carry a CRC-32 (about 2 GB/s).
+    """
+
+    ports_per_host: Positive = 4
+    slots_per_host: Positive | None = None
+    rows_per_slot: Positive | None = None
+    checksum: bool = False
+
+
+class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """A checked config; see :class:`DataPlaneConfig` for the keys."""
+
+    enabled: bool
+    impl: Literal["memory", "transfer_queue", "ucxx"]
+    backend: Literal["simple", "mooncake_cpu", "valkey"]
+    storage_capacity: Positive
+    num_storage_units: Positive
+    claim_meta_poll_interval_s: Seconds
+    global_segment_size: Positive | None = None
+    local_buffer_size: Positive | None = None
+    controller_address: str | None = None
+    ack_timeout_ms: Positive | None = None
+    observability: _Observability | None = None
+    call_timeout_s: Seconds = 60.0
+    layers: dict[str, dict[str, Any]] = {}
+    group_id_pattern: str = r"{group}_g{i}"
+    strict_schema: bool = False
+    auto_register: bool = False
+    claim_lease_s: Seconds | None = None
+    owner: str | None = None
+    memory: MemorySettings | None = None
+    transfer_queue: dict[str, Any] = {}
+    ucxx: dict[str, Any] = {}
+
+
+BACKENDS = {"memory": ("simple",), "transfer_queue": ("simple", "mooncake_cpu"), "ucxx": ("valkey",)}
+
+
+def _pattern(text: str) -> str:
+    """Turn ``{group}_g{i}`` into a regular expression; both names must be there."""
+    if text.count("{group}") != 1 or text.count("{i}") != 1:
+        msg = f"group_id_pattern: {text!r} must name {{group}} and {{i}} once each"
+        raise ValueError(msg)
+    return re.escape(text).replace(re.escape("{group}"), "(?P<group>.+)").replace(re.escape("{i}"), r"\d+")
+
+
+def parse_config(config: Mapping[str, Any]) -> Config:
+    """Check a config.
+
+    Raises:
+        ValueError: A key is unknown, missing or ill-typed, or the config is disabled; the message names the key.
+    """
+    if not isinstance(config, Mapping):
+        msg = f"the config must be a mapping, not a {type(config).__name__}"
+        raise ValueError(msg)  # noqa: TRY004 - config errors are ValueErrors
+    try:
+        parsed = msgspec.convert(dict(config), Config)
+    except msgspec.ValidationError as err:
+        raise ValueError(_message(str(err))) from err
+    if not parsed.enabled:
+        msg = "enabled: the data plane is disabled by its config"
+        raise ValueError(msg)
+    if parsed.backend not in BACKENDS[parsed.impl]:
+        msg = f"backend: {parsed.backend!r} is not one of {list(BACKENDS[parsed.impl])} of impl {parsed.impl!r}"
+        raise ValueError(msg)
+    if parsed.impl == "transfer_queue":
+        for key in ("global_segment_size", "local_buffer_size"):
+            if getattr(parsed, key) is None:
+                msg = f"{key}: required where impl is transfer_queue"
+                raise ValueError(msg)
+    callback = None if parsed.observability is None else parsed.observability.callback
+    if callback is not None and not callable(callback):
+        msg = f"observability.callback: must be callable, not a {type(callback).__name__}"
+        raise ValueError(msg)
+    return msgspec.structs.replace(parsed, group_id_pattern=_pattern(parsed.group_id_pattern))
+
+
+def _message(text: str) -> str:
+    """Put the key's name first: ``Expected `int`, got `str` - at `$.a.b``` becomes ``a.b: expected int, got str``."""
+    what, _, where = text.partition(" - at `")
+    path = where.rstrip("`").removeprefix("$").removeprefix(".")
+    named = re.search(r"(?:unknown|missing required) field `([^`]+)`", what)
+    if named:
+        key = f"{path}.{named[1]}" if path else named[1]
+        return f"{key}: {'unknown key' if 'unknown' in what else 'required key is missing'}"
+    plain = what.replace("`", "")
+    return f"{path or 'config'}: {plain[:1].lower()}{plain[1:]}"

@@ -1,0 +1,85 @@
+"""What a cancelled or unanswered mutation left to be settled.
+
+A cancel must not wait, so what needs I/O afterwards is written down here, synchronously, and settled before the next
+mutation that touches the same ids, and in close(). A debt is a call to be sent: ``Resolve`` (did the put or clear
+happen? if it has not arrived yet, it never will), ``AbandonClaim`` (give back what nobody got), ``Abort`` (free the
+slots that were reserved).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Call
+
+__all__ = ["Debt", "Ledger"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Debt:
+    """One call that has to be sent.
+
+    Attributes:
+        call: What to send, under ``op_id`` of the user call that left it.
+        op_id: See there.
+        deadline: When that user call ran out of time, by the client's clock.
+        partition_id: The partition it concerns; None: it is paid before any mutation.
+        sample_ids: The ids it concerns; None: the whole partition.
+        task_name: The task it concerns; None: any.
+        on_refused: Calls to send as well where the answer is that the mutation never happened.
+    """
+
+    call: Call[Any]
+    op_id: str
+    deadline: float = 0.0
+    partition_id: str | None = None
+    sample_ids: frozenset[str] | None = None
+    task_name: str | None = None
+    on_refused: tuple[Call[Any], ...] = ()
+
+    def concerns(self, partition_id: str | None, sample_ids: Iterable[str] | None, task_name: str | None) -> bool:
+        """Whether a mutation of these ids, or of this task, has to wait until the debt is paid."""
+        if self.partition_id is None or partition_id is None:
+            return True
+        if self.partition_id != partition_id:
+            return False
+        if self.task_name is not None and task_name is not None:
+            return self.task_name == task_name
+        if self.sample_ids is None or sample_ids is None:
+            return True
+        return not self.sample_ids.isdisjoint(sample_ids)
+
+
+class Ledger:
+    """The open debts of one client, oldest first."""
+
+    __slots__ = ("_debts",)
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._debts: dict[int, Debt] = {}
+
+    def __len__(self) -> int:
+        """Return the number of open debts."""
+        return len(self._debts)
+
+    def __iter__(self) -> Iterator[Debt]:
+        """Iterate over a copy, oldest first."""
+        return iter(list(self._debts.values()))
+
+    def owe(self, debt: Debt) -> Debt:
+        """Write a debt down."""
+        self._debts[id(debt)] = debt
+        return debt
+
+    def paid(self, debt: Debt) -> None:
+        """Strike a debt out; twice is fine."""
+        self._debts.pop(id(debt), None)
+
+    def due(self, partition_id: str | None, sample_ids: Iterable[str] | None, task_name: str | None) -> list[Debt]:
+        """Return the debts that a mutation of these ids, or of this task, has to wait for."""
+        ids = sample_ids if sample_ids is None else list(sample_ids)
+        return [debt for debt in self._debts.values() if debt.concerns(partition_id, ids, task_name)]

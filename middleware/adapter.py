@@ -1,0 +1,244 @@
+"""Adapter: makes a client that somebody else wrote, with the verbs only, one that can stand under layers."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import anyio.to_thread
+from tensordict import TensorDictBase
+
+from asyncdp import calls as c
+from asyncdp.calls import CallContext, handles
+from asyncdp.client import BaseClient
+from asyncdp.errors import DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
+from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
+
+__all__ = ["Adapter"]
+
+
+class Adapter(BaseClient):
+    """Serves calls with the verbs of ``client``.
+
+    Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, the thread runs on).
+    ``timeout_s``, the time left, is passed where the verb's signature has it. A verb that is missing is
+    DataPlaneUnsupported. What a get returns is checked against what was asked.
+
+    Args:
+        client: Any object with verbs of :class:`~asyncdp.client.DataPlaneClient`.
+    """
+
+    def __init__(self, client: Any) -> None:
+        """Wrap ``client``."""
+        super().__init__()
+        self.client = client
+        self.error_table = tuple(getattr(client, "error_table", ()))
+        self._verbs: dict[str, tuple[Callable[..., Any], bool, bool]] = {}
+
+    def get_capabilities(self) -> DataPlaneCapabilities:
+        """Tell what the client says; never that it can be addressed by slots."""
+        ask = getattr(self.client, "get_capabilities", None)
+        if ask is None:
+            return DataPlaneCapabilities()
+        told = ask()
+        known = {name: bool(getattr(told, name, False)) for name in DataPlaneCapabilities.__dataclass_fields__}
+        known.update(slot_addressable=False, slot_writes=False, mutation_dedup=False, claim_dedup=False)
+        return DataPlaneCapabilities(**known)
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the client's, where it has one."""
+        ask = getattr(self.client, "attach_config", None)
+        return super().attach_config() if ask is None else dict(ask())
+
+    @property
+    def owner(self) -> str:
+        """The client's, where it has one."""
+        return str(getattr(self.client, "owner", ""))
+
+    def _verb(self, name: str, ctx: CallContext) -> tuple[Callable[..., Any], bool, bool]:
+        """Return the bound verb, whether it is async, and whether it takes timeout_s."""
+        found = self._verbs.get(name)
+        if found is None:
+            method = getattr(self.client, name, None)
+            if method is None:
+                msg = f"{type(self.client).__name__} has no {name}"
+                raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb)
+            try:
+                parameters = inspect.signature(method).parameters
+            except (TypeError, ValueError):
+                parameters = {}  # type: ignore[assignment]
+            takes = "timeout_s" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+            found = self._verbs[name] = (method, inspect.iscoroutinefunction(method), takes)
+        return found
+
+    async def _call(self, name: str, ctx: CallContext, *args: Any, **kwargs: Any) -> Any:
+        method, is_async, takes_timeout = self._verb(name, ctx)
+        if takes_timeout:
+            kwargs["timeout_s"] = max(0.0, ctx.remaining())
+        if is_async:
+            return await method(*args, **kwargs)
+        result = await anyio.to_thread.run_sync(partial(method, *args, **kwargs), abandon_on_cancel=True)
+        return await cast("Awaitable[Any]", result) if inspect.isawaitable(result) else result
+
+    # -- A
+
+    @handles(c.RegisterPartition)
+    async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
+        enums = {name: list(words) for name, words in call.enums.items()} or None
+        fields, tasks = list(call.fields), list(call.consumer_tasks)
+        group = call.grpo_group_size
+        await self._call("register_partition", ctx, call.partition_id, fields, call.num_samples, tasks, group, enums)
+
+    @handles(c.ClaimMeta)
+    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        extra: dict[str, Any] = {}
+        if call.min_batch_size is not None:
+            extra["min_batch_size"] = call.min_batch_size
+        if call.dp_rank is not None:
+            extra["dp_rank"] = call.dp_rank
+        fields = list(call.required_fields)
+        got = await self._call(
+            "claim_meta", ctx, call.partition_id, call.task_name, fields, call.batch_size, blocking=call.blocking, **extra
+        )
+        return _meta(got)
+
+    @handles(c.GetSamples)
+    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
+        ids, fields = list(call.sample_ids), list(call.fields)
+        if ctx.verb == "get_data" and hasattr(self.client, "get_data"):
+            handles_ = None if call.handles is None else list(call.handles)
+            meta = KVBatchMeta(call.partition_id, sample_ids=ids, fields=fields, handles=handles_)
+            got = await self._call("get_data", ctx, meta, fields)
+        else:
+            got = await self._call("get_samples", ctx, ids, call.partition_id, fields)
+        _check_rows(got, call, type(self.client).__name__)
+        return cast("TensorDict", got)
+
+    @handles(c.CheckConsumptionStatus)
+    async def _check(self, call: c.CheckConsumptionStatus, ctx: CallContext) -> bool:
+        return bool(await self._call("check_consumption_status", ctx, call.partition_id, list(call.task_names)))
+
+    # -- B
+
+    @handles(c.PutSamples)
+    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
+        tags = None if call.tags is None else [dict(row) for row in call.tags]
+        got = await self._call("put_samples", ctx, list(call.sample_ids), call.partition_id, call.fields, tags)
+        if got is not None:
+            return _meta(got)
+        names = None if call.fields is None else list(call.fields.keys())
+        return KVBatchMeta(call.partition_id, sample_ids=list(call.sample_ids), fields=names, tags=tags)
+
+    @handles(c.ClearSamples)
+    async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
+        ids = None if call.sample_ids is None else list(call.sample_ids)
+        await self._call("clear_samples", ctx, ids, call.partition_id)
+        return 1 if ids is None else len(ids)
+
+    @handles(c.PopSamples, c.EvictSamples)
+    async def _remove(self, call: c.ClearSamples, ctx: CallContext) -> int:
+        ids = list(call.sample_ids or ())
+        name = "pop" if isinstance(call, c.PopSamples) else "evict"
+        if not hasattr(self.client, name):
+            name = "clear_samples"  # the same removal, in clients that know no other
+        await self._call(name, ctx, ids, call.partition_id)
+        return len(ids)
+
+    # -- C
+
+    @handles(c.Ping)
+    async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
+        del call
+        await self._call("ping", ctx)
+
+    @handles(c.ListMetadata)
+    async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:
+        return list(await self._call("list_metadata", ctx, call.partition_id))
+
+    @handles(c.Depth)
+    async def _depth(self, call: c.Depth, ctx: CallContext) -> int:
+        return int(await self._call("depth", ctx, call.partition_id))
+
+    @handles(c.ReleaseClaim)
+    async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
+        claims = [None if claim is None else c.RowHandle(0, claim) for claim in call.claim_ids]
+        meta = KVBatchMeta(call.partition_id, call.task_name, list(call.sample_ids), handles=claims)
+        await self._call("release_claim", ctx, meta)
+
+    @handles(c.ListClaims)
+    async def _claims_of(self, call: c.ListClaims, ctx: CallContext) -> list[ClaimInfo]:
+        return list(await self._call("list_claims", ctx, call.partition_id, call.task_name))
+
+    @handles(c.ReleaseClaims)
+    async def _release_all(self, call: c.ReleaseClaims, ctx: CallContext) -> None:
+        await self._call("release_claims", ctx, call.partition_id, call.owner)
+
+    @handles(c.ListPartitions)
+    async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
+        del call
+        return list(await self._call("list_partitions", ctx))
+
+    @handles(c.DescribePartition)
+    async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
+        return cast("PartitionInfo", await self._call("describe", ctx, call.partition_id))
+
+    @handles(c.DropPartition)
+    async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
+        await self._call("drop_partition", ctx, call.partition_id)
+
+    @handles(c.WaitPartition)
+    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
+        await self._call("wait_partition", ctx, call.partition_id)
+
+    # -- D
+
+    async def on_close(self) -> None:
+        """Close the client, where it can be closed."""
+        close = getattr(self.client, "close", None)
+        if close is None:
+            return
+        if inspect.iscoroutinefunction(close):
+            await close()
+            return
+        result = await anyio.to_thread.run_sync(close, abandon_on_cancel=True)
+        if inspect.isawaitable(result):
+            await result
+
+
+def _meta(got: Any) -> KVBatchMeta:
+    """Take a meta of another project for one of ours, by its attributes."""
+    if isinstance(got, KVBatchMeta):
+        return got
+    try:
+        return KVBatchMeta(
+            got.partition_id,
+            getattr(got, "task_name", None),
+            list(got.sample_ids),
+            None if getattr(got, "fields", None) is None else list(got.fields),
+            getattr(got, "sequence_lengths", None),
+            dict(getattr(got, "extra_info", None) or {}),
+            getattr(got, "tags", None),
+        )
+    except AttributeError as err:
+        msg = f"the client answered with a {type(got).__name__}, which is no batch meta"
+        raise DataPlaneError(msg, cause=err) from err
+
+
+def _check_rows(got: Any, call: c.GetSamples, who: str) -> None:
+    """Refuse an answer that has fewer rows or columns than were asked for."""
+    if not isinstance(got, TensorDictBase):
+        msg = f"{who} answered with a {type(got).__name__} instead of a TensorDict"
+        raise DataPlaneReadError(msg)
+    rows = got.batch_size[0] if got.batch_size else None
+    absent = [name for name in call.fields if name not in got.keys()]
+    if rows != len(call.sample_ids) or absent:
+        what = f"fields {absent} are missing" if absent else f"{rows} rows came"
+        msg = f"{who}: {what} where {len(call.sample_ids)} rows of {list(call.fields)} were asked for"
+        raise DataPlaneReadError(msg)

@@ -1,0 +1,73 @@
+"""AttemptTimeout: no attempt outlives its time, whatever the backend does."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from asyncdp.calls import Resend
+from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout
+from asyncdp.middleware.layer import Layer
+from asyncdp.slots import TryClaim, TryPartition
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Call, CallContext
+    from asyncdp.client import BaseClient
+
+__all__ = ["AttemptTimeout"]
+
+R = TypeVar("R")
+
+#: Calls that may wait in the backend; they get their waiting time on top.
+_WAITING = (TryClaim, TryPartition)
+
+
+class AttemptTimeout(Layer):
+    """Bounds each attempt by ``attempt_timeout_s``, or by what is left of the call, whichever is less.
+
+    Args:
+        inner: The next layer.
+        attempt_timeout_s: Seconds; 10 by default: long enough for a large payload on a busy machine, short enough that
+            a silent port costs a sixth of the default call timeout. ``ack_timeout_ms`` of the config sets it.
+    """
+
+    def __init__(self, inner: BaseClient, *, attempt_timeout_s: float = 10.0) -> None:
+        """Keep the limit."""
+        super().__init__(inner)
+        self.attempt_timeout_s = attempt_timeout_s
+
+    async def execute(self, call: Call[R], ctx: CallContext) -> R:
+        """Open the one scope of this attempt."""
+        env = ctx.env
+        life = env.life
+        if life.closed:
+            raise DataPlaneClosed("the client is closed", op=ctx.verb)
+        limit = env.clock.now() + self.attempt_timeout_s
+        if isinstance(call, _WAITING):
+            limit += call.wait_s
+        elif call.resend is Resend.NEVER:  # the backend serves the whole verb, waiting included
+            limit = ctx.deadline
+        scope = anyio.CancelScope(deadline=limit if limit < ctx.deadline else ctx.deadline)
+        scopes = life.scopes
+        scopes.add(scope)
+        try:
+            with scope:
+                return await self.inner.execute(call, ctx)
+        finally:
+            scopes.discard(scope)
+        if life.closed:
+            raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
+        raise self._late(call, ctx, limit)
+
+    def _late(self, call: Call[Any], ctx: CallContext, limit: float) -> DataPlaneTimeout:
+        host = getattr(call, "host", None)
+        whole = limit >= ctx.deadline
+        text = "the call ran out of time" if whole else f"no answer within {self.attempt_timeout_s:g} s"
+        return DataPlaneTimeout(
+            f"{text}, waiting for {type(call).__name__}",
+            op=ctx.verb,
+            host=None if host is None else host.id,
+            port=getattr(call, "port", None),
+            ambiguous=call.mutates,
+        )

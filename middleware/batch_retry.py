@@ -1,0 +1,139 @@
+"""BatchRetry: keeps the rows that came and asks again, in rounds, for those that may still come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from asyncdp.block import Block, assemble
+from asyncdp.calls import CallContext, GetSamples, handles
+from asyncdp.errors import DataPlaneError, DataPlaneNotReady, PartialReadError
+from asyncdp.meta import KVBatchMeta, RowHandle
+from asyncdp.middleware.backoff import Backoff
+from asyncdp.middleware.layer import Layer
+from asyncdp.middleware.rounds import Rounds
+from asyncdp.slots import partial_read
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.client import BaseClient
+
+__all__ = ["BatchRetry"]
+
+
+class BatchRetry(Layer):
+    """Reads a batch over several rounds: each one asks only for the rows whose error is retryable.
+
+    A round costs one token of the retry budget for the look-up and one for each host that failed; spent, what came so
+    far goes up with the errors that the rows have.
+
+    Args:
+        inner: The next layer.
+        max_rounds: Rounds in all, the first included. Three: each has attempts on several ports below it already.
+        round_backoff_base_s: Ceiling of the wait before the second round; doubled for the third.
+        round_backoff_cap_s: Ceiling of all waits.
+    """
+
+    def __init__(
+        self,
+        inner: BaseClient,
+        *,
+        max_rounds: int = 3,
+        round_backoff_base_s: float = 0.1,
+        round_backoff_cap_s: float = 2.0,
+    ) -> None:
+        """Check and keep the settings."""
+        super().__init__(inner)
+        if max_rounds < 1:
+            msg = f"max_rounds must be at least 1, not {max_rounds}"
+            raise ValueError(msg)
+        self.max_rounds = max_rounds
+        self.backoff = Backoff(round_backoff_base_s, round_backoff_cap_s)
+
+    @handles(GetSamples)
+    async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
+        """Read; come back for the rest only if some rows did not come."""
+        try:
+            return await self.inner.execute(call, ctx)
+        except PartialReadError as err:
+            if self.max_rounds == 1 or not err.retryable:
+                raise
+            first = err
+        return await self._more(call, ctx, first)
+
+    async def _more(self, call: GetSamples, ctx: CallContext, first: PartialReadError) -> TensorDict:
+        n = len(call.sample_ids)
+        rounds: Rounds[DataPlaneError] = Rounds(n, self.max_rounds)
+        reads: list[tuple[Block, Sequence[int]]] = []
+        meta = KVBatchMeta(call.partition_id, sample_ids=list(call.sample_ids), fields=list(call.fields))
+        # The incarnations of the first look-up: no row may be put together from two lives, over rounds either.
+        meta.handles = list(call.handles) if call.handles is not None else _handles(n, first)
+        self._take(first, range(n), rounds, reads)
+        while rounds.pending():
+            if not await self._go_on(rounds, ctx):
+                rounds.stop()
+                break
+            asked = rounds.pending()
+            part = GetSamples(
+                tuple(call.sample_ids[at] for at in asked),
+                call.partition_id,
+                call.fields,
+                tuple(meta.handles[at] for at in asked),
+            )
+            try:
+                got = await self.inner.execute(part, ctx)
+            except PartialReadError as err:
+                self._take(err, asked, rounds, reads)
+            except DataPlaneError as err:
+                rounds.record((), {at: (err, err.retryable) for at in asked})
+            else:
+                specs = reads[0][0].specs if reads else {}
+                reads.append((Block.from_fields(got, len(asked), specs, ctx.env.codec), asked))
+                rounds.record(asked, {})
+        failed = rounds.errors
+        came = [at for at in range(n) if at not in failed]
+        where = {at: new for new, at in enumerate(came)}
+        specs = {name: spec for block, _ in reads for name, spec in block.specs.items()}
+        kept = [(block, [where[at] for at in rows]) for block, rows in reads]
+        block = assemble(kept, len(came), call.fields, specs, ctx.env.codec) if came else Block(0, {})
+        if not failed:
+            return block.to_tensordict()
+        raise partial_read(meta, block, failed, op=ctx.verb)
+
+    @staticmethod
+    def _take(
+        err: PartialReadError,
+        asked: Sequence[int],
+        rounds: Rounds[DataPlaneError],
+        reads: list[tuple[Block, Sequence[int]]],
+    ) -> None:
+        """Keep what a round brought."""
+        came = [at for new, at in enumerate(asked) if new not in err.errors]
+        if came:
+            reads.append((err.block, came))
+        rounds.record(came, {asked[new]: (e, e.retryable) for new, e in err.errors.items()})
+
+    async def _go_on(self, rounds: Rounds[DataPlaneError], ctx: CallContext) -> bool:
+        """Wait before another round, if deadline and budget allow one."""
+        errors = [rounds.latest(at) for at in rounds.pending()]
+        calm = all(isinstance(e, DataPlaneNotReady) for e in errors)
+        wait_s = self.backoff.delay_s(rounds.used, ctx.env.rng)
+        if calm:
+            asked = max(getattr(e, "retry_after_s", None) or 0.0 for e in errors)
+            wait_s = self.backoff.not_ready_s(asked, rounds.used, ctx.env.rng)
+        if wait_s >= ctx.remaining():
+            return False
+        tokens = 1 + max(1, len({e.host for e in errors if e.host is not None}))
+        if not calm and not ctx.env.budget.withdraw(ctx.env.clock.now(), tokens):
+            ctx.emit("budget_refused", verb=ctx.verb, what="batch_retry")
+            return False
+        await ctx.pause(wait_s)
+        ctx.emit("round", verb=ctx.verb, reason=type(errors[0]).__name__)
+        return True
+
+
+def _handles(n: int, err: PartialReadError) -> list[RowHandle | None]:
+    """Put the handles of both halves back into the order of the request."""
+    ok, failed = iter(err.ok.handles or [None] * err.ok.size), iter(err.failed.handles or [None] * err.failed.size)
+    return [next(failed) if at in err.errors else next(ok) for at in range(n)]

@@ -1,0 +1,251 @@
+"""One target, and the leave to use it once.
+
+A target (a port of a slot host) that fails is *out* for a time. When the time is over it is *half-open*: one call, the
+*probe*, is let through, and its outcome decides. Whoever uses a target holds a `Permit` and ends it exactly once::
+
+    healthy      failed          -> quarantined for base_s
+    quarantined  time is over    -> half-open
+    half-open    probe failed    -> quarantined for twice as long, up to max_s
+    half-open    probe released  -> half-open, the next call may probe
+    any of them  succeeded       -> healthy (if the permit was taken since the quarantine began)
+
+What is decided here, and why:
+
+- **A verdict speaks for the time in which its call was sent.** Permits carry the era of their target; quarantine,
+  failed probe and recovery each begin a new era. 256 calls that fail in the same moment are one failure, and an old
+  call neither deepens nor lifts a quarantine that began after it.
+- **Only a failed probe doubles the time.** If every target is out, one is used all the same. When such a call fails,
+  the quarantine starts over but does not get longer: else a blip of one second under load would drive all ports to
+  max_s, and all but the first one that comes back would stay unused for minutes. While a probe is out, no other failure
+  counts. A success of any call that was sent since the quarantine began lifts it: it is as good as a probe.
+- **Failures are forgotten one by one**, one per decay_s without quarantine, so a target that flaps climbs the ladder
+  again from where it stood, and one that broke once an hour ago begins at base_s.
+- **First contact is slow** (connections, memory registration): until a target has answered once, being slow is not held
+  against it before first_contact_s have passed. Being refused is. A target that refused and was let back in is at its
+  first contact again.
+
+Sans-IO: `now` is in seconds on any monotonic clock and never goes back.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass, fields
+from typing import Generic, NamedTuple, TypeVar
+
+K = TypeVar("K")
+
+
+class Failure(enum.Enum):
+    """How a target failed its caller."""
+
+    REFUSED = "refused"
+    """It is certainly at fault: refused, reset, answered with garbage."""
+    SLOW = "slow"
+    """It did not answer in time."""
+
+
+class Change(enum.Enum):
+    """What the end of a permit did to its target."""
+
+    NONE = "none"
+    QUARANTINED = "quarantined"
+    """It went out, or its probe failed and it stays out for longer."""
+    EXTENDED = "extended"
+    """It was used while out, failed again, and its time starts over."""
+    RECOVERED = "recovered"
+    ENDED_TWICE = "ended_twice"
+    """The permit had ended before. Nothing happened; the caller has a bug and should log it."""
+
+
+class Health(enum.Enum):
+    """The state of a target."""
+
+    HEALTHY = "healthy"
+    QUARANTINED = "quarantined"
+    HALF_OPEN = "half_open"
+
+
+class Verdict(NamedTuple):
+    """What came of a permit's end: `for_s` is how long the target is out from now (0 where it is not)."""
+
+    change: Change
+    failures: int = 0
+    for_s: float = 0.0
+
+
+class TargetSnapshot(NamedTuple):
+    """One target for the metrics: failures after decay, `until` on the clock of `now` (None where healthy)."""
+
+    health: Health
+    failures: int
+    until: float | None
+    in_flight: int
+
+
+_NOTHING = Verdict(Change.NONE)
+_ENDED_TWICE = Verdict(Change.ENDED_TWICE)
+
+
+@dataclass(frozen=True)
+class QuarantineRules:
+    """Times of a `Quarantine`, in seconds.
+
+    ValueError where one is not positive and finite, or max_s is below base_s.
+    """
+
+    base_s: float = 30.0
+    """First quarantine: longer than the restart of a slot host takes, shorter than anyone wants to lose a port for."""
+    max_s: float = 300.0
+    """Longest quarantine: a probe every five minutes costs nothing, and a repaired port is soon back by itself."""
+    decay_s: float = 60.0
+    """Healthy time that forgets one failure. The ladder 30, 60, 120, 240, 300 has five steps, so after max_s of health
+    nothing is remembered: the longest penalty and the longest memory are the same."""
+    first_contact_s: float = 30.0
+    """How long a target that never answered may be slow. Connecting and registering memory take seconds, not minutes; a
+    quarantine by mistake would cost base_s, so patience with a port that is truly mute costs no more than that."""
+    forget_s: float = 900.0
+    """A target that nobody used for so long is forgotten: hosts come and go, memory must not grow with them."""
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            seconds = getattr(self, field.name)
+            if not (math.isfinite(seconds) and seconds > 0):
+                raise ValueError(f"{field.name} must be positive and finite, not {seconds!r}")
+        if self.max_s < self.base_s:
+            raise ValueError(f"max_s ({self.max_s}) must not be below base_s ({self.base_s})")
+
+    @property
+    def ladder(self) -> int:
+        """How many failures in a row reach max_s; counting further would only slow decay down."""
+        return 1 + math.ceil(math.log2(self.max_s / self.base_s))
+
+    def quarantine_s(self, failures: int) -> float:
+        """How long the quarantine after this many failures lasts (failures >= 1)."""
+        return min(self.max_s, math.ldexp(self.base_s, failures - 1))
+
+
+class Target(Generic[K]):
+    """All that is known about one target."""
+
+    __slots__ = (
+        "era",
+        "failures",
+        "in_flight",
+        "key",
+        "known",
+        "last_used",
+        "out",
+        "patient_until",
+        "probe",
+        "rules",
+        "turn",
+        "until",
+    )
+
+    def __init__(self, key: K, rules: QuarantineRules, turn: int, now: float) -> None:
+        self.key = key
+        self.rules = rules
+        self.turn = turn  # where the rotation over the targets that begin with this one stands
+        self.known = False  # it has answered at least once
+        self.patient_until = now + rules.first_contact_s  # until then slow is no verdict, if not known
+        self.out = False  # quarantined or half-open
+        self.until = -math.inf  # out: end of the quarantine. Healthy: since when it is, for decay
+        self.failures = 0  # before decay
+        self.era = 0
+        self.probe: Permit[K] | None = None
+        self.in_flight = 0
+        self.last_used = now
+
+    def wants_probe(self, now: float) -> bool:
+        """If it is out: whether its time is over and nobody probes it yet."""
+        return self.until <= now and self.probe is None
+
+    def failures_left(self, now: float) -> int:
+        """Count the failures that health has not made us forget yet."""
+        if self.out or not self.failures:
+            return self.failures
+        forgotten = int((now - self.until) // self.rules.decay_s)
+        return max(0, self.failures - forgotten)
+
+
+class Permit(Generic[K]):
+    """The leave to use one target once; ends in exactly one of succeeded, failed, released.
+
+    `target` is the key that was picked, `probe` says whether this call decides about a half-open target. Ending a
+    permit again changes nothing and returns `Change.ENDED_TWICE`. Made by `Quarantine.pick` only.
+    """
+
+    __slots__ = ("_era", "_state", "ended", "probe")
+
+    def __init__(self, state: Target[K]) -> None:
+        self._state = state
+        self._era = state.era
+        self.probe = False
+        self.ended = False
+
+    @property
+    def target(self) -> K:
+        """The key to use."""
+        return self._state.key
+
+    def succeeded(self, now: float) -> Verdict:
+        """The target answered: also with an error that is not its fault."""
+        if self.ended:
+            return _ENDED_TWICE
+        self.ended = True
+        state = self._state
+        state.in_flight -= 1
+        if state.known and not state.out and not self.probe:
+            return _NOTHING
+        self._give_probe_back()
+        state.known = True
+        if not state.out or self._era != state.era:
+            return _NOTHING
+        state.out = False
+        state.until = now
+        state.era += 1
+        return Verdict(Change.RECOVERED, state.failures)
+
+    def failed(self, failure: Failure, now: float) -> Verdict:
+        """The target is at fault."""
+        if self.ended:
+            return _ENDED_TWICE
+        self.ended = True
+        state = self._state
+        state.in_flight -= 1
+        self._give_probe_back()
+        first_contact = not state.known and now < state.patient_until
+        if self._era != state.era or (first_contact and failure is Failure.SLOW):
+            return _NOTHING
+        if not state.out or self.probe:
+            state.failures = min(state.failures_left(now) + 1, state.rules.ladder)
+            state.out = True
+            state.era += 1
+            return self._start_clock(failure, now, Change.QUARANTINED)
+        if state.probe is not None:
+            return _NOTHING
+        # The clock starts over also so that the next caller with no healthy target tries another one.
+        return self._start_clock(failure, now, Change.EXTENDED)
+
+    def released(self) -> Verdict:
+        """No verdict: the call was cancelled, never sent, or failed for a reason that is not the target's."""
+        if self.ended:
+            return _ENDED_TWICE
+        self.ended = True
+        self._state.in_flight -= 1
+        self._give_probe_back()
+        return _NOTHING
+
+    def _start_clock(self, failure: Failure, now: float, change: Change) -> Verdict:
+        state, rules = self._state, self._state.rules
+        for_s = rules.quarantine_s(state.failures)
+        state.until = now + for_s
+        if failure is Failure.REFUSED:
+            state.patient_until = state.until + rules.first_contact_s
+        return Verdict(change, state.failures, for_s)
+
+    def _give_probe_back(self) -> None:
+        if self.probe:
+            self._state.probe = None

@@ -1,0 +1,137 @@
+"""Settle: finds out what became of a mutation that was cancelled or never answered, before it matters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+
+from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, ReleaseClaim, ReleaseClaims, handles
+from asyncdp.errors import DataPlaneError
+from asyncdp.ledger import Debt
+from asyncdp.middleware.layer import Layer
+from asyncdp.slots import AbandonClaim, Abort, ClaimTry, Publish, Resolve, TryClaim
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Call
+
+__all__ = ["Settle"]
+
+R = TypeVar("R")
+
+
+class Settle(Layer):
+    """Writes down each mutation whose outcome nobody knows, and settles it before the next one on the same ids.
+
+    A put or clear that may have arrived is resolved (``Resolve``: done, or refused for ever); a claim that nobody got
+    is given back (``AbandonClaim``). Both where the backend remembers op_ids or claim tokens; elsewhere the error went up
+    with ``ambiguous=True`` and nothing more can be known. A debt that cannot be settled holds up the mutation that
+    depends on it, with the error that settling raised: anything else could bring an old value back.
+
+    Args:
+        inner: The next layer.
+        close_timeout_s: How long close() may take to settle what is open, in seconds.
+    """
+
+    def __init__(self, inner: Any, *, close_timeout_s: float = 5.0) -> None:
+        """Keep the limit."""
+        super().__init__(inner)
+        self.close_timeout_s = close_timeout_s
+
+    @handles(Publish, ClearSamples, PutSamples, DropPartition, ReleaseClaim, ReleaseClaims, TryClaim)
+    async def mutate(self, call: Call[R], ctx: CallContext) -> R:
+        """Settle what the call depends on, then send it, and write down what a cancel or a lost answer leaves open."""
+        ledger = ctx.env.ledger
+        if len(ledger):
+            await self.settle(call, ctx)
+        try:
+            result = await self.inner.execute(call, ctx)
+        except DataPlaneError as err:
+            if err.ambiguous:
+                self._owe(call, ctx)
+            raise
+        except BaseException:
+            self._owe(call, ctx)
+            raise
+        if isinstance(result, ClaimTry) and result.meta.size and len(ledger):
+            for debt in ledger:  # an earlier look of this claim was not answered: this is its answer
+                if debt.op_id == ctx.op_id:
+                    ledger.paid(debt)
+        return result
+
+    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+        """Pay the debts that concern the call, oldest first; a failure to do so is raised."""
+        task = call.task_name if isinstance(call, TryClaim) else None
+        ids = getattr(call, "sample_ids", None)
+        for debt in ctx.env.ledger.due(getattr(call, "partition_id", None), ids, task):
+            if debt.op_id != ctx.op_id:  # a claim's own earlier look: the next one asks for the same batch
+                await self._pay(debt, ctx)
+
+    async def _pay(self, debt: Debt, ctx: CallContext) -> None:
+        call = debt.call
+        if isinstance(call, Resolve):
+            call = replace(call, age_s=max(0.0, ctx.env.clock.now() - debt.deadline))
+        try:
+            answer = await self.inner.execute(call, ctx)
+        except DataPlaneError as err:
+            err.ambiguous = False  # the call that waits for this was not sent
+            if isinstance(debt.call, Abort):
+                return  # reserved space only: the host frees it by itself in time, and nothing depends on it
+            raise
+        ctx.env.ledger.paid(debt)
+        state = getattr(answer, "state", "done")
+        ctx.emit("settled", what=type(debt.call).__name__, state=state, partition_id=debt.partition_id)
+        if state == "refused":
+            for call in debt.on_refused:
+                ctx.env.ledger.owe(Debt(call, debt.op_id))
+
+    def _owe(self, call: Call[Any], ctx: CallContext) -> None:
+        capabilities = self.inner.get_capabilities()
+        partition_id: str = call.partition_id  # type: ignore[attr-defined]
+        if isinstance(call, TryClaim):
+            if capabilities.claim_dedup:
+                claim = AbandonClaim(ctx.op_id, partition_id, call.task_name)
+                self._once(Debt(claim, ctx.op_id, ctx.deadline, partition_id, task_name=call.task_name), ctx)
+            return
+        if not capabilities.mutation_dedup:
+            return
+        ids = getattr(call, "sample_ids", None)
+        hosts = {ref.host.id: ref.host for ref in call.refs} if isinstance(call, Publish) else {}
+        debt = Debt(
+            Resolve(ctx.op_id, partition_id),
+            ctx.op_id,
+            ctx.deadline,
+            partition_id,
+            None if ids is None else frozenset(ids),
+            on_refused=tuple(Abort(host, ctx.op_id) for host in hosts.values()),
+        )
+        self._once(debt, ctx)
+
+    @staticmethod
+    def _once(debt: Debt, ctx: CallContext) -> None:
+        """Write a debt down unless an earlier look of the same claim did."""
+        ledger = ctx.env.ledger
+        if not any(d.op_id == debt.op_id and type(d.call) is type(debt.call) for d in ledger):
+            ledger.owe(debt)
+        ctx.emit("ambiguous", verb=ctx.verb, partition_id=debt.partition_id)
+
+    async def on_close(self) -> None:
+        """Settle what is open, within close_timeout_s, then close what is inside."""
+        env = self.env
+        if len(env.ledger):
+            life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
+            with anyio.move_on_after(self.close_timeout_s):
+                ctx = CallContext(env, "", env.clock.now() + self.close_timeout_s, "close")
+                for debt in env.ledger:
+                    try:
+                        await self._pay(debt, ctx)
+                    except DataPlaneError as err:
+                        ctx.emit("unsettled", what=type(debt.call).__name__, reason=type(err).__name__)
+                for debt in env.ledger:
+                    try:
+                        await self._pay(debt, ctx)
+                    except DataPlaneError:
+                        continue
+            env.life = life
+        await self.inner.close()

@@ -1,0 +1,204 @@
+"""SlotRetry: asks again for what failed, and only for that."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
+
+from asyncdp.calls import Call, CallContext, Resend
+from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady
+from asyncdp.middleware.backoff import Backoff
+from asyncdp.middleware.layer import Layer
+from asyncdp.middleware.touches import Touches
+from asyncdp.slots import Part, ReadResult, ReadSlots
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["SlotRetry", "may_resend"]
+
+R = TypeVar("R")
+
+
+def may_resend(call: Call[Any], err: DataPlaneError, client: BaseClient) -> bool:
+    """Whether the same call may be sent again after this error, as far as the backend can tell it apart."""
+    if call.resend is Resend.ALWAYS or not err.ambiguous:
+        return call.resend is not Resend.NEVER
+    capabilities = client.get_capabilities()
+    return (call.resend is Resend.DEDUP and capabilities.mutation_dedup) or (
+        call.resend is Resend.CLAIM and capabilities.claim_dedup
+    )
+
+
+class SlotRetry(Layer):
+    """Retries slot calls and all calls that may be sent again, with full-jitter backoff, within deadline and budget.
+
+    The first attempt goes straight through; tenacity takes over after a retryable failure. Of a read of many slots only
+    those that failed are asked for again; a StaleSlotError goes up at once. A mutation without mutation_dedup whose
+    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile.
+
+    Args:
+        inner: The next layer.
+        max_attempts: Attempts in all, the first included. Four: three retries cure what is not lasting, and BatchRetry
+            comes back for rows that failed all the same.
+        backoff_base_s: Ceiling of the first wait, see :class:`~asyncdp.middleware.backoff.Backoff`.
+        backoff_cap_s: Ceiling of all waits.
+    """
+
+    def __init__(
+        self, inner: BaseClient, *, max_attempts: int = 4, backoff_base_s: float = 0.05, backoff_cap_s: float = 2.0
+    ) -> None:
+        """Check and keep the settings."""
+        super().__init__(inner)
+        if max_attempts < 1:
+            msg = f"max_attempts must be at least 1, not {max_attempts}"
+            raise ValueError(msg)
+        self.max_attempts = max_attempts
+        self.backoff = Backoff(backoff_base_s, backoff_cap_s)
+        self._touches = Touches()
+
+    async def execute(self, call: Call[R], ctx: CallContext) -> R:
+        """Send the call; drive retries only if it fails."""
+        if call.mutates and call.resend is Resend.DEDUP and not self.inner.get_capabilities().mutation_dedup:
+            return await self._watched(call, ctx)
+        try:
+            result = await self.inner.execute(call, ctx)
+        except DataPlaneError as err:
+            if not err.retryable or self.max_attempts == 1:
+                raise
+            return await self._again(call, ctx, err, lambda e: may_resend(call, e, self.inner))
+        if type(call) is ReadSlots and result.errors:  # type: ignore[attr-defined]
+            return await self._reread(call, ctx, result)  # type: ignore[arg-type,return-value]
+        return result
+
+    async def _watched(self, call: Call[R], ctx: CallContext) -> R:
+        """Send a mutation that the backend could not tell from a newer one."""
+        with self._touches.watch(call) as watch:
+            try:
+                return await self.inner.execute(call, ctx)
+            except DataPlaneError as err:
+                if not err.retryable or self.max_attempts == 1:
+                    raise
+                return await self._again(call, ctx, err, lambda e: not e.ambiguous or not watch.touched)
+
+    async def _again(
+        self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[DataPlaneError], bool]
+    ) -> R:
+        """Drive the retries of a call that failed as a whole."""
+        unsure = err.ambiguous
+
+        async def attempt(number: int) -> R:
+            return await self.inner.execute(call, ctx.for_attempt(number))
+
+        def again(later: DataPlaneError) -> bool:
+            nonlocal unsure
+            unsure = unsure or later.ambiguous
+            return allowed(later)
+
+        try:
+            return await self._drive(ctx, err, attempt, again)
+        except DataPlaneError as last:
+            last.ambiguous = last.ambiguous or (unsure and call.mutates)
+            raise
+
+    async def _drive(
+        self,
+        ctx: CallContext,
+        err: DataPlaneError,
+        attempt: Callable[[int], Awaitable[R]],
+        allowed: Callable[[DataPlaneError], bool],
+    ) -> R:
+        """Let tenacity go on from a first attempt that has already failed with ``err``."""
+        first: DataPlaneError | None = err
+
+        async def step() -> R:
+            nonlocal first
+            if first is not None:
+                failed, first = first, None
+                raise failed
+            number = retrying.statistics["attempt_number"]
+            try:
+                return await attempt(number)
+            except DataPlaneError as later:
+                later.attempts = max(later.attempts, number)
+                raise
+
+        def again(failed: BaseException) -> bool:
+            return (
+                isinstance(failed, DataPlaneError)
+                and failed.retryable
+                and not isinstance(failed, ClaimNotReady)
+                and allowed(failed)
+            )
+
+        def wait(state: RetryCallState) -> float:
+            return self._wait_s(_error(state), state.attempt_number, ctx)
+
+        def stop(state: RetryCallState) -> bool:
+            failed = _error(state)
+            if state.attempt_number >= self.max_attempts or state.upcoming_sleep >= ctx.remaining():
+                return True
+            if not isinstance(failed, DataPlaneNotReady) and not ctx.env.budget.withdraw(ctx.env.clock.now()):
+                ctx.emit("budget_refused", verb=ctx.verb, what="slot_retry")
+                return True
+            ctx.emit("retry", reason=type(failed).__name__, verb=ctx.verb, host=failed.host, port=failed.port)
+            return False
+
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(again), wait=wait, stop=stop, sleep=ctx.pause, reraise=True
+        )
+        return await retrying(step)
+
+    def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:
+        if isinstance(err, DataPlaneNotReady):
+            return self.backoff.not_ready_s(err.retry_after_s, attempt, ctx.env.rng)
+        return self.backoff.delay_s(attempt, ctx.env.rng)
+
+    async def _reread(self, call: ReadSlots, ctx: CallContext, result: ReadResult) -> ReadResult:
+        """Drive the retries of the refs that failed; what came stays."""
+        parts = list(result.parts)
+        errors = dict(result.errors)
+
+        def failing() -> dict[int, DataPlaneError]:
+            return {at: err for at, err in errors.items() if err.retryable}
+
+        async def attempt(number: int) -> None:
+            todo = list(failing())
+            refs = tuple(call.refs[at] for at in todo)
+            got = await self.inner.execute(replace(call, refs=refs), ctx.for_attempt(number))
+            for at in todo:
+                del errors[at]
+            errors.update({todo[at]: err for at, err in got.errors.items()})
+            parts.extend(_renumbered(part, todo) for part in got.parts)
+            left = failing()
+            if left:
+                raise _first(left)
+
+        left = failing()
+        if left and self.max_attempts > 1:
+            try:
+                await self._drive(ctx, _first(left), attempt, lambda _: True)
+            except DataPlaneError as err:
+                for at in failing():
+                    errors[at].attempts = max(errors[at].attempts, err.attempts)
+                if not err.retryable and not any(e is err for e in errors.values()):
+                    errors.update(dict.fromkeys(failing(), err))
+        return ReadResult(tuple(parts), errors, verified=result.verified)
+
+
+def _error(state: RetryCallState) -> DataPlaneError:
+    assert state.outcome is not None  # noqa: S101 - tenacity asks only after an outcome
+    err = state.outcome.exception()
+    assert isinstance(err, DataPlaneError)  # noqa: S101 - the predicate let nothing else through
+    return err
+
+
+def _first(errors: dict[int, DataPlaneError]) -> DataPlaneError:
+    return next(iter(errors.values()))
+
+
+def _renumbered(part: Part, refs: list[int]) -> Part:
+    return replace(part, refs=tuple(refs[at] for at in part.refs))

@@ -1,0 +1,118 @@
+"""TypedErrors: what the backend raises or returns becomes the plane's errors, or verified data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples, handles
+from asyncdp.errors import (
+    DataPlaneClearError,
+    DataPlaneError,
+    DataPlaneReadError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    DataPlaneWriteError,
+)
+from asyncdp.middleware.layer import Layer
+from asyncdp.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Call
+    from asyncdp.client import BaseClient
+
+__all__ = ["ErrorTable", "TypedErrors"]
+
+R = TypeVar("R")
+
+#: (raw exception types, by class or by class name; the error they become). The first row that matches counts.
+ErrorTable = Sequence[tuple[type[BaseException] | str, Callable[..., DataPlaneError]]]
+
+#: What any backend may raise. Refused: nothing was sent. Reset: something may have arrived.
+COMMON: ErrorTable = (
+    (ConnectionRefusedError, DataPlaneUnavailable),
+    (FileNotFoundError, DataPlaneUnavailable),
+    (ConnectionError, DataPlaneUnavailable),
+    (EOFError, DataPlaneUnavailable),
+    (TimeoutError, DataPlaneTimeout),
+    (OSError, DataPlaneUnavailable),
+)
+_NOT_SENT = (ConnectionRefusedError, FileNotFoundError)
+_READS = (GetSamples, Locate, ReadSlots)
+_WRITES = (PutSamples, Reserve, WriteSlots, Publish)
+
+
+class TypedErrors(Layer):
+    """Translates raw exceptions by the transport's ``error_table``, then by a common one, and verifies payloads.
+
+    What no row names becomes DataPlaneReadError, DataPlaneWriteError, DataPlaneClearError or DataPlaneError, by the
+    call; it is not retryable, since nobody knows what it means. Cancellation is never touched.
+    """
+
+    def __init__(self, inner: BaseClient, *, table: ErrorTable = ()) -> None:
+        """Put ``table`` before the transport's own."""
+        super().__init__(inner)
+        transport: Any = inner
+        while hasattr(transport, "inner"):
+            transport = transport.inner
+        self.table = (*table, *getattr(transport, "error_table", ()), *COMMON)
+
+    @handles(ReadSlots)
+    async def read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
+        """Read, then check that what came is what was announced."""
+        try:
+            result = await self.inner.execute(call, ctx)
+        except DataPlaneError as err:
+            raise err.located(op=ctx.verb, host=call.host.id, port=call.port) from err.__cause__
+        except Exception as err:
+            raise self.typed(err, call, ctx) from err
+        if result.errors:
+            typed = {
+                at: err if isinstance(err, DataPlaneError) else self.typed(err, call, ctx)
+                for at, err in result.errors.items()
+            }
+            result = ReadResult(result.parts, typed, verified=result.verified)
+        return verify(result, call)
+
+    async def execute(self, call: Call[R], ctx: CallContext) -> R:
+        """Pass the call on and translate what it raises."""
+        if type(call) is ReadSlots:
+            return await self.read(call, ctx)  # type: ignore[return-value]
+        try:
+            return await self.inner.execute(call, ctx)
+        except DataPlaneError:
+            raise
+        except Exception as err:
+            raise self.typed(err, call, ctx) from err
+
+    def typed(self, raw: BaseException, call: Call[Any], ctx: CallContext) -> DataPlaneError:
+        """Translate one raw exception; of a group, the first member that is no cancellation."""
+        while isinstance(raw, BaseExceptionGroup):
+            raw = next((e for e in raw.exceptions if isinstance(e, (Exception, BaseExceptionGroup))), raw.exceptions[0])
+        if isinstance(raw, DataPlaneError):
+            return raw
+        host = getattr(call, "host", None)
+        context: dict[str, Any] = {
+            "op": ctx.verb,
+            "partition_id": getattr(call, "partition_id", None),
+            "host": None if host is None else host.id,
+            "port": getattr(call, "port", None),
+            "ambiguous": call.mutates and not isinstance(raw, _NOT_SENT),
+            "cause": raw,
+        }
+        text = str(raw)
+        message = f"{type(raw).__name__}: {text}" if text else type(raw).__name__
+        for kind, make in self.table:
+            if (type(raw).__name__ == kind) if isinstance(kind, str) else isinstance(raw, kind):
+                return make(message, **context)
+        return self._unknown(call)(message, **context)
+
+    @staticmethod
+    def _unknown(call: Call[Any]) -> type[DataPlaneError]:
+        if isinstance(call, _READS):
+            return DataPlaneReadError
+        if isinstance(call, _WRITES):
+            return DataPlaneWriteError
+        return DataPlaneClearError if isinstance(call, ClearSamples) else DataPlaneError
+
+

@@ -1,0 +1,155 @@
+"""Which samples are ready for which task, in the order in which they became so."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from asyncdp.meta import Tags
+    from asyncdp.transports.memory.host import Cell
+
+__all__ = ["Claim", "Group", "ReadyIndex", "Row"]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One sample.
+
+    Attributes:
+        id, incarnation: Its name, and which life of it this is.
+        owner: Who put it first.
+        group: Name of its group.
+        created_at: Unix seconds.
+        tags: Merged over all puts.
+        cells: Where each field lies.
+        produced: Sequence number at which each field was there first.
+        eligible: Sequence number since when it is committed and not failed; None while it is not.
+        claimed: {task: claim id}.
+        nbytes: Payload bytes per field.
+    """
+
+    id: str
+    incarnation: int
+    owner: str
+    group: str
+    created_at: float
+    tags: Tags = field(default_factory=dict)
+    cells: dict[str, Cell] = field(default_factory=dict)
+    produced: dict[str, int] = field(default_factory=dict)
+    eligible: int | None = None
+    claimed: dict[str, str] = field(default_factory=dict)
+    nbytes: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """The samples that share a group id; ``expected`` is the highest expected_num_keys ever seen."""
+
+    id: str
+    rows: dict[str, Row] = field(default_factory=dict)
+    expected: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One claim that lives. Times are unix seconds."""
+
+    id: str
+    owner: str
+    task: str
+    fields: tuple[str, ...]
+    rows: dict[str, Row]
+    claimed_at: float
+    expires_at: float | None
+
+
+class ReadyIndex:
+    """The units (samples, or whole groups) that one task may claim by one set of fields, first ready first.
+
+    Args:
+        task: The task.
+        fields: What a sample needs.
+        group_size: Rows of a whole group; None: each sample is a unit.
+    """
+
+    def __init__(self, task: str, fields: frozenset[str], group_size: int | None) -> None:
+        """Begin empty; the partition feeds it."""
+        self.task = task
+        self.fields = fields
+        self.group_size = group_size
+        self._ready: dict[Any, int] = {}
+        self._size: dict[Any, int] = {}
+        self._heap: list[tuple[int, int, Any]] = []
+        self._pushed = 0
+        self.rows = 0
+
+    def ready_since(self, row: Row) -> int | None:
+        """Sequence number at which the sample became ready, or None while it is not, or is claimed."""
+        if row.eligible is None or self.task in row.claimed:
+            return None
+        latest = row.eligible
+        for name in self.fields:
+            seq = row.produced.get(name)
+            if seq is None:
+                return None
+            latest = max(latest, seq)
+        return latest
+
+    def update(self, row: Row, group: Group) -> None:
+        """Take note that something about the sample changed, or that it is gone."""
+        if self.group_size is None:
+            alive = group.rows.get(row.id) is row
+            self._set(row, self.ready_since(row) if alive else None, 1)
+            return
+        expected = group.expected or self.group_size
+        since: int | None = None
+        if len(group.rows) >= expected:
+            each = [self.ready_since(member) for member in group.rows.values()]
+            if None not in each:
+                since = max(seq for seq in each if seq is not None)
+        self._set(group, since, len(group.rows))
+
+    def _set(self, unit: Row | Group, since: int | None, size: int) -> None:
+        if unit in self._ready:
+            self.rows -= self._size[unit]
+        if since is None:
+            self._ready.pop(unit, None)
+            self._size.pop(unit, None)
+            return
+        self.rows += size
+        self._size[unit] = size
+        if self._ready.get(unit) != since:
+            self._ready[unit] = since
+            self._pushed += 1
+            heapq.heappush(self._heap, (since, self._pushed, unit))
+
+    def take(self, most: int, least: int) -> list[Row]:
+        """Return the first ready rows: ``least`` to ``most`` of them, whole units, or none. They stay ready."""
+        taken: list[tuple[int, int, Any]] = []
+        seen: set[Row | Group] = set()
+        count = 0
+        full = False
+        while self._heap:
+            since, _, unit = self._heap[0]
+            if self._ready.get(unit) != since or unit in seen:
+                heapq.heappop(self._heap)
+                continue
+            if count + self._size[unit] > most:
+                full = True
+                break
+            taken.append(heapq.heappop(self._heap))
+            seen.add(unit)
+            count += self._size[unit]
+            if count == most:
+                full = True
+                break
+        for entry in taken:
+            heapq.heappush(self._heap, entry)
+        if not count or (count < least and not full):
+            return []
+        rows: list[Row] = []
+        for _, _, unit in taken:
+            rows.extend([unit] if isinstance(unit, Row) else unit.rows.values())
+        return rows

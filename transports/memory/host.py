@@ -1,0 +1,316 @@
+"""A slot host in memory: slots with generations, read attempts, ports, epochs.
+
+States of a slot: FREE -> WRITING -> READY -> FREE. READING is no state but a set of read attempts, each finished exactly
+once. A slot whose rows all died while it is read is doomed: it is freed when its last reader ends. A transition that
+meets an unexpected state changes nothing and warns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import structlog
+
+from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
+from asyncdp.slots import HostRef, SlotRef
+
+if TYPE_CHECKING:
+    from asyncdp.block import Block
+
+__all__ = ["Cell", "Host", "ReadAttempt", "Slot", "State"]
+
+#: Generations wrap here, as they do where they are kept in a machine word.
+GENERATIONS = 1 << 32
+
+
+class State(Enum):
+    """What a slot is."""
+
+    FREE = "free"
+    WRITING = "writing"
+    READY = "ready"
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot.
+
+    Attributes:
+        number, generation: Its name, and which use of it this is.
+        state: See :class:`State`.
+        op_id: Who reserved it.
+        not_after: When an unpublished reservation may be taken back, by the plane's clock.
+        first_row: Position, in its put, of the first row.
+        size: Rows.
+        block: The payload, once written.
+        live: Rows that are somebody's content.
+        replaced: (row, field) pairs whose content lies elsewhere by now.
+        readers: Read attempts under way.
+        schemas: Schema hash per set of fields asked for.
+    """
+
+    number: int
+    generation: int = 0
+    state: State = State.FREE
+    op_id: str = ""
+    not_after: float = 0.0
+    first_row: int = 0
+    size: int = 0
+    block: Block | None = None
+    live: set[int] = field(default_factory=set)
+    replaced: set[tuple[int, str]] = field(default_factory=set)
+    readers: set[int] = field(default_factory=set)
+    schemas: dict[tuple[str, ...], int] = field(default_factory=dict)
+
+    def holds(self, ref: SlotRef) -> bool:
+        """Whether all rows and fields of a ref are still somebody's content."""
+        if not self.live.issuperset(ref.index):
+            return False
+        return not self.replaced or not any((i, name) in self.replaced for i in ref.index for name in ref.fields)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """Where one field of one sample lies."""
+
+    host: Host
+    epoch: int
+    slot: Slot
+    generation: int
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadAttempt:
+    """One reader of one slot."""
+
+    slot: Slot
+    generation: int
+    number: int
+
+
+class Host:
+    """A process' worth of slots behind N equal ports.
+
+    Args:
+        host_id: Its name.
+        ports: Numbers of its doors.
+        slots: How many slots it has; None: as many as it needs.
+        rows_per_slot: Rows of one put that share a slot; None: all of them.
+    """
+
+    def __init__(self, host_id: str, ports: tuple[int, ...], slots: int | None, rows_per_slot: int | None) -> None:
+        """Begin up, empty, in epoch 1."""
+        self.id = host_id
+        self.up = True
+        self.limit = slots
+        self.rows_per_slot = rows_per_slot
+        self.slots: list[Slot] = []
+        self.free: deque[Slot] = deque()
+        self.ref = HostRef(host_id, 1, ports)
+        self.dead_ports: set[int] = set()
+        self.reserved: dict[tuple[str, int], tuple[SlotRef, ...]] = {}
+        self.refused: dict[str, float] = {}
+        self._attempts = 0
+        self._log = structlog.get_logger("asyncdp.memory")
+
+    # -- connectivity
+
+    def answer(self, port: int | None) -> None:
+        """Raise what a client would see at this port."""
+        if not self.up:
+            msg = "connection refused: the slot host is down"
+            raise DataPlaneUnavailable(msg, host=self.id, port=port)
+        if port is not None and (port in self.dead_ports or port not in self.ref.ports):
+            msg = "connection refused: nobody listens at this port"
+            raise DataPlaneUnavailable(msg, host=self.id, port=port)
+
+    def crash(self) -> None:
+        """Stop answering."""
+        self.up = False
+
+    def restart(self, *, adopt: bool) -> None:
+        """Answer again: with the slots as they were (``adopt``), or empty and in a new epoch."""
+        self.up = True
+        if adopt:
+            return
+        self.ref = HostRef(self.id, self.ref.epoch + 1, self.ref.ports)
+        self.slots = []
+        self.free.clear()
+        self.reserved.clear()
+
+    # -- writing
+
+    def room(self) -> int | None:
+        """Rows that still fit, or None where there is no limit."""
+        if self.limit is None:
+            return None
+        free = len(self.free) + self.limit - len(self.slots)
+        return free * self.rows_per_slot if self.rows_per_slot else free and 1 << 62
+
+    def reserve(  # noqa: PLR0913 - one request
+        self, op_id: str, fields: tuple[str, ...], rows: int, first_row: int, not_after: float, now: float
+    ) -> tuple[SlotRef, ...]:
+        """Reserve slots for rows; the same op_id gets the same slots again."""
+        self._refuse_given_up(op_id)
+        known = self.reserved.get((op_id, first_row))
+        if known is not None:
+            return known
+        self.sweep(now)
+        per_slot = self.rows_per_slot or rows
+        needed = -(-rows // per_slot)
+        if self.limit is not None and needed > len(self.free) + self.limit - len(self.slots):
+            msg = f"host {self.id!r} has {len(self.free) + self.limit - len(self.slots)} free slots, {needed} are needed"
+            raise DataPlaneNotReady(msg, host=self.id, retry_after_s=0.05)
+        refs = []
+        for start in range(0, rows, per_slot):
+            slot = self._take()
+            size = min(per_slot, rows - start)
+            slot.state, slot.op_id, slot.not_after = State.WRITING, op_id, not_after
+            slot.first_row, slot.size = first_row + start, size
+            positions = range(first_row + start, first_row + start + size)
+            refs.append(SlotRef(self.ref, slot.number, slot.generation, fields, range(size), positions))
+        self.reserved[op_id, first_row] = tuple(refs)
+        return tuple(refs)
+
+    def _take(self) -> Slot:
+        if self.free:
+            slot = self.free.popleft()
+        else:
+            slot = Slot(len(self.slots))
+            self.slots.append(slot)
+        slot.generation = (slot.generation + 1) % GENERATIONS
+        return slot
+
+    def _refuse_given_up(self, op_id: str) -> None:
+        if op_id in self.refused:
+            msg = "this write was given up and is refused"
+            raise DataPlaneWriteError(msg, host=self.id)
+
+    def write(self, op_id: str, refs: Sequence[SlotRef], block: Block) -> None:
+        """Fill reserved slots; the block holds the rows of all refs, in their order."""
+        self._refuse_given_up(op_id)
+        slots = [self.slot(ref) for ref in refs]
+        for ref, slot in zip(refs, slots, strict=True):
+            if slot is None or slot.state is not State.WRITING or slot.op_id != op_id:
+                msg = f"slot {ref.slot} is not reserved for this write any more"
+                raise DataPlaneWriteError(msg, host=self.id)
+        first = 0
+        for ref, slot in zip(refs, slots, strict=True):
+            assert slot is not None  # noqa: S101 - checked above
+            slot.block = block.take(range(first, first + len(ref.rows)))
+            slot.schemas.clear()
+            first += len(ref.rows)
+
+    def slot(self, ref: SlotRef) -> Slot | None:
+        """Return the slot a ref means, or None where it is another use of it by now."""
+        if ref.host.epoch != self.ref.epoch or not 0 <= ref.slot < len(self.slots):
+            return None
+        slot = self.slots[ref.slot]
+        return slot if slot.generation == ref.generation and slot.state is not State.FREE else None
+
+    def commit(self, ref: SlotRef) -> Slot:
+        """Make a written slot READY."""
+        slot = self.slot(ref)
+        if slot is None or slot.state is not State.WRITING or slot.block is None:
+            msg = f"slot {ref.slot} of host {self.id!r} holds no finished write"
+            raise DataPlaneWriteError(msg, host=self.id)
+        slot.state = State.READY
+        slot.live = set(range(slot.size))
+        self.reserved.pop((slot.op_id, slot.first_row), None)
+        return slot
+
+    def abort(self, op_id: str, now: float) -> None:
+        """Free what ``op_id`` reserved and did not publish; what of it arrives later is refused."""
+        self.refused[op_id] = now
+        for key in [key for key in self.reserved if key[0] == op_id]:
+            for ref in self.reserved.pop(key):
+                slot = self.slot(ref)
+                if slot is not None and slot.state is State.WRITING and slot.op_id == op_id:
+                    self._free(slot)
+
+    def sweep(self, now: float) -> None:
+        """Take back reservations whose writer can neither write nor publish any more."""
+        late = {s.op_id for s in self.slots if s.state is State.WRITING and s.not_after < now}
+        for op_id in late:
+            self.abort(op_id, now)
+
+    def forget(self, before: float) -> None:
+        """Drop refusals that nobody can need any more."""
+        for op_id in [op_id for op_id, since in self.refused.items() if since < before]:
+            del self.refused[op_id]
+
+    # -- reading
+
+    def begin_read(self, ref: SlotRef) -> ReadAttempt | DataPlaneError:
+        """Begin one read attempt, or say why not. Many readers of one slot are fine."""
+        slot = self.slot(ref)
+        if slot is None or slot.state is not State.READY:
+            return StaleSlotError(f"slot {ref.slot} holds another generation", host=self.id)
+        if not slot.holds(ref):
+            return StaleSlotError(f"slot {ref.slot} does not hold these rows any more", host=self.id)
+        self._attempts += 1
+        slot.readers.add(self._attempts)
+        return ReadAttempt(slot, ref.generation, self._attempts)
+
+    def payload(self, attempt: ReadAttempt, ref: SlotRef) -> tuple[Block, int] | DataPlaneError:
+        """Copy the rows of a ref, and say what schema they have; the rows must still be live."""
+        slot = attempt.slot
+        if slot.generation != attempt.generation or slot.block is None or not slot.holds(ref):
+            return StaleSlotError(f"slot {ref.slot} was cleared while it was read", host=self.id)
+        block = slot.block.take(ref.index, ref.fields)
+        schema = slot.schemas.get(ref.fields)
+        if schema is None:
+            schema = slot.schemas[ref.fields] = block.schema_hash()
+        return block, schema
+
+    def finish_read(self, attempt: ReadAttempt) -> bool:
+        """End a read attempt; ended twice, or after the slot was recycled, it changes nothing and warns."""
+        slot = attempt.slot
+        if slot.generation != attempt.generation or attempt.number not in slot.readers:
+            self._log.warning("late finish of a read changes nothing", host=self.id, slot=slot.number)
+            return False
+        slot.readers.discard(attempt.number)
+        if slot.state is State.READY and not slot.live and not slot.readers:
+            self._free(slot)
+        return True
+
+    # -- clearing
+
+    def replace(self, cell: Cell, name: str) -> None:
+        """End the life of one field of a row whose other fields live on."""
+        slot = cell.slot
+        if cell.epoch == self.ref.epoch and slot.generation == cell.generation and slot.state is State.READY:
+            slot.replaced.add((cell.index, name))
+
+    def kill(self, cell: Cell) -> None:
+        """End the life of one row; its slot is freed with the last one, or when its last reader ends."""
+        slot = cell.slot
+        if cell.epoch != self.ref.epoch or slot.generation != cell.generation or slot.state is not State.READY:
+            return
+        slot.live.discard(cell.index)
+        if not slot.live and not slot.readers:
+            self._free(slot)
+
+    def _free(self, slot: Slot) -> None:
+        slot.state, slot.block, slot.op_id = State.FREE, None, ""
+        slot.live, slot.replaced, slot.readers = set(), set(), set()
+        slot.schemas.clear()
+        self.free.append(slot)
+
+    def counts(self) -> dict[str, int]:
+        """Count slots by state, and those being read."""
+        out = {state.value: 0 for state in State}
+        for slot in self.slots:
+            out[slot.state.value] += 1
+        out["reading"] = sum(bool(slot.readers) for slot in self.slots)
+        return out
+
+
+def least_loaded(hosts: Iterable[Host]) -> list[Host]:
+    """Order hosts that are up by the rows they hold, fewest first."""
+    return sorted((h for h in hosts if h.up), key=lambda h: sum(len(s.live) for s in h.slots))

@@ -1,0 +1,454 @@
+"""MemoryTransport: a client of a plane that lives in this process."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from asyncdp import calls as c
+from asyncdp import slots as s
+from asyncdp.calls import CallContext, handles
+from asyncdp.client import BaseClient
+from asyncdp.config import Config, MemorySettings, parse_config
+from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
+from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.transports.memory.host import Host
+from asyncdp.transports.memory.plane import PLANES, Plane
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle
+
+__all__ = ["MemoryTransport"]
+
+R = TypeVar("R")
+
+
+class MemoryTransport(BaseClient):
+    """The whole contract in one process: hosts, ports, slots with generations, op_ids, claims.
+
+    Made with ``bootstrap=True`` it owns a plane, under ``controller_address`` of the config (a new one by default);
+    its close ends the plane. With ``bootstrap=False``, or unpickled, it attaches to the plane at that address; in
+    another process there is none: DataPlaneUnavailable. Runs under asyncio and trio.
+
+    Args:
+        config: See :class:`~asyncdp.config.DataPlaneConfig`; None: an unlimited plane with two hosts of four ports.
+        bootstrap: Whether to start a plane.
+
+    Raises:
+        ValueError: The config is wrong, or a plane of another config is at that address already.
+    """
+
+    def __init__(self, config: Mapping[str, Any] | None = None, *, bootstrap: bool = True) -> None:
+        """Start a plane, or remember where to attach."""
+        super().__init__()
+        raw = dict(DEFAULTS if config is None else config)
+        parsed = parse_config(raw)
+        self._settings = parsed.memory or MemorySettings()
+        self.call_timeout_s = parsed.call_timeout_s
+        self._lease_s = parsed.claim_lease_s
+        self._address = parsed.controller_address or f"memory://{uuid.uuid4().hex}"
+        self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._config = {**raw, "controller_address": self._address}
+        self._owned: Plane | None = None
+        self._attached: Plane | None = None
+        self._known: dict[str, str] = {}
+        if bootstrap:
+            there = PLANES.get(self._address)
+            if there is None or there.closed:
+                self._owned = self._attached = PLANES[self._address] = _start(parsed, self._settings)
+            elif there.capacity != parsed.storage_capacity or len(there.hosts) != parsed.num_storage_units:
+                msg = f"controller_address: the plane at {self._address} has another storage_capacity or num_storage_units"
+                raise ValueError(msg)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by config: unpickled, it attaches."""
+        return _attach, (self.attach_config(),)
+
+    # -- what it is
+
+    def get_capabilities(self) -> DataPlaneCapabilities:
+        """Tell what memory guarantees: all but what a process cannot outlive, and filters, which no verb has yet."""
+        return CAPABILITIES
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the config with which clients of this process attach."""
+        config = {**self._config}
+        config.pop("owner", None)
+        if "observability" in config:
+            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
+        return config
+
+    @property
+    def owner(self) -> str:
+        """Who this client is to the plane."""
+        return self._owner
+
+    @property
+    def plane(self) -> Plane:
+        """The plane it is attached to.
+
+        Raises:
+            DataPlaneUnavailable: There is none at the address, in this process.
+        """
+        plane = self._attached
+        if plane is None or plane.closed:
+            plane = self._attached = PLANES.get(self._address)
+            if plane is None or plane.closed:
+                msg = f"no memory plane answers at {self._address} in this process"
+                raise DataPlaneUnavailable(msg)
+        return plane
+
+    def _known_plane(self, partition_id: str) -> Plane:
+        """Return the plane; a partition that a former plane had and this one has not is DataPlaneUnavailable."""
+        plane = self.plane
+        if partition_id in plane.partitions:
+            self._known[partition_id] = plane.epoch
+        elif self._known.get(partition_id, plane.epoch) != plane.epoch:
+            msg = f"the plane was restarted and does not know partition {partition_id!r} any more"
+            raise DataPlaneUnavailable(msg, partition_id=partition_id, blames_port=False)
+        return plane
+
+    async def _wire(self, call: Any) -> None:
+        """Stand for the way to the plane: one checkpoint, so that a busy client never starves its event loop."""
+        del call
+        await anyio.lowlevel.checkpoint()
+
+    # -- the compositions, where no SlotMapping layer makes them
+
+    @handles(c.GetSamples)
+    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
+        return await s.read_rows(self.execute, call, ctx)
+
+    @handles(c.PutSamples)
+    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
+        return await s.write_rows(self.execute, call, ctx)
+
+    @handles(c.ClaimMeta)
+    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        return await s.claim_until(self.execute, call, ctx)
+
+    @handles(c.WaitPartition)
+    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
+        await s.partition_until(self.execute, call, ctx)
+
+    # -- slot calls
+
+    def _host(self, ref: s.HostRef, port: int | None) -> Host:
+        host = self.plane.hosts[ref.id]
+        host.answer(port)
+        return host
+
+    @handles(s.Locate)
+    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
+        del ctx
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+
+    @handles(s.ReadSlots)
+    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
+        del ctx
+        plane = self.plane
+        host = self._host(call.host, call.port)
+        with plane.lock:
+            attempts = [host.begin_read(ref) for ref in call.refs]
+        errors: dict[int, DataPlaneError] = {}
+        parts: list[s.Part] = []
+        try:
+            await self._wire(call)
+            host.answer(call.port)
+            with plane.lock:
+                for at, (ref, attempt) in enumerate(zip(call.refs, attempts, strict=True)):
+                    got = attempt if isinstance(attempt, DataPlaneError) else host.payload(attempt, ref)
+                    if isinstance(got, DataPlaneError):
+                        errors[at] = got
+                        continue
+                    block, schema = got
+                    sums = (block.checksum(range(block.n)),) if self._settings.checksum else None
+                    parts.append(s.Part((at,), block, (block.nbytes,), schema, sums))
+        finally:
+            with plane.lock:
+                for attempt in attempts:
+                    if not isinstance(attempt, DataPlaneError):
+                        host.finish_read(attempt)
+        return s.ReadResult(tuple(parts), errors)
+
+    @handles(s.Place)
+    async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.place(call.partition_id, call.sample_ids, call.fields)
+
+    @handles(s.Reserve)
+    async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
+        plane = self.plane
+        host = self._host(call.host, call.port)
+        now = plane.clock.time()
+        with plane.lock:
+            until = now + min(ctx.remaining(), 1e9) + 1.0
+            return host.reserve(ctx.op_id, call.fields, len(call.sizes), call.first_row, until, now)
+
+    @handles(s.WriteSlots)
+    async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
+        host = self._host(call.host, call.port)
+        await self._wire(call)
+        host.answer(call.port)
+        with self.plane.lock:
+            host.write(ctx.op_id, call.refs, call.block)
+
+    @handles(s.Publish)
+    async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        args = (call.partition_id, call.sample_ids, call.refs, call.tags, call.specs, self._owner)
+        done = self._once(plane, ctx, lambda: plane.publish(*args))
+        self._known[call.partition_id] = plane.epoch
+        return done
+
+    @handles(s.Abort)
+    async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
+        del ctx
+        host = self._host(call.host, call.port)
+        with self.plane.lock:
+            host.abort(call.op_id, self.plane.clock.time())
+
+    @handles(s.Resolve)
+    async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
+        del ctx
+        await self._wire(call)
+        with self.plane.lock:
+            return self.plane.resolve(call.op_id, call.age_s)
+
+    def _once(self, plane: Plane, ctx: CallContext, act: Callable[[], tuple[R, bool]]) -> R:
+        with plane.lock:
+            return plane.once(ctx.op_id, ctx.remaining(), act)
+
+    # -- claims
+
+    @handles(s.TryClaim)
+    async def _try_claim(self, call: s.TryClaim, ctx: CallContext) -> s.ClaimTry:
+        await self._wire(call)
+
+        def look() -> s.ClaimTry:
+            plane = self._known_plane(call.partition_id)
+            with plane.lock:
+                again = plane.claimed(call.partition_id, ctx.op_id)
+                if again is not None:
+                    return again
+                args = (call.batch_size, call.min_rows, ctx.op_id, self._owner, self._lease_s)
+                return plane.once(
+                    ctx.op_id,
+                    ctx.remaining(),
+                    lambda: plane.claim(call.partition_id, call.task_name, call.required_fields, *args),
+                )
+
+        return await self._until(look, lambda got: got.meta.size > 0, call.wait_s, call.partition_id, ctx)
+
+    @handles(s.TryPartition)
+    async def _try_partition(self, call: s.TryPartition, ctx: CallContext) -> bool:
+        await self._wire(call)
+        there: Callable[[], bool] = lambda: call.partition_id in self.plane.partitions  # noqa: E731
+        return await self._until(there, bool, call.wait_s, call.partition_id, ctx)
+
+    async def _until(
+        self, look: Callable[[], R], enough: Callable[[R], bool], wait_s: float, partition_id: str, ctx: CallContext
+    ) -> R:
+        """Look until it is enough, or ``wait_s`` is over; woken by every change of the plane."""
+        clock = ctx.env.clock
+        until = clock.now() + wait_s
+        while True:
+            if self._closed:
+                msg = "the client was closed while this call waited"
+                raise DataPlaneClosed(msg, op=ctx.verb)
+            waker = _Waker()
+            plane = self.plane
+            plane.watch(waker, waker.wake)  # before the look, so that no change falls in between
+            try:
+                got = look()
+                left = until - clock.now()
+                if enough(got) or left <= 0:
+                    return got
+                expiry = plane.next_expiry(partition_id)
+                if expiry is not None:
+                    left = min(left, max(0.0, expiry - plane.clock.time()) + 1e-3)
+                with anyio.move_on_after(left):
+                    await waker.wait()
+            finally:
+                plane.unwatch(waker)
+
+    @handles(s.AbandonClaim)
+    async def _abandon(self, call: s.AbandonClaim, ctx: CallContext) -> None:
+        del ctx
+        await self._wire(call)
+        with self.plane.lock:
+            self.plane.abandon(call.partition_id, call.claim_id)
+
+    @handles(c.ReleaseClaim)
+    async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        args = (call.partition_id, call.sample_ids, call.claim_ids, call.task_name)
+        self._once(plane, ctx, lambda: plane.release(*args))
+
+    @handles(c.ReleaseClaims)
+    async def _release_all(self, call: c.ReleaseClaims, ctx: CallContext) -> None:
+        await self._wire(call)
+        plane = self.plane
+        self._once(plane, ctx, lambda: plane.release_owner(call.partition_id, call.owner))
+
+    @handles(c.ListClaims)
+    async def _claims_of(self, call: c.ListClaims, ctx: CallContext) -> list[ClaimInfo]:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.list_claims(call.partition_id, call.task_name)
+
+    # -- the rest
+
+    @handles(c.RegisterPartition)
+    async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
+        del ctx
+        await self._wire(call)
+        plane = self.plane
+        with plane.lock:
+            plane.register(call)
+        self._known[call.partition_id] = plane.epoch
+
+    @handles(c.CheckConsumptionStatus)
+    async def _consumed(self, call: c.CheckConsumptionStatus, ctx: CallContext) -> bool:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.consumed(call.partition_id, call.task_names)
+
+    @handles(c.ClearSamples, c.PopSamples, c.EvictSamples)
+    async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
+        await self._wire(call)
+        plane = self.plane
+        args = (call.partition_id, call.sample_ids, call.owner, call.claims)
+        return self._once(plane, ctx, lambda: plane.clear(*args))
+
+    @handles(c.Ping)
+    async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
+        del ctx
+        await self._wire(call)
+        _ = self.plane
+
+    @handles(c.ListMetadata)
+    async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.groups(call.partition_id)
+
+    @handles(c.Depth)
+    async def _depth(self, call: c.Depth, ctx: CallContext) -> int:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.depth(call.partition_id)
+
+    @handles(c.ListPartitions)
+    async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
+        del ctx
+        await self._wire(call)
+        plane = self.plane
+        with plane.lock:
+            return [plane.describe(part) for part in plane.partitions.values()]
+
+    @handles(c.DescribePartition)
+    async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return plane.describe(plane.partition(call.partition_id))
+
+    @handles(c.DropPartition)
+    async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
+        await self._wire(call)
+        plane = self.plane
+        self._once(plane, ctx, lambda: plane.drop(call.partition_id))
+        self._known.pop(call.partition_id, None)
+
+    async def on_close(self) -> None:
+        """End the plane, where this client owns it; wake what waits."""
+        if self._owned is not None:
+            self._owned.close()
+        elif self._attached is not None:
+            self._attached.changed()
+
+
+class _Waker:
+    """An event that any thread may set."""
+
+    __slots__ = ("_event", "_schedule")
+
+    def __init__(self) -> None:
+        self._event = anyio.Event()
+        loop: Any = anyio.lowlevel.current_token().native_token
+        self._schedule: Callable[..., Any] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+
+    def wake(self) -> None:
+        self._schedule(self._event.set)
+
+    async def wait(self) -> None:
+        await self._event.wait()
+
+
+def _start(config: Config, settings: MemorySettings) -> Plane:
+    first = 1
+    hosts = []
+    for number in range(config.num_storage_units):
+        ports = tuple(range(first, first + settings.ports_per_host))
+        first += settings.ports_per_host
+        hosts.append(Host(f"host-{number}", ports, settings.slots_per_host, settings.rows_per_slot))
+    return Plane(
+        config.storage_capacity,
+        hosts,
+        config.group_id_pattern,
+        strict_schema=config.strict_schema,
+        auto_register=config.auto_register,
+    )
+
+
+def _attach(config: dict[str, Any]) -> MemoryTransport:
+    return MemoryTransport(config, bootstrap=False)
+
+
+#: The plane of a MemoryTransport() without config.
+DEFAULTS: Mapping[str, Any] = {
+    "enabled": True,
+    "impl": "memory",
+    "backend": "simple",
+    "storage_capacity": 1 << 40,
+    "num_storage_units": 2,
+    "claim_meta_poll_interval_s": 0.05,
+}
+
+CAPABILITIES = DataPlaneCapabilities(
+    persistent_recovery=False,
+    server_side_filtering=False,
+    atomic_batch_put=True,
+    verified_clear=True,
+    mutation_dedup=True,
+    claim_release=True,
+    atomic_tags=True,
+    slot_addressable=True,
+    slot_writes=True,
+    claim_dedup=True,
+)
