@@ -24,8 +24,8 @@ __all__ = ["Batches"]
 class Batches:
     """An endless iterator over ``(meta, data)`` of claimed batches; made by ``client.batches(...)``.
 
-    With ``prefetch`` above 0 it has to be entered (``async with client.batches(..., prefetch=2) as batches``), since the
-    tasks that claim and read ahead must end somewhere; leaving it gives back the claims that the caller did not get.
+    With ``prefetch`` above 0 it has to be entered (``async with client.batches(..., prefetch=2) as batches``): the
+    tasks that claim and read ahead must end somewhere. Leaving it gives back the claims that the caller did not get.
     A batch that cannot be read raises its error; the iterator can go on after it.
 
     Args:
@@ -36,7 +36,7 @@ class Batches:
         timeout_s: How long to wait for one batch, in seconds; then ClaimNotReady is raised.
     """
 
-    def __init__(  # noqa: PLR0913 - the arguments of a claim
+    def __init__(
         self,
         client: BaseClient,
         partition_id: str,
@@ -62,8 +62,9 @@ class Batches:
         self._changed = anyio.Event()
 
     async def _one(self) -> tuple[KVBatchMeta, TensorDict]:
+        partition_id, task, fields, size = self._claim_args
         meta = await self._client.claim_meta(
-            *self._claim_args, timeout_s=self._timeout_s, min_batch_size=self._least
+            partition_id, task, fields, size, timeout_s=self._timeout_s, min_batch_size=self._least
         )
         self._held.append(meta)
         data = await self._client.get_data(meta, self._select, timeout_s=self._timeout_s)

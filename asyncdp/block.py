@@ -6,8 +6,8 @@ A :class:`Block` holds n rows, one :class:`Column` per field. Three kinds of col
 * :class:`Ragged`: rows that differ in one dimension, one tensor of all their values and n + 1 offsets;
 * :class:`Objects`: anything that is no tensor, each row encoded to bytes by the transport's codec.
 
-No Python object is made per tensor row. :func:`assemble` puts the columns of many reads together with one allocation per
-field, and nothing but a copy when everything came in one piece.
+No Python object is made per tensor row. :func:`assemble` puts the columns of many reads together with one allocation
+per field, and none when everything came in one piece.
 """
 
 from __future__ import annotations
@@ -27,7 +27,18 @@ from asyncdp.errors import DataPlaneBadRequest
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["Block", "Column", "Dense", "FieldSpec", "ObjectCodec", "Objects", "PickleCodec", "Ragged", "assemble"]
+__all__ = [
+    "Block",
+    "Column",
+    "Dense",
+    "FieldSpec",
+    "ObjectCodec",
+    "Objects",
+    "PickleCodec",
+    "Ragged",
+    "assemble",
+    "field_names",
+]
 
 Rows = Sequence[int]
 
@@ -101,7 +112,9 @@ class FieldSpec:
             raise DataPlaneBadRequest(msg, field=name)
         shape = tuple(a if a == b else None for a, b in zip(self.shape, new.shape, strict=True))
         if shape.count(None) > 1:
-            msg = f"field {name!r} holds {self.describe()}; with {new.describe()} its rows would differ in two dimensions"
+            msg = (
+                f"field {name!r} holds {self.describe()}; with {new.describe()} its rows would differ in two dimensions"
+            )
             raise DataPlaneBadRequest(msg, field=name)
         if new.nested and self.ragged_dim != new.ragged_dim and None in self.shape:
             msg = f"field {name!r} is ragged in dimension {self.ragged_dim}, the put in dimension {new.ragged_dim}"
@@ -154,7 +167,7 @@ def _span(rows: Rows) -> tuple[int, int] | None:
     first, count = rows[0], len(rows)
     if rows[-1] - first != count - 1:
         return None
-    if isinstance(rows, range) or count <= 2 or list(rows) == list(range(first, first + count)):
+    if isinstance(rows, range) or list(rows) == list(range(first, first + count)):
         return first, first + count
     return None
 
@@ -321,14 +334,12 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Ragged:
         if not rows:
             return Ragged(torch.empty(0, dtype=leaf.dtype), np.zeros(1, dtype=np.int64))
         return Ragged(torch.cat([row.movedim(dim, 0) for row in rows]), _offsets(lengths), dim=dim)
-    dim = leaf._ragged_idx - 1  # type: ignore[attr-defined]  # noqa: SLF001 - the only way to learn it
-    values = leaf.values().movedim(dim, 0)
-    starts: npt.NDArray[np.int64] = leaf.offsets().cpu().numpy().astype(np.int64)
-    sparse_lengths = leaf.lengths()
-    if sparse_lengths is None:
-        lengths = np.diff(starts)
-    else:
-        lengths = sparse_lengths.cpu().numpy().astype(np.int64)
+    jagged: Any = leaf  # its methods are not in torch's annotations
+    dim = jagged._ragged_idx - 1  # noqa: SLF001 - the only way to learn it
+    values = jagged.values().movedim(dim, 0)
+    starts: npt.NDArray[np.int64] = jagged.offsets().cpu().numpy().astype(np.int64)
+    sparse_lengths = jagged.lengths()
+    lengths = np.diff(starts) if sparse_lengths is None else sparse_lengths.cpu().numpy().astype(np.int64)
     offsets = _offsets(lengths)
     begins = starts[: len(lengths)]
     if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
@@ -401,6 +412,18 @@ def _encode_enum(name: str, values: Sequence[Any], enum: Sequence[str]) -> Dense
 # --- blocks ---------------------------------------------------------------------------------------------------------
 
 
+def raw_leaf(fields: Mapping[str, Any] | TensorDictBase, name: str) -> Any:
+    """Return one leaf as it is stored: a TensorDict's ``get`` would turn non-tensor leaves into lists."""
+    if isinstance(fields, TensorDictBase):
+        return fields._get_str(name, None)  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public way
+    return fields[name]
+
+
+def field_names(fields: Mapping[str, Any] | TensorDictBase | None) -> tuple[str, ...]:
+    """Return the names of a user's fields; none where there are no fields."""
+    return () if fields is None else tuple(str(name) for name in fields.keys())  # noqa: SIM118 - a TensorDict iterates rows
+
+
 @dataclass(slots=True)
 class Block:
     """``n`` rows of some fields, in columns; ``specs`` says how leaves look to the user, ``codec`` decodes objects."""
@@ -425,8 +448,8 @@ class Block:
         """
         specs = {} if specs is None else specs
         columns: dict[str, Column] = {}
-        for name in list(fields.keys()):
-            leaf = fields._get_str(name, None) if isinstance(fields, TensorDictBase) else fields[name]  # noqa: SLF001
+        for name in field_names(fields):
+            leaf = raw_leaf(fields, name)
             known = specs.get(name)
             enum = known.enum if known is not None else ()
             column = columns[name] = column_from_leaf(name, leaf, n, codec, enum)
@@ -621,5 +644,3 @@ def assemble(
         for name, column in block.columns.items():
             pieces[name].append((column, rows))
     return Block(n, {name: join(pieces[name], n, specs.get(name)) for name in fields}, specs, codec)
-
-

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast, 
 from tensordict import TensorDict, TensorDictBase
 
 from asyncdp import calls as c
-from asyncdp.block import PICKLE, ObjectCodec
+from asyncdp.block import PICKLE, ObjectCodec, field_names
 from asyncdp.calls import Call, CallContext, Env
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
 from asyncdp.errors import (
@@ -42,6 +42,8 @@ R = TypeVar("R")
 
 #: How many claim ids a client remembers for plain ids given to pop; the oldest are forgotten first.
 CLAIMS_REMEMBERED = 1 << 20
+#: How many ids a message names.
+SHOWN = 8
 
 
 @runtime_checkable
@@ -81,8 +83,8 @@ class DataPlaneClient(Protocol):
     ) -> KVBatchMeta:
         """Claim samples that have all ``required_fields``, first ready first; no task gets a sample twice.
 
-        Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole groups
-        where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing.
+        Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole
+        groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing.
 
         Raises:
             ClaimNotReady: Too few were ready in time; nothing was claimed.
@@ -122,7 +124,12 @@ class DataPlaneClient(Protocol):
         """
 
     async def get_samples(
-        self, sample_ids: Sequence[str], partition_id: str, select_fields: Sequence[str], *, timeout_s: float | None = None
+        self,
+        sample_ids: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str],
+        *,
+        timeout_s: float | None = None,
     ) -> TensorDict:
         """Read fields of samples, in the order asked; never fewer rows or columns.
 
@@ -134,7 +141,7 @@ class DataPlaneClient(Protocol):
     async def clear_samples(
         self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
-        """Remove samples; what is not there is no error. None: all that this client's owner put and that still lives."""
+        """Remove samples; what is not there is no error. None: all that this client's owner put and still lives."""
 
     async def ping(self, timeout_s: float = 5.0) -> None:
         """Go through the plane's request path and come back."""
@@ -235,6 +242,12 @@ def _count(value: Any, what: str, least: int = 1) -> int:
     return value
 
 
+def _seconds(value: Any, verb: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+        msg = f"timeout_s must be a number of seconds, at least 0, not {value!r}"
+        raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
+
+
 _PRIMITIVES = (str, int, float, bool, type(None))
 
 
@@ -268,7 +281,7 @@ def _fields(fields: Any, n: int) -> TensorDict | None:
     if isinstance(fields, TensorDictBase):
         if not fields.batch_size or fields.batch_size[0] != n:
             raise _bad(f"fields has batch size {tuple(fields.batch_size)} for {n} samples", "fields")
-        for key in fields.keys():
+        for key in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             if not isinstance(key, str) or not key:
                 raise _bad(f"fields has the key {key!r}; field names are non-empty strings", "fields")
         return cast("TensorDict", fields)
@@ -286,10 +299,10 @@ def _single(err: PartialReadError) -> DataPlaneError:
         same = [at for at, e in err.errors.items() if type(e) is type(chosen)]
         first, chosen = chosen, copy(chosen)
         chosen.__cause__ = first.__cause__
-        ids = {at: i for at, i in zip(err.errors, err.sample_ids, strict=True)}
+        ids = dict(zip(err.errors, err.sample_ids, strict=True))
         chosen.sample_ids = tuple(ids[at] for at in same)
         if len(same) > 1 or len(errors) > len(same):
-            shown = ", ".join(repr(ids[at]) for at in same[:8]) + (", ..." if len(same) > 8 else "")
+            shown = ", ".join(repr(ids[at]) for at in same[:SHOWN]) + (", ..." if len(same) > SHOWN else "")
             others = f", and {len(errors) - len(same)} others failed otherwise" if len(errors) > len(same) else ""
             chosen.message = f"none of {len(errors)} rows came: {first.message} ({shown}{others})"
     return chosen
@@ -398,15 +411,14 @@ class BaseClient:
     # -- one user call
 
     async def __run(self, call: Call[R], verb: str, timeout_s: float | None) -> R:
-        env = self._env or self.env
+        env = self.env if self._env is None else self._env
         if self._closed:
             msg = "the client is closed"
             raise DataPlaneClosed(msg, op=verb, partition_id=getattr(call, "partition_id", None))
         if timeout_s is None:
             timeout_s = self.call_timeout_s
-        elif isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-            msg = f"timeout_s must be a number of seconds, at least 0, not {timeout_s!r}"
-            raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
+        else:
+            _seconds(timeout_s, verb)
         self.__enter(verb)
         began = env.clock.now()
         env.budget.deposit(began)
@@ -510,7 +522,7 @@ class BaseClient:
         handles = None if meta.handles is None else tuple(meta.handles)
         return await self.__get(meta.sample_ids, meta.partition_id, fields, handles, "get_data", timeout_s)
 
-    async def __get(  # noqa: PLR0913 - shared by two verbs
+    async def __get(
         self, sample_ids: Any, partition_id: Any, fields: Any, handles: Any, verb: str, timeout_s: float | None
     ) -> TensorDict:
         ids = _names(sample_ids, "sample_ids")
@@ -549,13 +561,18 @@ class BaseClient:
         data = _fields(fields, len(ids))
         rows = None if tags is None else _tags(tags, len(ids))
         if not ids:
-            return KVBatchMeta(partition_id, fields=None if data is None else list(data.keys()))
-        if rows is None and (data is None or not len(list(data.keys()))):
+            return KVBatchMeta(partition_id, fields=None if data is None else list(field_names(data)))
+        if rows is None and not field_names(data):
             raise _bad("neither fields nor tags has anything to put", "fields")
         return await self.__run(c.PutSamples(ids, partition_id, data, rows), "put_samples", timeout_s)
 
     async def get_samples(
-        self, sample_ids: Sequence[str], partition_id: str, select_fields: Sequence[str], *, timeout_s: float | None = None
+        self,
+        sample_ids: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str],
+        *,
+        timeout_s: float | None = None,
     ) -> TensorDict:
         """See :class:`DataPlaneClient`."""
         return await self.__get(sample_ids, partition_id, select_fields, None, "get_samples", timeout_s)
@@ -568,7 +585,9 @@ class BaseClient:
         if sample_ids is None:
             call = c.ClearSamples(None, partition_id, self.owner)
             if not await self.__run(call, "clear_samples", timeout_s):
-                text = f"clear_samples(None, {partition_id!r}) found nothing that {self.owner!r} put and that still lives"
+                text = (
+                    f"clear_samples(None, {partition_id!r}) found nothing that {self.owner!r} put and that still lives"
+                )
                 warnings.warn(text, RuntimeWarning, stacklevel=2)
             self.__forget(partition_id, None)
             return
@@ -674,7 +693,7 @@ class BaseClient:
         timeout_s: float | None = None,
     ) -> Batches:
         """See :class:`DataPlaneClient` and :class:`asyncdp.batches.Batches`."""
-        from asyncdp.batches import Batches  # noqa: PLC0415 - it imports this module
+        from asyncdp.batches import Batches
 
         return Batches(
             self,

@@ -306,8 +306,7 @@ def _packed(nested: Leaf, op: str, field: str) -> tuple[torch.Tensor, torch.Tens
     offsets = nested.offsets().cpu()
     given = nested.lengths()
     lengths = offsets.diff() if given is None else given.cpu()
-    ends = lengths.cumsum(0)
-    if given is not None or int(offsets[0]) != 0 or (len(ends) and int(ends[-1]) != values.shape[0]):
+    if int(lengths.sum()) != values.shape[0] or not torch.equal(offsets[:-1], lengths.cumsum(0) - lengths):
         values = values[_steps(offsets[:-1], lengths).to(values.device)]
     return values, lengths, dim
 

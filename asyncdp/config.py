@@ -116,7 +116,8 @@ def parse_config(config: Mapping[str, Any]) -> Config:
     Raises:
         ValueError: A key is unknown, missing or ill-typed, or the config is disabled; the message names the key.
     """
-    if not isinstance(config, Mapping):
+    given: object = config
+    if not isinstance(given, Mapping):
         msg = f"the config must be a mapping, not a {type(config).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - config errors are ValueErrors
     try:

@@ -84,7 +84,7 @@ class DataPlaneError(Exception):
     # How a new error of this class is flagged unless told otherwise: (retryable, blames_port). Read once, at creation.
     _starts: tuple[bool, bool] = (False, False)
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - context is many small things, all optional
         self,
         message: str = "",
         *,
@@ -220,7 +220,7 @@ class PartialReadError(DataPlaneReadError):
         errors: Mapping[int, DataPlaneError],
         **context: Any,
     ) -> None:
-        """Keep the parts; ``rows`` may be a :class:`~asyncdp.block.Block`, which becomes a TensorDict when asked for."""
+        """Keep the parts; a :class:`~asyncdp.block.Block` becomes a TensorDict when ``rows`` is asked for."""
         context.setdefault("retryable", any(e.retryable for e in errors.values()))
         super().__init__(message, **context)
         self._rows = rows
@@ -238,7 +238,7 @@ class PartialReadError(DataPlaneReadError):
     @property
     def block(self) -> Block:
         """The same rows in columnar form, for layers that go on with them."""
-        from asyncdp.block import Block  # noqa: PLC0415 - errors must import without torch
+        from asyncdp.block import Block
 
         if isinstance(self._rows, Block):
             return self._rows

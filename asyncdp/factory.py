@@ -110,7 +110,8 @@ def stack(
         transport: A transport, or any client with the verbs only (sync or async), which is then wrapped by Adapter.
         layers: Callables ``(inner) -> client``, outermost first; None: the default ones. Metrics is always there, and
             SlotMapping where the transport is slot_addressable: they are added where the list has none.
-        clock, rng: Sources of time and chance for all layers; for tests.
+        clock: Source of time for all layers; for tests.
+        rng: Source of chance for all layers; for tests.
         on_event: Gets one event per op.
         call_timeout_s: Seconds that a verb may take; default: the transport's, 60 s.
         claim_poll_s: Pause between two looks of a blocking claim, where the backend cannot wait itself.

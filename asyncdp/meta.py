@@ -15,6 +15,7 @@ __all__ = [
     "KVBatchMeta",
     "PartitionInfo",
     "RowHandle",
+    "lengths_of",
 ]
 
 Tags = dict[str, Any]
@@ -241,7 +242,9 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneCapabilities:
-    """What a backend guarantees beyond the common promises. Where one is absent:
+    """What a backend guarantees beyond the common promises.
+
+    Where one is absent:
 
     Attributes:
         persistent_recovery: no -> samples do not survive a restart of the plane.
@@ -266,3 +269,10 @@ class DataPlaneCapabilities:
     slot_addressable: bool = False
     slot_writes: bool = False
     claim_dedup: bool = False
+
+
+def lengths_of(tags: Sequence[Tags] | None) -> list[int] | None:
+    """Lift sequence lengths from the tag ``input_lengths``, where every row has it."""
+    if not tags or any("input_lengths" not in row for row in tags):
+        return None
+    return [int(row["input_lengths"]) for row in tags]

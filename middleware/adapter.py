@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,10 +11,11 @@ import anyio.to_thread
 from tensordict import TensorDictBase
 
 from asyncdp import calls as c
+from asyncdp.block import field_names
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import BaseClient
 from asyncdp.errors import DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
-from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta
+from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -85,7 +86,7 @@ class Adapter(BaseClient):
         if is_async:
             return await method(*args, **kwargs)
         result = await anyio.to_thread.run_sync(partial(method, *args, **kwargs), abandon_on_cancel=True)
-        return await cast("Awaitable[Any]", result) if inspect.isawaitable(result) else result
+        return await result if inspect.isawaitable(result) else result
 
     # -- A
 
@@ -105,7 +106,14 @@ class Adapter(BaseClient):
             extra["dp_rank"] = call.dp_rank
         fields = list(call.required_fields)
         got = await self._call(
-            "claim_meta", ctx, call.partition_id, call.task_name, fields, call.batch_size, blocking=call.blocking, **extra
+            "claim_meta",
+            ctx,
+            call.partition_id,
+            call.task_name,
+            fields,
+            call.batch_size,
+            blocking=call.blocking,
+            **extra,
         )
         return _meta(got)
 
@@ -133,7 +141,7 @@ class Adapter(BaseClient):
         got = await self._call("put_samples", ctx, list(call.sample_ids), call.partition_id, call.fields, tags)
         if got is not None:
             return _meta(got)
-        names = None if call.fields is None else list(call.fields.keys())
+        names = list(field_names(call.fields))
         return KVBatchMeta(call.partition_id, sample_ids=list(call.sample_ids), fields=names, tags=tags)
 
     @handles(c.ClearSamples)
@@ -168,7 +176,7 @@ class Adapter(BaseClient):
 
     @handles(c.ReleaseClaim)
     async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
-        claims = [None if claim is None else c.RowHandle(0, claim) for claim in call.claim_ids]
+        claims = [None if claim is None else RowHandle(0, claim) for claim in call.claim_ids]
         meta = KVBatchMeta(call.partition_id, call.task_name, list(call.sample_ids), handles=claims)
         await self._call("release_claim", ctx, meta)
 
@@ -237,7 +245,8 @@ def _check_rows(got: Any, call: c.GetSamples, who: str) -> None:
         msg = f"{who} answered with a {type(got).__name__} instead of a TensorDict"
         raise DataPlaneReadError(msg)
     rows = got.batch_size[0] if got.batch_size else None
-    absent = [name for name in call.fields if name not in got.keys()]
+    there = set(field_names(got))
+    absent = [name for name in call.fields if name not in there]
     if rows != len(call.sample_ids) or absent:
         what = f"fields {absent} are missing" if absent else f"{rows} rows came"
         msg = f"{who}: {what} where {len(call.sample_ids)} rows of {list(call.fields)} were asked for"

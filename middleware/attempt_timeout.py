@@ -48,7 +48,7 @@ class AttemptTimeout(Layer):
             limit += call.wait_s
         elif call.resend is Resend.NEVER:  # the backend serves the whole verb, waiting included
             limit = ctx.deadline
-        scope = anyio.CancelScope(deadline=limit if limit < ctx.deadline else ctx.deadline)
+        scope = anyio.CancelScope(deadline=min(limit, ctx.deadline))
         scopes = life.scopes
         scopes.add(scope)
         try:

@@ -12,7 +12,7 @@ from asyncdp.meta import KVBatchMeta, RowHandle
 from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.rounds import Rounds
-from asyncdp.slots import partial_read
+from asyncdp.reads import partial_read
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -86,7 +86,7 @@ class BatchRetry(Layer):
             except PartialReadError as err:
                 self._take(err, asked, rounds, reads)
             except DataPlaneError as err:
-                rounds.record((), {at: (err, err.retryable) for at in asked})
+                rounds.record((), dict.fromkeys(asked, (err, err.retryable)))
             else:
                 specs = reads[0][0].specs if reads else {}
                 reads.append((Block.from_fields(got, len(asked), specs, ctx.env.codec), asked))

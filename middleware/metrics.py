@@ -10,6 +10,7 @@ import structlog
 import torch
 from tensordict import TensorDict, TensorDictBase
 
+from asyncdp.block import field_names
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
 from asyncdp.errors import DataPlaneError
 from asyncdp.meta import KVBatchMeta
@@ -147,7 +148,9 @@ class Metrics(Layer):
         except Exception as err:  # noqa: BLE001 - whoever watches must not harm what is watched
             self._callback_errors += 1
             if self._callback_errors == 1:
-                structlog.get_logger("asyncdp").warning("on_event raised; further errors are only counted", error=repr(err))
+                structlog.get_logger("asyncdp").warning(
+                    "on_event raised; further errors are only counted", error=repr(err)
+                )
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
         """Count an event of a layer."""
@@ -161,7 +164,7 @@ class Metrics(Layer):
         share, rest = divmod(n_bytes, len(call.sample_ids))
         held = self._held.setdefault(call.partition_id, {})
         if call.fields is not None:
-            names = tuple(sorted(call.fields.keys()))
+            names = tuple(sorted(field_names(call.fields)))
             for key in call.sample_ids:
                 size = share + rest
                 rest = 0
@@ -221,7 +224,9 @@ class Metrics(Layer):
     def bytes_outstanding_by_partition(self) -> dict[str, int]:
         """Return live bytes per partition."""
         return {
-            partition: sum(sum(puts.values()) for puts in held.values()) for partition, held in self._held.items() if held
+            partition: sum(sum(puts.values()) for puts in held.values())
+            for partition, held in self._held.items()
+            if held
         }
 
 

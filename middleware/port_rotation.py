@@ -20,6 +20,8 @@ __all__ = ["PortRotation"]
 
 R = TypeVar("R")
 Key = tuple[str, int]
+#: Hosts come and go; their lists of ports are made again when this many were seen.
+HOSTS_REMEMBERED = 1024
 
 
 class PortRotation(Layer):
@@ -123,7 +125,7 @@ class PortRotation(Layer):
             ctx.emit("recovered", host=host, port=port)
 
     def _new_targets(self, host: HostRef) -> tuple[Key, ...]:
-        if len(self._targets) > 1024:  # hosts come and go
+        if len(self._targets) >= HOSTS_REMEMBERED:
             self._targets.clear()
         targets = self._targets[host.id, host.ports] = tuple((host.id, port) for port in host.ports)
         return targets

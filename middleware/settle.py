@@ -25,8 +25,8 @@ class Settle(Layer):
     """Writes down each mutation whose outcome nobody knows, and settles it before the next one on the same ids.
 
     A put or clear that may have arrived is resolved (``Resolve``: done, or refused for ever); a claim that nobody got
-    is given back (``AbandonClaim``). Both where the backend remembers op_ids or claim tokens; elsewhere the error went up
-    with ``ambiguous=True`` and nothing more can be known. A debt that cannot be settled holds up the mutation that
+    is given back (``AbandonClaim``). Both where the backend remembers op_ids or claim tokens; elsewhere the error went
+    up with ``ambiguous=True`` and nothing more can be known. A debt that cannot be settled holds up the mutation that
     depends on it, with the error that settling raised: anything else could bring an old value back.
 
     Args:

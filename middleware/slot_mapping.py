@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING
 
 from asyncdp.calls import CallContext, ClaimMeta, GetSamples, PutSamples, WaitPartition, handles
 from asyncdp.middleware.layer import Layer
-from asyncdp.slots import claim_until, partition_until, read_rows, write_rows
+from asyncdp.reads import read_rows
+from asyncdp.waits import claim_until, partition_until
+from asyncdp.writes import write_rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -19,8 +21,8 @@ __all__ = ["SlotMapping"]
 class SlotMapping(Layer):
     """Locates and reads, places and writes, looks for claims, so that the layers below see what can fail alone.
 
-    The compositions are :func:`~asyncdp.slots.read_rows`, :func:`~asyncdp.slots.write_rows` and
-    :func:`~asyncdp.slots.claim_until`. A transport without slot_addressable gets its reads as they are, one without
+    The compositions are :func:`~asyncdp.reads.read_rows`, :func:`~asyncdp.writes.write_rows` and
+    :func:`~asyncdp.waits.claim_until`. A transport without slot_addressable gets its reads as they are, one without
     slot_writes its puts.
     """
 

@@ -147,9 +147,7 @@ class SlotRetry(Layer):
             ctx.emit("retry", reason=type(failed).__name__, verb=ctx.verb, host=failed.host, port=failed.port)
             return False
 
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(again), wait=wait, stop=stop, sleep=ctx.pause, reraise=True
-        )
+        retrying = AsyncRetrying(retry=retry_if_exception(again), wait=wait, stop=stop, sleep=ctx.pause, reraise=True)
         return await retrying(step)
 
     def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:

@@ -67,10 +67,8 @@ class TypedErrors(Layer):
         except Exception as err:
             raise self.typed(err, call, ctx) from err
         if result.errors:
-            typed = {
-                at: err if isinstance(err, DataPlaneError) else self.typed(err, call, ctx)
-                for at, err in result.errors.items()
-            }
+            raw: dict[int, Exception] = dict(result.errors)  # a transport may leave its own exceptions in here
+            typed = {at: self.typed(err, call, ctx) for at, err in raw.items()}
             result = ReadResult(result.parts, typed, verified=result.verified)
         return verify(result, call)
 
@@ -104,7 +102,8 @@ class TypedErrors(Layer):
         message = f"{type(raw).__name__}: {text}" if text else type(raw).__name__
         for kind, make in self.table:
             if (type(raw).__name__ == kind) if isinstance(kind, str) else isinstance(raw, kind):
-                return make(message, **context)
+                made: DataPlaneError = make(message, **context)
+                return made
         return self._unknown(call)(message, **context)
 
     @staticmethod
@@ -114,5 +113,3 @@ class TypedErrors(Layer):
         if isinstance(call, _WRITES):
             return DataPlaneWriteError
         return DataPlaneClearError if isinstance(call, ClearSamples) else DataPlaneError
-
-

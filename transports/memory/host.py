@@ -1,8 +1,8 @@
 """A slot host in memory: slots with generations, read attempts, ports, epochs.
 
-States of a slot: FREE -> WRITING -> READY -> FREE. READING is no state but a set of read attempts, each finished exactly
-once. A slot whose rows all died while it is read is doomed: it is freed when its last reader ends. A transition that
-meets an unexpected state changes nothing and warns.
+States of a slot: FREE -> WRITING -> READY -> FREE. READING is no state but a set of read attempts, each finished
+exactly once. A slot whose rows all died while it is read is doomed: it is freed when its last reader ends. A
+transition that meets an unexpected state changes nothing and warns.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class Host:
         free = len(self.free) + self.limit - len(self.slots)
         return free * self.rows_per_slot if self.rows_per_slot else free and 1 << 62
 
-    def reserve(  # noqa: PLR0913 - one request
+    def reserve(
         self, op_id: str, fields: tuple[str, ...], rows: int, first_row: int, not_after: float, now: float
     ) -> tuple[SlotRef, ...]:
         """Reserve slots for rows; the same op_id gets the same slots again."""
@@ -164,7 +164,9 @@ class Host:
         per_slot = self.rows_per_slot or rows
         needed = -(-rows // per_slot)
         if self.limit is not None and needed > len(self.free) + self.limit - len(self.slots):
-            msg = f"host {self.id!r} has {len(self.free) + self.limit - len(self.slots)} free slots, {needed} are needed"
+            msg = (
+                f"host {self.id!r} has {len(self.free) + self.limit - len(self.slots)} free slots, {needed} are needed"
+            )
             raise DataPlaneNotReady(msg, host=self.id, retry_after_s=0.05)
         refs = []
         for start in range(0, rows, per_slot):

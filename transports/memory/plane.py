@@ -23,8 +23,8 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, Tags
-from asyncdp.slots import ClaimTry, Located, Placement, Resolved, SlotRef, lengths_of
+from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, Tags, lengths_of
+from asyncdp.slots import ClaimTry, Located, Placement, Resolved, SlotRef
 from asyncdp.transports.memory.claims import Claim, Group, ReadyIndex, Row
 from asyncdp.transports.memory.host import Cell, Host, least_loaded
 
@@ -291,7 +291,7 @@ class Plane:
             msg = f"the plane holds {self.samples} of at most {self.capacity} samples; {new} more do not fit"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
-    def publish(  # noqa: PLR0913 - one request
+    def publish(
         self,
         partition_id: str,
         sample_ids: Sequence[str],
@@ -507,9 +507,7 @@ class Plane:
                 cell = row.cells.get(name)
                 if cell is None:
                     msg = f"field {name!r} of sample {sample_id!r} is not produced"
-                    missing[at] = SampleNotFound(
-                        msg, partition_id=partition_id, sample_ids=(sample_id,), field=name
-                    )
+                    missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=name)
                     break
                 by_cell.setdefault(cell, []).append(name)
             else:
@@ -558,7 +556,7 @@ class Plane:
             msg = f"partition {part.id!r} has no task {task!r}; it has {list(part.tasks)}"
             raise DataPlaneBadRequest(msg, partition_id=part.id, field="task_name")
 
-    def claim(  # noqa: PLR0913 - one request
+    def claim(
         self,
         partition_id: str,
         task: str,
@@ -701,9 +699,7 @@ class Plane:
     def _group_meta(part: Partition, group: Group) -> DataPlaneGroupMeta:
         rows = sorted(group.rows.values(), key=lambda row: row.incarnation)
         versions = [row.tags["weight_version"] for row in rows if row.tags.get("weight_version") is not None]
-        lost = [
-            row.id for row in rows if any(not c.host.up or c.host.ref.epoch != c.epoch for c in row.cells.values())
-        ]
+        lost = [row.id for row in rows if any(not c.host.up or c.host.ref.epoch != c.epoch for c in row.cells.values())]
         return DataPlaneGroupMeta(
             part.id,
             group.id,

@@ -18,8 +18,11 @@ from asyncdp.client import BaseClient
 from asyncdp.config import Config, MemorySettings, parse_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.reads import read_rows
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import PLANES, Plane
+from asyncdp.waits import claim_until, partition_until
+from asyncdp.writes import write_rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -65,7 +68,7 @@ class MemoryTransport(BaseClient):
             if there is None or there.closed:
                 self._owned = self._attached = PLANES[self._address] = _start(parsed, self._settings)
             elif there.capacity != parsed.storage_capacity or len(there.hosts) != parsed.num_storage_units:
-                msg = f"controller_address: the plane at {self._address} has another storage_capacity or num_storage_units"
+                msg = f"controller_address: {self._address} has another storage_capacity or num_storage_units"
                 raise ValueError(msg)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -125,19 +128,19 @@ class MemoryTransport(BaseClient):
 
     @handles(c.GetSamples)
     async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
-        return await s.read_rows(self.execute, call, ctx)
+        return await read_rows(self.execute, call, ctx)
 
     @handles(c.PutSamples)
     async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
-        return await s.write_rows(self.execute, call, ctx)
+        return await write_rows(self.execute, call, ctx)
 
     @handles(c.ClaimMeta)
     async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        return await s.claim_until(self.execute, call, ctx)
+        return await claim_until(self.execute, call, ctx)
 
     @handles(c.WaitPartition)
     async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
-        await s.partition_until(self.execute, call, ctx)
+        await partition_until(self.execute, call, ctx)
 
     # -- slot calls
 

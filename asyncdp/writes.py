@@ -1,0 +1,121 @@
+"""Writing: place, reserve, write, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from asyncdp.block import Block, FieldSpec, field_names
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
+from asyncdp.ledger import Debt
+from asyncdp.meta import KVBatchMeta, lengths_of
+from asyncdp.slots import Abort, HostRef, Place, Publish, Reserve, Send, SlotRef, WriteSlots
+
+if TYPE_CHECKING:
+    from asyncdp.calls import CallContext, PutSamples
+
+__all__ = ["write_rows"]
+
+
+async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
+    """Serve PutSamples: place, reserve, write, publish. Nothing is visible before publish, which is all or nothing.
+
+    A host that fails or is full is left for a spare one. What a failed put reserved is given back at once, what a
+    cancelled one reserved with the next mutation.
+    """
+    names = field_names(call.fields)
+    touched: list[Debt] = []
+    try:
+        refs, specs = await _store(send, call, names, touched, ctx) if names else ((), {})
+    except BaseException as err:
+        if isinstance(err, DataPlaneError):
+            err.ambiguous = False  # nothing is visible before publish
+            await _give_back(send, touched, ctx)
+        raise
+    refused = False
+    try:
+        handles = await send(Publish(call.sample_ids, call.partition_id, refs, call.tags, specs), ctx)
+    except DataPlaneError as err:
+        refused = not err.ambiguous
+        if refused:
+            await _give_back(send, touched, ctx)
+        raise
+    finally:
+        if not refused:  # published; or nobody knows yet, and what is owed for the publish itself covers the slots
+            for debt in touched:
+                ctx.env.ledger.paid(debt)
+    return KVBatchMeta(
+        call.partition_id,
+        sample_ids=list(call.sample_ids),
+        fields=list(names),
+        sequence_lengths=lengths_of(call.tags),
+        tags=None if call.tags is None else [dict(row) for row in call.tags],
+        handles=list(handles),
+    )
+
+
+async def _store(
+    send: Send, call: PutSamples, names: tuple[str, ...], touched: list[Debt], ctx: CallContext
+) -> tuple[tuple[SlotRef, ...], Mapping[str, FieldSpec]]:
+    """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
+    n = len(call.sample_ids)
+    placed = await send(Place(call.sample_ids, call.partition_id, names), ctx)
+    fields = call.fields
+    assert fields is not None  # noqa: S101 - there are names
+    block = Block.from_fields(fields, n, placed.specs, ctx.env.codec)
+    sizes = tuple(block.row_nbytes().tolist())
+    refs: list[SlotRef] = []
+    first = 0
+    for host, count in placed.shares:
+        part = block if count == n else block.take(range(first, first + count))
+        share = (first, sizes[first : first + count])
+        refs += await _write_share(send, (host, *placed.spare), names, part, share, touched, ctx)
+        first += count
+    return tuple(refs), block.observed()
+
+
+async def _write_share(
+    send: Send,
+    hosts: Sequence[HostRef],
+    names: tuple[str, ...],
+    block: Block,
+    share: tuple[int, tuple[int, ...]],
+    touched: list[Debt],
+    ctx: CallContext,
+) -> tuple[SlotRef, ...]:
+    """Reserve and write the rows of one share on the first host that takes them."""
+    first_row, sizes = share
+    problem: DataPlaneError | None = None
+    for host in hosts:
+        # Written down before anything is sent, so that a cancel at any await leaves no slot behind.
+        debt = ctx.env.ledger.owe(Debt(Abort(host, ctx.op_id), ctx.op_id))
+        touched.append(debt)
+        try:
+            refs = await send(Reserve(host, names, sizes, first_row), ctx)
+            await send(WriteSlots(host, refs, block), ctx)
+        except DataPlaneError as err:
+            if isinstance(err, DataPlaneBadRequest) or not err.retryable or ctx.remaining() <= 0:
+                raise
+            # A host that is full is no fault; what the others say matters more.
+            if problem is None or isinstance(problem, DataPlaneNotReady):
+                problem = err
+            ctx.emit("host_skipped", host=host.id, reason=type(err).__name__)
+            await _give_back(send, [debt], ctx)
+            continue
+        return refs
+    if problem is None:
+        msg = "no slot host is there to take the rows"
+        raise DataPlaneNotReady(msg)
+    raise problem
+
+
+async def _give_back(send: Send, debts: Iterable[Debt], ctx: CallContext) -> None:
+    """Send what is owed, as far as time and the backend allow; the rest stays owed."""
+    for debt in debts:
+        if ctx.remaining() <= 0:
+            return
+        try:
+            await send(debt.call, ctx)
+        except DataPlaneError:
+            continue
+        ctx.env.ledger.paid(debt)
