@@ -188,6 +188,10 @@ class ReadSlots(Call[ReadResult]):
     refs: tuple[SlotRef, ...]
     port: int | None = None
 
+    def through(self, port: int) -> ReadSlots:
+        """Return the same request through this port."""
+        return ReadSlots(self.host, self.refs, port)
+
 
 @dataclass(frozen=True, slots=True)
 class Place(Call[Placement]):
@@ -210,6 +214,10 @@ class Reserve(Call[tuple[SlotRef, ...]]):
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 
+    def through(self, port: int) -> Reserve:
+        """Return the same request through this port."""
+        return Reserve(self.host, self.fields, self.sizes, self.first_row, port)
+
 
 @dataclass(frozen=True, slots=True)
 class WriteSlots(Call[None]):
@@ -221,6 +229,10 @@ class WriteSlots(Call[None]):
     port: int | None = None
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
+
+    def through(self, port: int) -> WriteSlots:
+        """Return the same request through this port."""
+        return WriteSlots(self.host, self.refs, self.block, port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +255,10 @@ class Abort(Call[None]):
     host: HostRef
     op_id: str
     port: int | None = None
+
+    def through(self, port: int) -> Abort:
+        """Return the same request through this port."""
+        return Abort(self.host, self.op_id, port)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, handles
@@ -93,7 +92,7 @@ class PortRotation(Layer):
         if permit.probe:
             ctx.emit("probe", host=host, port=port)
         try:
-            result = await self.inner.execute(replace(call, port=port), ctx)
+            result = await self.inner.execute(call.through(port), ctx)
         except DataPlaneError as err:
             self._judge(permit, err, ctx)
             raise

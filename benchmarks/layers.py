@@ -1,0 +1,134 @@
+"""What each layer costs on the way of a one-row get, in units of one bare ``anyio.CancelScope``.
+
+Run with ``python -m benchmarks.layers``. The unit is what an attempt cannot do without: ``with
+CancelScope(deadline=...): pass``, entered and left, measured in the same run in a tight loop (bare: without the wrapper
+of ``fail_after``; the same without a deadline is printed beside it). Every stack is measured in turn with the transport
+alone, and the medians of the paired differences are printed, so that a noisy neighbour hits both sides alike.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import torch
+from tensordict import TensorDict
+
+from asyncdp import (
+    AttemptTimeout,
+    BatchRetry,
+    Layer,
+    MemoryTransport,
+    Metrics,
+    PortRotation,
+    Settle,
+    SlotMapping,
+    SlotRetry,
+    TypedErrors,
+    default_layers,
+    stack,
+)
+
+if TYPE_CHECKING:
+    from asyncdp import BaseClient
+
+FIRST = ("SlotMapping", "TypedErrors", "AttemptTimeout", "Metrics")
+#: Metrics and SlotMapping are in every stack; the others are added in this order.
+ALWAYS = ("Metrics", "SlotMapping")
+ORDER = ("TypedErrors", "AttemptTimeout", "PortRotation", "SlotRetry", "Settle", "BatchRetry")
+LAYERS: dict[str, Any] = {
+    "Metrics": Metrics,
+    "BatchRetry": BatchRetry,
+    "SlotMapping": SlotMapping,
+    "Settle": Settle,
+    "SlotRetry": SlotRetry,
+    "PortRotation": PortRotation,
+    "AttemptTimeout": AttemptTimeout,
+    "TypedErrors": TypedErrors,
+}
+
+
+async def one_get(client: BaseClient, count: int) -> float:
+    """Seconds per one-row get."""
+    began = time.perf_counter()
+    for _ in range(count):
+        await client.get_samples(["s"], "p", ["x"])
+    return (time.perf_counter() - began) / count
+
+
+def scope(count: int, deadline: float | None) -> float:
+    """Seconds per scope entered and left."""
+    began = time.perf_counter()
+    for _ in range(count):
+        with anyio.CancelScope() if deadline is None else anyio.CancelScope(deadline=deadline):
+            pass
+    return (time.perf_counter() - began) / count
+
+
+def stacks(transport: MemoryTransport) -> dict[str, BaseClient]:
+    """The stacks that are compared, each with one layer more than the one before."""
+    out: dict[str, BaseClient] = {"first four": stack(transport, [Metrics, SlotMapping, AttemptTimeout, TypedErrors])}
+    for count in range(2, len(LAYERS) + 1):
+        # From below: SlotMapping and Metrics are always there, the others join them one by one.
+        chosen = [*ALWAYS, *ORDER[: count - len(ALWAYS)]]
+        label = "+".join(ALWAYS) if count == len(ALWAYS) else "+ " + chosen[-1]
+        out[label] = stack(transport, [kind for name, kind in LAYERS.items() if name in chosen])
+    out["+ a layer that passes everything on"] = stack(transport, [Layer, *LAYERS.values()])
+    return out
+
+
+async def measure(rounds: int, count: int) -> None:
+    """Measure and print the table."""
+    torch.set_num_threads(1)
+    transport = MemoryTransport()
+    await transport.register_partition("p", ["x"], 1, ["t"])
+    await transport.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
+    clients = stacks(transport)
+    bare_s: list[float] = []
+    unit_s: list[float] = []
+    direct_s: list[float] = []
+    over: dict[str, list[float]] = {name: [] for name in clients}
+    gc.collect()
+    gc.disable()
+    for _ in range(rounds):
+        bare_s.append(scope(count, None))
+        unit_s.append(scope(count, anyio.current_time() + 60))
+        for name, client in clients.items():
+            direct = await one_get(transport, count)
+            direct_s.append(direct)
+            over[name].append(await one_get(client, count) - direct)
+    gc.enable()
+    unit = statistics.median(unit_s)
+    median = {name: statistics.median(values) / unit for name, values in over.items()}
+    print(f"{'one unit: CancelScope(deadline=...)':42} {unit * 1e6:7.2f} us")
+    print(f"{'CancelScope() without a deadline':42} {statistics.median(bare_s) / unit:7.2f} units")
+    print(f"{'one-row get, transport used directly':42} {statistics.median(direct_s) / unit:7.2f} units")
+    print(f"\n{'on top of the transport':42}   units")
+    whole = f"+ {ORDER[-1]}"
+    print(f"  {'+'.join(FIRST):48} {median['first four']:5.2f}   (limit 5)")
+    print(f"  {'default stack':48} {median[whole]:5.2f}   (limit 7, aim 5)")
+    print(f"\n{'layer by layer, from below':42}   units     this layer")
+    before = 0.0
+    for name, total in median.items():
+        if name != "first four":
+            print(f"  {name:40} {total:7.2f}        {total - before:7.2f}")
+            before = total
+    await transport.close()
+
+
+def main() -> None:
+    """Parse the arguments and run."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=25, help="pairs of measurements")
+    parser.add_argument("--count", type=int, default=300, help="gets per measurement")
+    options = parser.parse_args()
+    anyio.run(partial(measure, options.rounds, options.count))
+
+
+if __name__ == "__main__":
+    main()
