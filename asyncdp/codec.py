@@ -217,7 +217,7 @@ def materialize(
         pad_to_seqlen: Least width of what is padded, in tokens. Nothing is ever cut.
         pad_to_multiple: The width is rounded up to a multiple of this many tokens.
         token_aligned_fields: Rectangular fields ``(N, S, ...)`` that are padded to that width too. Others, such as
-            ``(N, 1)`` rewards or ``(N, 3, H, W)`` images, keep their shape.
+            ``(N, 3, H, W)`` images, keep their shape, and so does ``(N, 1)``, one value per row, under any name.
 
     Returns:
         ``{field: column}``: padded tensors are ``(N, width, ...)`` where width is that of the longest row or what is
@@ -237,7 +237,7 @@ def materialize(
     for name, leaf in td.items():
         if not isinstance(leaf, torch.Tensor):
             columns[name] = _objects(leaf, op, name)
-        elif layout == "jagged" or not (leaf.is_nested or (name in aligned and leaf.ndim > 1)):
+        elif layout == "jagged" or not (leaf.is_nested or (name in aligned and leaf.ndim > 1 and leaf.shape[1] != 1)):
             columns[name] = leaf
         else:
             columns[name] = _pad(leaf, pads.get(name, 0), pad_to_seqlen, pad_to_multiple, op, name)
