@@ -1,0 +1,326 @@
+"""Faults: the layer that does what a fault plan says."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.middleware.layer import Layer
+from asyncdp.slots import Locate, Place, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
+from asyncdp.testing.injected import Injected
+from asyncdp.testing.payload import damaged
+from asyncdp.testing.recycling import Recycled, recycle
+from asyncdp.testing.rule import SLOT_KINDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from asyncdp.calls import Call, CallContext
+    from asyncdp.client import BaseClient
+    from asyncdp.testing.plan import FaultPlan
+    from asyncdp.testing.rule import Rule
+
+__all__ = ["Faults"]
+
+R = TypeVar("R")
+
+#: 99th percentile of the standard normal distribution.
+Z99 = 2.3263478740408408
+#: User calls whose slots and ids are remembered, to tell which samples a request is about.
+REMEMBERED = 4096
+
+SlotKey = tuple[str, int, int, int]
+
+
+def _key(ref: SlotRef) -> SlotKey:
+    return ref.host.id, ref.host.epoch, ref.slot, ref.generation
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What is known of one user call from the requests that were made for it."""
+
+    partition: str
+    ids: Sequence[str]
+    slots: dict[SlotKey, dict[int, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """One request, as rules see it; ``by_slot``: the samples of each slot of a read."""
+
+    call: str
+    verb: str
+    host: str | None
+    port: int | None
+    partition: str | None
+    ids: tuple[str, ...]
+    by_slot: tuple[tuple[str, ...], ...] = ()
+
+    def fits(self, rule: Rule) -> bool:
+        """Whether a rule is about this request."""
+        where = rule.where
+        return (
+            rule.wants(self.call, self.verb)
+            and where.host in (None, self.host)
+            and where.port in (None, self.port)
+            and where.partition in (None, self.partition)
+            and (where.sample is None or where.sample in self.ids)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    """A rule that strikes; ``slots``: which slots of the read, where it is about some only."""
+
+    rule: Rule
+    draw: float
+    slots: tuple[int, ...] = ()
+
+
+class Faults(Layer):
+    """Injects the faults of a plan; stands just above the transport, so that all other layers see them as real.
+
+    ::
+
+        plan = FaultPlan(seed=7).on("get_samples").refuse(times=1)
+        client = stack(transport, [*default_layers(), plan.layer])  # or faulty_stack(transport, plan)
+
+    Args:
+        inner: The transport.
+        plan: What to do; several clients may share one.
+
+    Raises:
+        ValueError: A rule needs hosts or slots that this transport does not have; the message names it.
+    """
+
+    def __init__(self, inner: BaseClient, plan: FaultPlan) -> None:
+        """Check that the transport can do what the plan wants."""
+        super().__init__(inner)
+        self.plan = plan
+        self._calls: OrderedDict[str, _Seen] = OrderedDict()
+        for rule in plan.rules:
+            self._check(rule)
+
+    def _hosts(self) -> Mapping[str, Any] | None:
+        """Return the slot hosts that can be controlled from here, by id; None where there are none."""
+        try:
+            return getattr(getattr(self.inner, "plane", None), "hosts", None)
+        except DataPlaneError:  # attached to a plane that is not there yet
+            return None
+
+    def _check(self, rule: Rule) -> None:
+        hosts = self._hosts()
+        if rule.kind in ("crash_host", "recycle") and hosts is None:
+            raise ValueError(f"{rule.kind}: the hosts of a {type(self.inner).__name__} cannot be controlled from here")
+        if hosts is not None and rule.where.host is not None and rule.where.host not in hosts:
+            raise ValueError(f"host: there is no {rule.where.host!r}; there are {sorted(hosts)}")
+
+    async def execute(self, call: Call[R], ctx: CallContext) -> R:
+        """Serve the call, or what the plan makes of it."""
+        plan = self.plan
+        if not plan.live:
+            return await self.inner.execute(call, ctx)
+        now = ctx.env.clock.now()
+        if plan.began is None:
+            plan.began = now
+        now -= plan.began
+        self._move_hosts(now, ctx)
+        request = self._describe(call, ctx)
+        hits = self._hits(request, now)
+        for hit in hits:
+            self._record(hit, request, now, ctx)
+        before = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and not hit.rule.options.get("reply"))
+        if before:
+            await ctx.env.clock.sleep(before)
+            self._move_hosts(ctx.env.clock.now() - plan.began, ctx)
+        last = hits[-1].rule if hits else None
+        if last is not None and _stops(last, call):
+            await self._fail(last)
+        if type(call) is ReadSlots and any(hit.slots for hit in hits):
+            result: Any = await self._read(call, ctx, hits)
+        else:
+            result = await self.inner.execute(call, ctx)
+        self._learn(call, result, ctx)
+        late = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and hit.rule.options.get("reply"))
+        if late:
+            await ctx.env.clock.sleep(late)
+        if last is not None and last.kind == "lose_reply":
+            await self._fail(last)
+        return result  # type: ignore[no-any-return]
+
+    # -- which faults
+
+    def _hits(self, request: _Request, now: float) -> list[_Hit]:
+        """Ask each rule; after one that ends the request no other is asked."""
+        hits = []
+        for live in self.plan.live:
+            rule = live.rule
+            if rule.kind == "crash_host" or not request.fits(rule):
+                continue
+            if _by_slot(rule, request):
+                sample = rule.where.sample
+                slots = [at for at, ids in enumerate(request.by_slot) if sample is None or sample in ids]
+                struck = tuple(at for at in slots if live.strikes(now))
+                if struck:
+                    hits.append(_Hit(rule, live.rng.random(), struck))
+                continue
+            if not live.strikes(now):
+                continue
+            hits.append(_Hit(rule, _delay_s(rule, live.rng.gauss(0.0, 1.0)) if rule.kind == "delay" else 0.0))
+            if rule.kind != "delay":
+                break
+        return hits
+
+    def _record(self, hit: _Hit, request: _Request, now: float, ctx: CallContext) -> None:
+        ids = request.ids
+        if hit.slots:
+            ids = tuple(i for at in hit.slots for i in request.by_slot[at])
+        fault = Injected(hit.rule.kind, request.verb, request.call, request.host, request.port, ids, now)
+        self.plan.injected.append(fault)
+        ctx.emit("fault", what=fault.kind, verb=fault.verb, host=fault.host, port=fault.port)
+
+    @staticmethod
+    async def _fail(rule: Rule) -> Any:
+        """Raise what the rule raises, or stay silent until cancelled."""
+        if rule.kind == "refuse":
+            raise ConnectionRefusedError("injected: connection refused")
+        if rule.kind == "reset":
+            raise ConnectionResetError("injected: connection reset")
+        if rule.kind == "not_ready":
+            raise DataPlaneNotReady("injected: not ready", retry_after_s=rule.options.get("retry_after_s"))
+        error = rule.make_error()
+        if error is not None:
+            raise error
+        await anyio.Event().wait()  # nobody ever sets it, and no timer stands behind it
+
+    # -- reads of many slots
+
+    async def _read(self, call: ReadSlots, ctx: CallContext, hits: Sequence[_Hit]) -> ReadResult:
+        """Read the slots that are not failed, then damage the payload of those that are to be."""
+        errors: dict[int, DataPlaneError] = {}
+        ghosts: list[Recycled] = []
+        try:
+            for hit in hits:
+                for at in hit.slots:
+                    if hit.rule.kind == "stale":
+                        errors.setdefault(at, StaleSlotError("injected: stale slot", host=call.host.id, port=call.port))
+                    elif hit.rule.kind == "error":
+                        errors.setdefault(at, hit.rule.make_error())  # type: ignore[arg-type]
+                    elif hit.rule.kind == "recycle":
+                        ghosts += recycle(self.inner, call.refs[at], hit.rule.options["how"], ctx)
+            keep = [at for at in range(len(call.refs)) if at not in errors]
+            if keep:
+                part = call if len(keep) == len(call.refs) else replace(call, refs=tuple(call.refs[at] for at in keep))
+                result = await self.inner.execute(part, ctx)
+            else:
+                await anyio.lowlevel.checkpoint()
+                result = ReadResult(())
+        finally:
+            for ghost in ghosts:
+                ghost.leave()
+        errors.update({keep[at]: err for at, err in result.errors.items()})
+        parts = [replace(part, refs=tuple(keep[at] for at in part.refs)) for part in result.parts]
+        for hit in hits:
+            if hit.rule.kind in ("corrupt", "truncate"):
+                schema = bool(hit.rule.options.get("schema"))
+                parts = [damaged(part, call, hit.slots, hit.rule.kind, hit.draw, schema=schema) for part in parts]
+        return ReadResult(tuple(parts), errors)
+
+    # -- who is meant
+
+    def _describe(self, call: Call[Any], ctx: CallContext) -> _Request:
+        """Tell host, partition and samples, from the request or from those made before it for the same user call."""
+        host = getattr(call, "host", None)
+        partition: str | None = getattr(call, "partition_id", None)
+        ids: Sequence[str] = getattr(call, "sample_ids", None) or ()
+        by_slot: tuple[tuple[str, ...], ...] = ()
+        seen = self._calls.get(ctx.op_id)
+        if seen is not None and isinstance(call, (ReadSlots, Reserve, WriteSlots)):
+            partition = seen.partition
+            if isinstance(call, ReadSlots):
+                by_slot = tuple(_samples(ref, seen) for ref in call.refs)
+                ids = tuple(dict.fromkeys(i for each in by_slot for i in each))
+            elif isinstance(call, Reserve):
+                ids = seen.ids[call.first_row : call.first_row + len(call.sizes)]
+            else:
+                ids = [seen.ids[row] for ref in call.refs for row in ref.rows if row < len(seen.ids)]
+        elif isinstance(call, ReadSlots):
+            by_slot = ((),) * len(call.refs)
+        if isinstance(call, (Locate, Place)):
+            self._remember(ctx.op_id, partition or "", ids)
+        port = getattr(call, "port", None)
+        return _Request(
+            type(call).__name__, ctx.verb, None if host is None else host.id, port, partition, tuple(ids), by_slot
+        )
+
+    def _remember(self, op_id: str, partition: str, ids: Sequence[str]) -> None:
+        if op_id not in self._calls:
+            self._calls[op_id] = _Seen(partition, ids, {})
+            if len(self._calls) > REMEMBERED:
+                self._calls.popitem(last=False)
+
+    def _learn(self, call: Call[Any], result: Any, ctx: CallContext) -> None:
+        """Remember which samples lie in which slots."""
+        if not isinstance(call, Locate):
+            return
+        seen = self._calls.get(ctx.op_id)
+        if seen is None:
+            return
+        for ref in result.refs:
+            named = {index: call.sample_ids[row] for index, row in zip(ref.index, ref.rows, strict=True)}
+            seen.slots.setdefault(_key(ref), {}).update(named)
+
+    # -- hosts
+
+    def _move_hosts(self, now: float, ctx: CallContext) -> None:
+        """Crash and restart the hosts whose time has come."""
+        for live in self.plan.live:
+            rule = live.rule
+            if rule.kind != "crash_host":
+                continue
+            host = (self._hosts() or {}).get(rule.where.host or "")
+            back = rule.options.get("restart_at_s", math.inf)
+            for stage, at, name in ((0, rule.at_s or 0.0, "crash_host"), (1, back, "restart_host")):
+                if host is None or live.stage != stage or now < at:
+                    continue
+                live.stage += 1
+                if stage:
+                    host.restart(adopt=rule.options.get("adopt", True))
+                else:
+                    host.crash()
+                self.plan.injected.append(Injected(name, host=rule.where.host, at=now))
+                ctx.emit("fault", what=name, host=rule.where.host)
+
+
+def _by_slot(rule: Rule, request: _Request) -> bool:
+    """Whether a rule hits single slots of a read instead of the request."""
+    if rule.kind in SLOT_KINDS:
+        return True
+    return rule.kind == "error" and rule.where.sample is not None and request.call == "ReadSlots"
+
+
+def _stops(rule: Rule, call: Call[Any]) -> bool:
+    """Whether the request is not executed at all."""
+    if rule.kind == "error" and rule.where.sample is not None and type(call) is ReadSlots:
+        return False
+    return rule.kind not in SLOT_KINDS and rule.kind not in ("delay", "lose_reply")
+
+
+def _samples(ref: SlotRef, seen: _Seen) -> tuple[str, ...]:
+    named = seen.slots.get(_key(ref), {})
+    return tuple(named[index] for index in ref.index if index in named)
+
+
+def _delay_s(rule: Rule, normal: float) -> float:
+    options = rule.options
+    if "seconds" in options:
+        return float(options["seconds"])
+    p50 = float(options["p50_s"])
+    return p50 * math.exp(normal / Z99 * math.log(options["p99_s"] / p50))

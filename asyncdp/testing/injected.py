@@ -1,0 +1,28 @@
+"""What a fault plan did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Injected"]
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """One fault that happened.
+
+    Attributes:
+        kind: Which kind of fault.
+        verb, call: The user's verb, and the type of the request that was hit; empty for what happens to a host.
+        host, port: Where it went, where it went to a host.
+        sample_ids: The samples it was about, as far as the request tells.
+        at: Seconds since the first request under the plan.
+    """
+
+    kind: str
+    verb: str = ""
+    call: str = ""
+    host: str | None = None
+    port: int | None = None
+    sample_ids: tuple[str, ...] = ()
+    at: float = 0.0

@@ -1,0 +1,153 @@
+"""A fault plan: rules, and what they did so far."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from asyncdp.testing.effects import Effects, On, When, given
+from asyncdp.testing.live import LiveRule
+from asyncdp.testing.rule import Rule, Where
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from asyncdp.client import BaseClient
+    from asyncdp.testing.faults import Faults
+    from asyncdp.testing.injected import Injected
+
+__all__ = ["FaultPlan"]
+
+
+class FaultPlan(Effects):
+    """Which faults happen to the requests of a stack, reproducibly.
+
+    ::
+
+        plan = (
+            FaultPlan(seed=7)
+            .on("get_samples", port=2).silent(after=3, for_s=10)
+            .lose_reply("claim_meta", times=1)
+            .delay(p50_s=0.01, p99_s=0.5)
+        )
+        client = faulty_stack(MemoryTransport(), plan)
+        ...
+        assert plan.counts["lose_reply"] == 1
+
+    The same seed and the same requests in the same order give the same faults; each rule has a random source of its
+    own, so that one rule more does not change what the others do. A plan remembers what it did (``injected``,
+    ``counts``): take one per test, or ``fresh()``.
+
+    Args:
+        seed: Of all its random choices.
+        rules: Rules to begin with.
+    """
+
+    def __init__(self, seed: int = 0, rules: Iterable[Rule] = ()) -> None:
+        """Begin with no faults done."""
+        self.seed = seed
+        self._rules: list[LiveRule] = []
+        self.injected: list[Injected] = []
+        self.began: float | None = None
+        for rule in rules:
+            self.add(rule)
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        """The rules, in the order in which they apply."""
+        return tuple(live.rule for live in self._rules)
+
+    @property
+    def live(self) -> list[LiveRule]:
+        """The rules with their counts, for the layer."""
+        return self._rules
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many faults of each kind happened."""
+        return Counter(fault.kind for fault in self.injected)
+
+    def add(self, rule: Rule) -> FaultPlan:
+        """Append a rule; may be done while the plan is in use."""
+        self._rules.append(LiveRule(rule, random.Random(f"{self.seed}:{len(self._rules)}")))  # noqa: S311
+        return self
+
+    def add_fault(self, kind: str, options: Mapping[str, Any], when: When, **where: str | None) -> FaultPlan:
+        """Add a rule of this kind for all requests."""
+        return On(self, Where()).add_fault(kind, options, when, **where)
+
+    def on(
+        self,
+        verb: str | None = None,
+        *,
+        call: str | None = None,
+        host: str | None = None,
+        port: int | None = None,
+        sample: str | None = None,
+        partition: str | None = None,
+    ) -> On:
+        """Choose requests; the fault follows: ``plan.on("put_samples", host="host-0").refuse()``.
+
+        A verb chooses every request that is made for it: of a get the look-up as well as the reads.
+
+        Raises:
+            ValueError: There is no such verb or call.
+        """
+        return On(self, Where(verb, call, host, port, sample, partition))
+
+    def cut(self, host: str, *, at_s: float | None = None, for_s: float | None = None) -> FaultPlan:
+        """Cut a host off the network: nothing that is sent to it arrives, nothing answers."""
+        return self.add(Rule("cut", Where(host=host), at_s=at_s, for_s=for_s))
+
+    def crash_host(
+        self, host: str, *, at_s: float = 0.0, restart_at_s: float | None = None, adopt: bool = True
+    ) -> FaultPlan:
+        """Kill a slot host at ``at_s`` and start it again at ``restart_at_s`` (None: never).
+
+        Needs a transport whose hosts can be controlled from here (memory). Times are looked at with each request.
+
+        Args:
+            host: Its id.
+            at_s: Seconds since the first request under the plan.
+            restart_at_s: As ``at_s``.
+            adopt: Whether it finds its slots again; else it comes back empty, in a new epoch.
+        """
+        return self.add(
+            Rule("crash_host", Where(host=host), at_s=at_s, options=given(restart_at_s=restart_at_s, adopt=adopt))
+        )
+
+    def layer(self, inner: BaseClient) -> Faults:
+        """Make the fault layer, which stands just above the transport; to be used in a list of layers."""
+        from asyncdp.testing.faults import Faults
+
+        return Faults(inner, self)
+
+    def fresh(self) -> FaultPlan:
+        """Return a plan of the same rules that has done nothing yet."""
+        return FaultPlan(self.seed, self.rules)
+
+    # -- text
+
+    def to_json(self) -> str:
+        """Write seed and rules."""
+        return json.dumps({"seed": self.seed, "rules": [rule.to_dict() for rule in self.rules]})
+
+    @classmethod
+    def from_json(cls, text: str) -> FaultPlan:
+        """Read a plan that :meth:`to_json`, or a person, wrote.
+
+        Raises:
+            ValueError: It is no JSON, or something in it is unknown or makes no sense.
+        """
+        read = json.loads(text)
+        if not isinstance(read, dict):
+            raise ValueError(f"a fault plan is an object with seed and rules, not {read!r:.80}")  # noqa: TRY004
+        if unknown := read.keys() - {"seed", "rules"}:
+            raise ValueError(f"{min(unknown)}: a fault plan has seed and rules only")
+        return cls(read.get("seed", 0), [Rule.from_dict(rule) for rule in read.get("rules", ())])
+
+    def __repr__(self) -> str:
+        """Show the rules."""
+        return f"FaultPlan(seed={self.seed}, rules={[rule.to_dict() for rule in self.rules]})"
