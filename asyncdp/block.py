@@ -177,6 +177,25 @@ def _raw(values: torch.Tensor) -> Any:
     return values.contiguous().reshape(-1).view(torch.uint8).numpy() if values.numel() else b""
 
 
+#: Torch moves these by index only as other dtypes of the same size.
+_MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
+
+
+def _picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    """Return a copy of the rows at ``at``, whatever the dtype."""
+    moved = _MOVED_AS.get(values.dtype)
+    return values[at] if moved is None else values.view(moved)[at].view(values.dtype)
+
+
+def _scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    """Write rows to ``at``, whatever the dtype."""
+    moved = _MOVED_AS.get(out.dtype)
+    if moved is None:
+        out[at] = values
+    else:
+        out.view(moved)[at] = values.view(moved)
+
+
 class Dense(Column):
     """Rows of one shape: ``values`` is ``(n, *shape)``."""
 
@@ -203,7 +222,7 @@ class Dense(Column):
     def take(self, rows: Rows) -> Dense:
         span = _span(rows)
         if span is None:
-            return Dense(self.values[torch.as_tensor(rows, dtype=torch.int64)])
+            return Dense(_picked(self.values, torch.as_tensor(rows, dtype=torch.int64)))
         part = self.values if span == (0, len(self)) else self.values[span[0] : span[1]]
         return Dense(part.clone(memory_format=torch.contiguous_format))
 
@@ -263,7 +282,7 @@ class Ragged(Column):
         at = np.asarray(rows, dtype=np.int64)
         offsets = _offsets((self.offsets[1:] - self.offsets[:-1])[at])
         source = _steps(self.offsets[at], offsets)
-        return Ragged(self.values[torch.from_numpy(source)], offsets, dim=self.dim, nested=self.nested)
+        return Ragged(_picked(self.values, torch.from_numpy(source)), offsets, dim=self.dim, nested=self.nested)
 
     def row_bytes(self, row: int) -> Iterator[Any]:
         yield _raw(self.values[int(self.offsets[row]) : int(self.offsets[row + 1])])
@@ -317,7 +336,23 @@ def _refuse(name: str, why: str) -> DataPlaneBadRequest:
     return DataPlaneBadRequest(f"field {name!r}: {why}", field=name)
 
 
-def _nested_column(name: str, leaf: torch.Tensor) -> Ragged:
+#: Torch knows these by name only; it cannot copy them.
+_SUB_BYTE = frozenset(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+
+
+def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values on the CPU, without grad and lazy bits; refuse what cannot be kept."""
+    if leaf.layout not in (torch.strided, torch.jagged) or leaf.is_quantized or leaf.device.type == "meta":
+        raise _refuse(name, f"a tensor of layout {leaf.layout} on {leaf.device} cannot be kept unchanged")
+    if str(leaf.dtype) in _SUB_BYTE:
+        raise _refuse(name, f"a tensor of {leaf.dtype} cannot be kept unchanged")
+    if not leaf.is_nested and not leaf.ndim:
+        raise _refuse(name, "a tensor without dimensions has no rows")
+    leaf = leaf.detach() if leaf.is_nested else leaf.detach().resolve_conj().resolve_neg()
+    return leaf if leaf.device.type == "cpu" else leaf.cpu()
+
+
+def _nested_column(name: str, leaf: torch.Tensor, ragged_dim: int) -> Ragged:
     """Turn a nested tensor (jagged or strided layout) into a column, without a copy where it has no holes."""
     if leaf.layout != torch.jagged:
         rows = list(leaf.unbind())
@@ -329,7 +364,7 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Ragged:
         }
         if len(differing) > 1:
             raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
-        dim = min(differing, default=0)
+        dim = min(differing, default=ragged_dim if ragged_dim < max(ranks, default=0) else 0)
         lengths = np.asarray([row.shape[dim] for row in rows], dtype=np.int64)
         if not rows:
             return Ragged(torch.empty(0, dtype=leaf.dtype), np.zeros(1, dtype=np.int64))
@@ -343,7 +378,7 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Ragged:
     offsets = _offsets(lengths)
     begins = starts[: len(lengths)]
     if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
-        values = values[torch.from_numpy(_steps(begins, offsets))]
+        values = _picked(values, torch.from_numpy(_steps(begins, offsets)))
     return Ragged(values, offsets, dim=dim)
 
 
@@ -365,20 +400,20 @@ def _object_rows(name: str, leaf: Any, n: int) -> list[Any]:
     return rows
 
 
-def column_from_leaf(name: str, leaf: Any, n: int, codec: ObjectCodec, enum: Sequence[str] = ()) -> Column:
+def column_from_leaf(
+    name: str, leaf: Any, n: int, codec: ObjectCodec, enum: Sequence[str] = (), ragged_dim: int = 0
+) -> Column:
     """Turn one leaf of a user's TensorDict into a column of ``n`` rows; tensors are not copied unless they must be.
+
+    ``ragged_dim`` is the dimension in which the field's rows differ, for nested rows that do not tell by themselves.
 
     Raises:
         DataPlaneBadRequest: The leaf cannot be carried unchanged; the message names the field.
     """
     column: Column
     if isinstance(leaf, torch.Tensor):
-        if leaf.layout not in (torch.strided, torch.jagged) or leaf.is_quantized or leaf.device.type == "meta":
-            raise _refuse(name, f"a tensor of layout {leaf.layout} on {leaf.device} cannot be kept unchanged")
-        leaf = leaf.detach().resolve_conj().resolve_neg() if leaf.dtype.is_complex else leaf.detach()
-        if leaf.device.type != "cpu":
-            leaf = leaf.cpu()
-        column = _nested_column(name, leaf) if leaf.is_nested else Dense(leaf)
+        leaf = _plain(name, leaf)
+        column = _nested_column(name, leaf, ragged_dim) if leaf.is_nested else Dense(leaf)
     elif isinstance(leaf, (NonTensorData, NonTensorStack, list, np.ndarray)):
         values = _object_rows(name, leaf, n)
         if enum:
@@ -452,7 +487,8 @@ class Block:
             leaf = raw_leaf(fields, name)
             known = specs.get(name)
             enum = known.enum if known is not None else ()
-            column = columns[name] = column_from_leaf(name, leaf, n, codec, enum)
+            dim = known.ragged_dim if known is not None else 0
+            column = columns[name] = column_from_leaf(name, leaf, n, codec, enum, dim)
             if known is not None and known.kind and not enum:
                 known.merge(column.spec(), name)
         return cls(n, columns, specs, codec)
@@ -570,11 +606,13 @@ Piece = tuple[Column, Rows]
 
 def _join_dense(pieces: Sequence[tuple[Dense, Rows]], n: int) -> Dense:
     first = pieces[0][0].values
-    out = first.new_empty((n, *first.shape[1:]))
+    # Only the codes of a vocabulary that has grown differ in dtype.
+    dtype = first.dtype if len({c.values.dtype for c, _ in pieces}) == 1 else torch.int32
+    out = first.new_empty((n, *first.shape[1:]), dtype=dtype)
     for column, rows in pieces:
         span = _span(rows)
         if span is None:
-            out[torch.as_tensor(rows, dtype=torch.int64)] = column.values
+            _scatter(out, torch.as_tensor(rows, dtype=torch.int64), column.values)
         else:
             out[span[0] : span[1]] = column.values
     return Dense(out)
@@ -592,7 +630,7 @@ def _join_ragged(pieces: Sequence[tuple[Ragged, Rows]], n: int) -> Ragged:
         span = _span(rows)
         if span is None:
             at = torch.from_numpy(_steps(offsets[np.asarray(rows, dtype=np.int64)], column.offsets))
-            out[at] = column.values
+            _scatter(out, at, column.values)
         else:
             out[int(offsets[span[0]]) : int(offsets[span[1]])] = column.values
     return Ragged(out, offsets, dim=first.dim, nested=any(c.nested for c, _ in pieces))

@@ -1,0 +1,20 @@
+"""The transports that the contract is run on: a new one is a line of ``TRANSPORTS``."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from asyncdp import MemoryTransport
+from tests.contract.rig import Opener, Rig, memory
+
+TRANSPORTS: dict[str, Opener] = {
+    "memory": memory(MemoryTransport),
+    "memory-split": memory(MemoryTransport, rows_per_slot=1, checksum=True),
+}
+
+
+@pytest.fixture(params=TRANSPORTS)
+async def rig(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Rig]:
+    """Give a fresh plane of each transport, with two clients; at the end nothing may be left behind in it."""
+    async with Rig(TRANSPORTS[request.param]) as made:
+        yield made

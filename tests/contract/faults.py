@@ -1,0 +1,187 @@
+"""Faults that a test puts between a transport and its layers.
+
+Each is given to ``rig.attach`` or ``rig.open``, strikes the calls of some kinds, and tells what it saw. Backends are
+asked in one piece or in slot calls: ``PUT``, ``GET``, ``CLAIM`` and ``CLEAR`` name the one call that does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp import (
+    ClaimMeta,
+    ClearSamples,
+    DataPlaneError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    EvictSamples,
+    GetSamples,
+    Layer,
+    PopSamples,
+    PutSamples,
+    ReadSlots,
+    TryClaim,
+)
+from asyncdp.slots import Publish
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = [
+    "CLAIM",
+    "CLEAR",
+    "GET",
+    "PUT",
+    "Fail",
+    "Fault",
+    "Hold",
+    "LoseReply",
+    "LoseRequest",
+    "Straggle",
+    "Tamper",
+    "Watch",
+]
+
+PUT = (Publish, PutSamples)
+GET = (ReadSlots, GetSamples)
+CLAIM = (TryClaim, ClaimMeta)
+CLEAR = (ClearSamples, PopSamples, EvictSamples)
+
+
+class Fault:
+    """Strikes the first ``times`` calls of some kinds (none given: of all) that come after ``skip`` others.
+
+    Attributes:
+        seen: Every call of these kinds, in order.
+        struck: How many of them it struck.
+    """
+
+    def __init__(self, *kinds: Any, times: int = 1, skip: int = 0) -> None:
+        """Keep what to strike."""
+        self.kinds = tuple(kind for group in kinds for kind in (group if isinstance(group, tuple) else (group,)))
+        self.times = times
+        self.skip = skip
+        self.seen: list[Any] = []
+        self.struck = 0
+
+    def __call__(self, inner: BaseClient) -> BaseClient:
+        """Become a layer."""
+        return _Layer(inner, self)
+
+    async def serve(self, call: Any, ctx: Any, send: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Strike, or pass on."""
+        if self.kinds and type(call) not in self.kinds:
+            return await send(call, ctx)
+        self.seen.append(call)
+        if len(self.seen) <= self.skip or self.struck >= self.times:
+            return await send(call, ctx)
+        self.struck += 1
+        return await self.strike(call, ctx, send)
+
+    async def strike(self, call: Any, ctx: Any, send: Callable[[Any, Any], Awaitable[Any]]) -> Any:
+        """Do harm; a plain Fault only watches."""
+        return await send(call, ctx)
+
+
+class _Layer(Layer):
+    def __init__(self, inner: BaseClient, fault: Fault) -> None:
+        super().__init__(inner)
+        self.fault = fault
+
+    def execute(self, call: Any, ctx: Any) -> Any:
+        return self.fault.serve(call, ctx, self.inner.execute)
+
+
+Watch = Fault
+
+
+class LoseReply(Fault):
+    """The backend acts, its answer is lost; ``meanwhile`` happens before the client notices."""
+
+    def __init__(self, *kinds: Any, meanwhile: Callable[[], Awaitable[Any]] | None = None, **when: Any) -> None:
+        """Keep what happens meanwhile."""
+        super().__init__(*kinds, **when)
+        self.meanwhile = meanwhile
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Act, then say nothing."""
+        await send(call, ctx)
+        if self.meanwhile is not None:
+            await self.meanwhile()
+        raise DataPlaneTimeout("the answer was lost", ambiguous=call.mutates)
+
+
+class LoseRequest(Fault):
+    """The backend never gets the call; the client cannot tell that from a lost answer."""
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Send nothing."""
+        raise DataPlaneTimeout("the request was lost", ambiguous=call.mutates)
+
+
+class Fail(Fault):
+    """The call fails with an error of ``make``, and nothing was sent."""
+
+    def __init__(self, *kinds: Any, make: Callable[[], DataPlaneError] | None = None, **when: Any) -> None:
+        """Keep the error; default: connection refused."""
+        super().__init__(*kinds, **when)
+        self.make = make or (lambda: DataPlaneUnavailable("connection refused"))
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Refuse."""
+        raise self.make()
+
+
+class Hold(Fault):
+    """Stops a call, before it is sent or (``after``) when its answer is there, until ``go`` is set.
+
+    ``held`` is set while a call waits here; ``shield``: a cancel does not get through.
+    """
+
+    def __init__(self, *kinds: Any, after: bool = False, shield: bool = False, **when: Any) -> None:
+        """Begin closed."""
+        super().__init__(*kinds, **when)
+        self.after = after
+        self.shield = shield
+        self.held = anyio.Event()
+        self.go = anyio.Event()
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Wait for ``go``."""
+        answer = await send(call, ctx) if self.after else None
+        self.held.set()
+        with anyio.CancelScope(shield=self.shield):
+            await self.go.wait()
+        return answer if self.after else await send(call, ctx)
+
+
+class Straggle(Fault):
+    """The call is on its way for ever: who waits for it gives up. ``arrive`` lets it reach the backend after all."""
+
+    def __init__(self, *kinds: Any, **when: Any) -> None:
+        """Begin with nothing on its way."""
+        super().__init__(*kinds, **when)
+        self.held = anyio.Event()
+        self.arrive: Callable[[], Awaitable[Any]]
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Never answer."""
+        self.arrive = lambda: send(call, ctx)
+        self.held.set()
+        await anyio.sleep_forever()
+
+
+class Tamper(Fault):
+    """Changes an answer on its way."""
+
+    def __init__(self, *kinds: Any, change: Callable[[Any], Any], **when: Any) -> None:
+        """Keep the change."""
+        super().__init__(*kinds, **when)
+        self.change = change
+
+    async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
+        """Change the answer."""
+        return self.change(await send(call, ctx))

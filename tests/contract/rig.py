@@ -1,0 +1,182 @@
+"""A plane to test, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import pytest
+from tensordict import TensorDict
+
+from asyncdp import DataPlaneCapabilities, default_layers, stack
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["BASE", "Door", "Opener", "Rig", "at_once", "declare", "memory", "table", "until"]
+
+#: What every config needs.
+BASE: Mapping[str, Any] = {
+    "enabled": True,
+    "impl": "memory",
+    "backend": "simple",
+    "storage_capacity": 1 << 20,
+    "num_storage_units": 2,
+    "claim_meta_poll_interval_s": 0.01,
+}
+#: Retries of the suite wait as short as they can: that they happen is the promise, not how long they take.
+FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001}
+#: Seconds that any step of a test may take before the test fails instead of hanging.
+PATIENCE_S = 10.0
+
+
+@dataclass
+class Door:
+    """A plane that was just started.
+
+    Attributes:
+        transport: The bare transport that owns it.
+        attach: Makes another bare transport on the same plane, from config keys that differ.
+        leftovers: What calls have left behind in the plane, by name; empty where nothing, or nothing can be seen.
+    """
+
+    transport: Any
+    attach: Callable[[dict[str, Any]], Any]
+    leftovers: Callable[[], dict[str, int]] = dict
+
+
+Opener = Callable[[dict[str, Any]], AbstractAsyncContextManager[Door]]
+
+
+def memory(kind: Any, **settings: Any) -> Opener:
+    """Open planes in this process; ``kind`` is the transport's class, ``settings`` the mapping ``memory``."""
+
+    @asynccontextmanager
+    async def opened(config: dict[str, Any]) -> AsyncIterator[Door]:
+        whole = {**BASE, **config, "memory": {**settings, **config.get("memory", {})}}
+        transport = kind(whole)
+        plane = transport.plane  # looked at after its end as well
+
+        def leftovers() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for host in plane.hosts.values():
+                found.update({f"{host.id} {state}": count for state, count in host.counts().items() if count})
+            return {name: count for name, count in found.items() if name.endswith((" writing", " reading"))}
+
+        def attach(differing: dict[str, Any]) -> Any:
+            return kind({**transport.attach_config(), **differing}, bootstrap=False)
+
+        yield Door(transport, attach, leftovers)
+
+    return opened
+
+
+@dataclass
+class Rig:
+    """Fresh planes of one transport, and stacked clients of them; made anew for each test.
+
+    ``client`` is the owner of a fresh plane, ``mate`` a second client of it under another owner's name. ``open`` and
+    ``attach`` make more, with fault layers below the default ones. All are closed at the end, and nothing may be left
+    behind then.
+    """
+
+    opener: Opener
+    client: BaseClient = field(init=False)
+    mate: BaseClient = field(init=False)
+    _doors: dict[BaseClient, Door] = field(default_factory=dict, init=False)
+    _clients: list[BaseClient] = field(default_factory=list, init=False)
+    _ends: list[AbstractAsyncContextManager[Door]] = field(default_factory=list, init=False)
+
+    async def __aenter__(self) -> Self:
+        self.client = await self.open(owner="owner")
+        self.mate = await self.attach(owner="mate")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with anyio.CancelScope(shield=True), anyio.fail_after(PATIENCE_S):
+            for client in reversed(self._clients):
+                await client.close()
+            for end in reversed(self._ends):
+                await end.__aexit__(None, None, None)
+        if kind is None:
+            self.check_nothing_left()
+
+    async def open(self, *faults: Callable[[BaseClient], Any], **config: Any) -> BaseClient:
+        """Start another plane and return its owner."""
+        end = self.opener(config)
+        door = await end.__aenter__()
+        self._ends.append(end)
+        return self._stacked(door.transport, door, faults)
+
+    async def attach(
+        self, *faults: Callable[[BaseClient], Any], to: BaseClient | None = None, **config: Any
+    ) -> BaseClient:
+        """Return another client of the plane of ``to`` (default: of ``client``)."""
+        door = self._doors[self.client if to is None else to]
+        return self._stacked(door.attach(config), door, faults)
+
+    def _stacked(self, transport: Any, door: Door, faults: tuple[Callable[[BaseClient], Any], ...]) -> BaseClient:
+        client = stack(transport, [*default_layers(**FAST), *faults])
+        self._doors[client] = door
+        self._clients.append(client)
+        return client
+
+    def transport(self, client: BaseClient | None = None) -> Any:
+        """Return the bare transport that owns the plane of a client."""
+        return self._doors[self.client if client is None else client].transport
+
+    def need(self, *capabilities: str) -> None:
+        """Skip the test where the backend lacks one of the capabilities."""
+        has = self.client.get_capabilities()
+        known = {f.name for f in fields(DataPlaneCapabilities)}
+        for name in capabilities:
+            assert name in known, f"no capability is called {name!r}"
+            if not getattr(has, name):
+                pytest.skip(name)
+
+    def leftovers(self) -> dict[str, int]:
+        """Return what calls left in the planes."""
+        return {name: count for door in self._doors.values() for name, count in door.leftovers().items()}
+
+    def check_nothing_left(self) -> None:
+        """Fail if a slot is still being written or read, or something is still to be settled."""
+        assert not self.leftovers()
+        for client in self._clients:
+            assert not [debt.call for debt in client.env.ledger]
+
+
+async def declare(client: BaseClient, *names: str, tasks: tuple[str, ...] = ("train",), **more: Any) -> None:
+    """Register partition ``p`` with these fields (default: ``x``)."""
+    await client.register_partition("p", names or ("x",), 64, tasks, **more)
+
+
+def table(n: int | None = None, **leaves: Any) -> TensorDict:
+    """Make a TensorDict of ``n`` rows; default: as many as its first leaf has."""
+    return TensorDict(leaves, batch_size=[len(next(iter(leaves.values()))) if n is None else n])
+
+
+async def at_once(*calls: Awaitable[Any]) -> list[Any]:
+    """Await all of them at the same time; return each one's result or error, in order."""
+    results: list[Any] = [None] * len(calls)
+
+    async def one(at: int, call: Awaitable[Any]) -> None:
+        try:
+            results[at] = await call
+        except Exception as err:  # noqa: BLE001 - looked at by the caller
+            results[at] = err
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            for at, call in enumerate(calls):
+                group.start_soon(one, at, call)
+    return results
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    with anyio.fail_after(PATIENCE_S):
+        while not true():  # noqa: ASYNC110 - there is no event for what a test looks at from outside
+            await anyio.sleep(0.001)
