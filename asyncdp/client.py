@@ -248,6 +248,17 @@ def _seconds(value: Any, verb: str) -> None:
         raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
 
 
+#: Tags that the plane itself reads, and what they may be.
+_TYPED_TAGS: Mapping[str, tuple[type, ...]] = {
+    "group_id": (str, int),
+    "weight_version": (int,),
+    "expected_num_keys": (int,),
+    "committed": (bool,),
+    "status": (str,),
+    "created_at": (float, int),
+    "size_bytes": (int,),
+    "input_lengths": (int,),
+}
 _PRIMITIVES = (str, int, float, bool, type(None))
 
 
@@ -257,22 +268,28 @@ def _tags(tags: Any, n: int) -> tuple[Tags, ...]:
     rows = list(tags)
     if len(rows) != n:
         raise _bad(f"tags has {len(rows)} entries for {n} samples", "tags")
-    out = []
-    for at, row in enumerate(rows):
-        if not isinstance(row, Mapping):
-            raise _bad(f"tags[{at}] must be a dict, not {type(row).__name__}", "tags")
-        plain: Tags = {}
-        for key, value in row.items():
-            if not isinstance(key, str):
-                raise _bad(f"tags[{at}] has the key {key!r}; keys are strings", "tags")
-            if type(value) not in _PRIMITIVES and not isinstance(value, _PRIMITIVES):
-                if getattr(value, "shape", None) != () or not hasattr(value, "item"):
-                    kind = type(value).__name__
-                    raise _bad(f"tag {key!r} of tags[{at}] is a {kind}; tags are str, int, float, bool or None", "tags")
-                value = value.item()  # noqa: PLW2901 - a numpy or torch scalar: the same number
+    return tuple(_tag_row(row, at) for at, row in enumerate(rows))
+
+
+def _tag_row(row: Any, at: int) -> Tags:
+    if not isinstance(row, Mapping):
+        raise _bad(f"tags[{at}] must be a dict, not {type(row).__name__}", "tags")
+    plain: Tags = {}
+    for key, value in row.items():
+        if not isinstance(key, str):
+            raise _bad(f"tags[{at}] has the key {key!r}; keys are strings", "tags")
+        if type(value) in _PRIMITIVES or isinstance(value, _PRIMITIVES):
             plain[key] = value
-        out.append(plain)
-    return tuple(out)
+        elif getattr(value, "shape", None) == () and hasattr(value, "item"):
+            plain[key] = value.item()  # a numpy or torch scalar: the same number
+        else:
+            kind = type(value).__name__
+            raise _bad(f"tag {key!r} of tags[{at}] is a {kind}; tags are str, int, float, bool or None", "tags")
+    for key in _TYPED_TAGS.keys() & plain.keys():
+        if plain[key] is not None and type(plain[key]) not in _TYPED_TAGS[key]:
+            kinds = " or ".join(kind.__name__ for kind in _TYPED_TAGS[key])
+            raise _bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {plain[key]!r}", "tags")
+    return plain
 
 
 def _fields(fields: Any, n: int) -> TensorDict | None:
@@ -308,6 +325,12 @@ def _single(err: PartialReadError) -> DataPlaneError:
     return chosen
 
 
+def _descendants(kind: type[Call[Any]]) -> Iterable[type[Call[Any]]]:
+    for child in kind.__subclasses__():
+        yield child
+        yield from _descendants(child)
+
+
 # --- the verbs, once ------------------------------------------------------------------------------------------------
 
 
@@ -325,12 +348,18 @@ class BaseClient:
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Collect the methods marked with ``@handles``, also inherited ones."""
         super().__init_subclass__(**kwargs)
-        table: dict[type[Call[Any]], str] = {}
+        marked: dict[type[Call[Any]], str] = {}
         for base in reversed(cls.__mro__):
             for name, member in vars(base).items():
                 for kind in getattr(member, "__handles__", ()):
-                    table[kind] = name
-        cls._methods = table
+                    marked[kind] = name
+        # A call's subclass (PopSamples is a ClearSamples) goes to the same method unless it has one of its own.
+        cls._methods = dict(marked)
+        for kind, name in marked.items():
+            for child in _descendants(kind):
+                nearest = next(k for k in child.__mro__ if k in marked)
+                if nearest is kind:
+                    cls._methods[child] = name
 
     def __init__(self) -> None:
         """Begin open, at home in no event loop."""
@@ -451,6 +480,9 @@ class BaseClient:
             err.elapsed_s = elapsed_s
         if self.outermost:
             err.retryable = False
+            if isinstance(err, PartialReadError):
+                for row in err.errors.values():
+                    row.retryable = False
         return err
 
     # -- A. task-mediated

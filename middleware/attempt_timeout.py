@@ -19,6 +19,10 @@ __all__ = ["AttemptTimeout"]
 
 R = TypeVar("R")
 
+#: Silence of this many seconds is a port's fault even if the call's time ended before the attempt's: the slowest
+#: healthy answers (a large payload on a busy machine) begin sooner.
+BLAME_AFTER_S = 1.0
+
 #: Calls that may wait in the backend; they get their waiting time on top.
 _WAITING = (TryClaim, TryPartition)
 
@@ -43,7 +47,8 @@ class AttemptTimeout(Layer):
         life = env.life
         if life.closed:
             raise DataPlaneClosed("the client is closed", op=ctx.verb)
-        limit = env.clock.now() + self.attempt_timeout_s
+        began = env.clock.now()
+        limit = began + self.attempt_timeout_s
         if isinstance(call, _WAITING):
             limit += call.wait_s
         elif call.resend is Resend.NEVER:  # the backend serves the whole verb, waiting included
@@ -58,16 +63,19 @@ class AttemptTimeout(Layer):
             scopes.discard(scope)
         if life.closed:
             raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
-        raise self._late(call, ctx, limit)
+        raise self._late(call, ctx, began, limit)
 
-    def _late(self, call: Call[Any], ctx: CallContext, limit: float) -> DataPlaneTimeout:
+    def _late(self, call: Call[Any], ctx: CallContext, began: float, limit: float) -> DataPlaneTimeout:
         host = getattr(call, "host", None)
         whole = limit >= ctx.deadline
+        waited = ctx.env.clock.now() - began
         text = "the call ran out of time" if whole else f"no answer within {self.attempt_timeout_s:g} s"
         return DataPlaneTimeout(
             f"{text}, waiting for {type(call).__name__}",
             op=ctx.verb,
             host=None if host is None else host.id,
             port=getattr(call, "port", None),
+            # A call that had next to no time left says nothing about its port.
+            blames_port=waited >= min(self.attempt_timeout_s, BLAME_AFTER_S),
             ambiguous=call.mutates,
         )

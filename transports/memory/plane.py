@@ -129,8 +129,11 @@ class Plane:
 
     def changed(self) -> None:
         """Wake everybody who waits."""
-        for wake in list(self._wakers.values()):
-            wake()
+        for key, wake in list(self._wakers.items()):
+            try:
+                wake()
+            except RuntimeError:  # its event loop is gone
+                self.unwatch(key)
 
     def close(self) -> None:
         """End the plane; its clients see DataPlaneUnavailable."""
@@ -347,8 +350,9 @@ class Plane:
             if expected is not None and expected > part.group_size:
                 msg = f"expected_num_keys {expected} of sample {sample_id!r} is above grpo_group_size {part.group_size}"
                 raise DataPlaneBadRequest(msg, partition_id=part.id, sample_ids=(sample_id,), field="expected_num_keys")
-            if sample_id not in part.rows:
-                name = self._group_of(sample_id, row_tags)
+            row = part.rows.get(sample_id)
+            name = self._group_of(sample_id, row_tags)
+            if row is None or ("group_id" in row_tags and name != row.group):
                 known = part.groups.get(name)
                 sizes[name] = sizes.get(name, 0 if known is None else len(known.rows)) + 1
                 if sizes[name] > part.group_size:
