@@ -1,0 +1,60 @@
+"""Imports go one way, and layers take time and chance as arguments."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+KNOWS_ALL = {"factory.py", "cli.py", "__init__.py"}
+
+
+def _imports(file: Path, *, typing_too: bool = False) -> Iterator[str]:
+    tree = ast.parse(file.read_text())
+    skipped: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not typing_too:
+            skipped.update(ast.walk(node))
+        if node in skipped:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+CORE = [f for f in sorted((ROOT / "asyncdp").glob("*.py")) if f.name not in KNOWS_ALL]
+
+
+@pytest.mark.parametrize("file", CORE, ids=lambda f: f.name)
+def test_the_core_knows_neither_layers_nor_transports(file: Path) -> None:
+    """The core imports nothing of middleware, transports or testing."""
+    for name in _imports(file):
+        assert not name.startswith(("asyncdp.middleware", "asyncdp.transports", "asyncdp.testing")), name
+
+
+@pytest.mark.parametrize("file", _files("middleware"), ids=lambda f: f.name)
+def test_layers_know_no_transport_and_take_time_and_chance_as_arguments(file: Path) -> None:
+    """Middleware imports no transport, no asyncio, no time, no random (but for types)."""
+    for name in _imports(file):
+        assert not name.startswith(("asyncdp.transports", "asyncdp.testing", "asyncdp.factory")), name
+        assert name.split(".")[0] not in {"asyncio", "time", "random", "trio"}, name
+
+
+@pytest.mark.parametrize("file", _files("transports"), ids=lambda f: str(f.relative_to(ROOT / "transports")))
+def test_transports_know_no_layer(file: Path) -> None:
+    """Transports import the core only."""
+    for name in _imports(file):
+        assert not name.startswith(("asyncdp.middleware", "asyncdp.testing", "asyncdp.factory")), name
+
+
+def test_the_product_does_not_read_what_lies_beside_the_repository() -> None:
+    """No product file names the folder that tests may read."""
+    for folder in ("asyncdp", "middleware", "transports", "examples"):
+        for file in _files(folder):
+            assert "../shared" not in file.read_text(), file
