@@ -288,7 +288,7 @@ def _tag_row(row: Any, at: int) -> Tags:
     for key in _TYPED_TAGS.keys() & plain.keys():
         if plain[key] is not None and type(plain[key]) not in _TYPED_TAGS[key]:
             kinds = " or ".join(kind.__name__ for kind in _TYPED_TAGS[key])
-            raise _bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {plain[key]!r}", "tags")
+            raise _bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {plain[key]!r}", key)
     return plain
 
 
