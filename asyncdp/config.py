@@ -8,7 +8,14 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-__all__ = ["Config", "DataPlaneConfig", "MemorySettings", "ObservabilityConfig", "parse_config"]
+__all__ = [
+    "Config",
+    "DataPlaneConfig",
+    "MemorySettings",
+    "ObservabilityConfig",
+    "TransferQueueSettings",
+    "parse_config",
+]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
@@ -73,6 +80,31 @@ class MemorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     checksum: bool = False
 
 
+class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Keys of the mapping ``transfer_queue``.
+
+    Attributes:
+        namespace: Which plane of a TransferQueue is meant; several may share its controller and storage units.
+        endpoints: Where controller and storage units listen; ``attach_config()`` fills it in, so that workers need no Ray.
+        bootstrap_timeout_s: How long actors may take to start, in seconds; each imports torch (measured: 11-42 s).
+        actor_runtime_env: Whether the actors get TransferQueue's requirement, as installed here, in their runtime_env.
+        unit_timeout_s: Whole seconds after which TransferQueue itself gives up on a storage unit; the call's own timeout
+            is as a rule shorter. Takes effect where TransferQueue is not imported yet.
+        heartbeat_interval_s: Pause between two heartbeats to each server, in seconds.
+        heartbeat_timeout_s: Silence after which a server counts as gone, in seconds.
+        split_bytes: A put of at least this many bytes is spread over the storage units.
+    """
+
+    namespace: str = "asyncdp"
+    endpoints: dict[str, Any] | None = None
+    bootstrap_timeout_s: Seconds = 120.0
+    actor_runtime_env: bool = False
+    unit_timeout_s: Positive = 60
+    heartbeat_interval_s: Seconds = 0.5
+    heartbeat_timeout_s: Seconds = 1.5
+    split_bytes: Positive = 1 << 20
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A checked config; see :class:`DataPlaneConfig` for the keys."""
 
@@ -95,7 +127,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     claim_lease_s: Seconds | None = None
     owner: str | None = None
     memory: MemorySettings | None = None
-    transfer_queue: dict[str, Any] = {}
+    transfer_queue: TransferQueueSettings | None = None
     ucxx: dict[str, Any] = {}
 
 
