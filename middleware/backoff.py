@@ -61,5 +61,5 @@ class Backoff:
         and less often. A backend that does not say how long (None, or a number that is none) gets the usual delay
         alone.
         """
-        asked_s = 0.0 if retry_after_s is None or math.isnan(retry_after_s) else max(0.0, retry_after_s)
+        asked_s = retry_after_s if retry_after_s is not None and retry_after_s > 0.0 else 0.0
         return asked_s + self.delay_s(attempt, rng)
