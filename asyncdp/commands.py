@@ -1,0 +1,91 @@
+"""The commands, written with typer.
+
+Needs the extra ``asyncdp[cli]``; :mod:`asyncdp.cli` says so where it is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncdp import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncdp.examples.async_grpo import Report
+
+__all__ = ["app"]
+
+app = typer.Typer(name="asyncdp", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+#: A task switch of Python's threads in the demo, in seconds: the event loop and the threads that sample and train share
+#: one interpreter, and at the default of 5 ms each answer of the plane would wait that long for its turn.
+SWITCH_S = 0.001
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,  # noqa: FBT002
+) -> None:
+    """A fault-tolerant async data plane for reinforcement-learning post-training."""
+    if version:
+        typer.echo(f"asyncdp {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
+    transport: Annotated[str, typer.Option(help="Where the plane lives; 'memory' so far.")] = "memory",
+    seconds: Annotated[float, typer.Option(min=1.0, help="How long to train at most.")] = 45.0,
+    faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write the account and all counters here.")] = None,
+    plot_file: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of reward, depth and age.")] = None,
+) -> None:
+    """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
+
+    Ends with code 1 if a sample was lost or trained on twice, or if the reward did not rise.
+    """
+    import anyio
+    import torch
+    from rich.console import Console
+
+    from asyncdp.examples.async_grpo import DemoConfig, run
+    from asyncdp.examples.grpo_plane import plane_config
+    from asyncdp.examples.grpo_view import LiveView, PlainView
+
+    config = DemoConfig(seed=seed, transport=transport, seconds=seconds, faults=faults)
+    try:
+        plane_config(config)
+    except ValueError as err:
+        raise typer.BadParameter(str(err)) from err
+    torch.set_num_threads(1)  # the tensors are small: more threads would only wait for each other
+    sys.setswitchinterval(SWITCH_S)
+    # torch logs, once per process and from inside its own functions, that one of these will be renamed.
+    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    console = Console()
+    view = LiveView(console, config) if console.is_terminal else PlainView(console)
+    report = anyio.run(run, config, view)
+    _tell(console, report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    if plot_file is not None:
+        from asyncdp.examples.grpo_plot import plot
+
+        plot(report, plot_file)
+    raise typer.Exit(0 if report.balance.adds_up and report.rose else 1)
+
+
+def _tell(console: Console, report: Report) -> None:
+    verdict = "it rose" if report.rose else "IT DID NOT RISE"
+    for line in (
+        *report.balance.lines(),
+        f"reward on held-out prompts {report.reward_start:.2f} -> {report.reward_end:.2f}: {verdict}",
+    ):
+        console.print(line, highlight=False)

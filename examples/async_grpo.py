@@ -1,0 +1,126 @@
+"""Asynchronous GRPO on a data plane, in one process: run it with ``asyncdp demo``.
+
+Rollout workers sample with slightly old weights while the trainer trains; a SingleController watches and evicts what
+got too old. They meet in the data plane only, each with a client of its own that attached by config, so each could as
+well be a process. Read on in this order:
+
+    grpo_plane       what lies in the plane, and how to connect to it
+    grpo_worker      put_samples, depth, get_samples
+    grpo_trainer     claim_meta, get_data, put_samples of one more field, pop, evict, release_claim
+    grpo_controller  list_metadata, depth, evict: metadata only
+    grpo_account     what became of every sample
+    policy           the learning itself, which knows of no data plane
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import anyio
+
+from asyncdp.examples.grpo_account import Account, Balance
+from asyncdp.examples.grpo_controller import SingleController
+from asyncdp.examples.grpo_plane import DemoConfig, attach, register, start
+from asyncdp.examples.grpo_progress import Progress, count_events
+from asyncdp.examples.grpo_trainer import Trainer
+from asyncdp.examples.grpo_worker import RolloutWorker
+from asyncdp.examples.policy import make_task
+
+__all__ = ["DemoConfig", "Report", "View", "run"]
+
+GRACE_S = 30.0
+"""Seconds that starting, finishing what is under way and closing the account may take on top of the training."""
+LEAST_GAIN = 0.1
+"""How much the reward on held-out prompts has to rise: three times what it varies by chance."""
+
+
+class View(Protocol):
+    """Shows a run to a person."""
+
+    async def show(self, progress: Progress, account: Account, stop: anyio.Event) -> None:
+        """Show the run until ``stop`` is set."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run came to."""
+
+    config: DemoConfig
+    balance: Balance
+    progress: Progress
+    evicted_by_reason: dict[str, int]
+
+    @property
+    def reward_start(self) -> float:
+        """Sampled reward on held-out prompts before training."""
+        return self.progress.evaluations[0].value
+
+    @property
+    def reward_end(self) -> float:
+        """The same after training."""
+        return self.progress.evaluations[-1].value
+
+    @property
+    def rose(self) -> bool:
+        """Whether training did something for the reward."""
+        return self.reward_end >= self.reward_start + LEAST_GAIN
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        clients = self.progress.clients.values()
+        return {
+            "seed": self.config.seed,
+            "transport": self.config.transport,
+            **self.balance.as_dict(),
+            "adds_up": self.balance.adds_up,
+            "evicted_by_reason": self.evicted_by_reason,
+            "reward_start": self.reward_start,
+            "reward_end": self.reward_end,
+            "steps": self.progress.steps,
+            "elapsed_s": self.progress.elapsed_s(),
+            "faults": dict(self.progress.faults),
+            "retries": dict(count_events(clients, "retry", "reason")),
+            "rotations": dict(count_events(clients, "rotation", "reason")),
+            "rounds": dict(count_events(clients, "round", "reason")),
+            "quarantines": dict(count_events(clients, "quarantine", "reason")),
+            "settled": dict(count_events(clients, "settled", "state")),
+        }
+
+
+async def run(config: DemoConfig, view: View | None = None) -> Report:
+    """Train until time is up or the goal is reached, and close the account.
+
+    Raises:
+        TimeoutError: It did not come to an end.
+    """
+    with anyio.fail_after(config.seconds + GRACE_S):
+        return await _run(config, view)
+
+
+async def _run(config: DemoConfig, view: View | None) -> Report:
+    task, account, progress, stop = make_task(config.seed), Account(), Progress(), anyio.Event()
+    async with start(config, owner="controller") as plane:
+        await register(plane, config)
+        progress.clients["controller"] = plane
+        controller = SingleController(plane, config, account, progress)
+        async with AsyncExitStack() as open_clients:
+            for name in ("trainer", *(f"worker-{number}" for number in range(config.workers))):
+                progress.clients[name] = await open_clients.enter_async_context(attach(plane, owner=name))
+            trainer = Trainer(progress.clients["trainer"], config, task, account, progress)
+            workers = [
+                RolloutWorker(number, progress.clients[f"worker-{number}"], config, task, account)
+                for number in range(config.workers)
+            ]
+            async with anyio.create_task_group() as roles:
+                for role in (controller.run, trainer.run, *(worker.run for worker in workers)):
+                    roles.start_soon(role, stop)
+                if view is not None:
+                    roles.start_soon(view.show, progress, account, stop)
+                with anyio.move_on_after(config.seconds):
+                    await stop.wait()
+                stop.set()
+        # The clients are closed: each has found out what became of what it sent, and nothing of theirs is under way.
+        balance = account.balance(await controller.left())
+    return Report(config, balance, progress, account.evicted_by_reason)

@@ -1,0 +1,172 @@
+"""The data plane of the example: what lies in it, and how each role connects to it.
+
+Partition ``rollouts`` holds one row per sample. Workers put all of a row but ``advantages``, which the trainer adds:
+
+    input_ids   int64 (P + C,)     prompt, then completion; rows differ in length
+    logprobs    float32 (C,)       of the completion, under the weights that sampled it
+    mask        bool (P + C,)      true at the completion
+    rewards     float32 ()
+    advantages  float32 ()
+
+Partition ``weights`` holds one row, replaced at every step: one field per parameter, and the version.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+
+from asyncdp import (
+    DataPlaneClearError,
+    DataPlaneNotReady,
+    DataPlaneReadError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    DataPlaneWriteError,
+    build_data_plane_client,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdp import BaseClient
+
+__all__ = [
+    "ADVANTAGE",
+    "FAULTS",
+    "POLICY",
+    "ROLLOUTS",
+    "SAMPLE_FIELDS",
+    "TRAIN",
+    "WEIGHTS",
+    "DemoConfig",
+    "attach",
+    "insist",
+    "register",
+    "start",
+]
+
+ROLLOUTS: Final = "rollouts"
+SAMPLE_FIELDS: Final = ("input_ids", "logprobs", "mask", "rewards")
+ADVANTAGE: Final = "advantage"
+"""The task that turns rewards into advantages; it claims what has rewards."""
+TRAIN: Final = "train"
+"""The task that trains; it claims what has advantages."""
+
+WEIGHTS: Final = "weights"
+POLICY: Final = "policy"
+"""The one row of ``weights``."""
+
+FAULTS: Final = (
+    DataPlaneUnavailable,
+    DataPlaneTimeout,
+    DataPlaneReadError,
+    DataPlaneWriteError,
+    DataPlaneClearError,
+    DataPlaneNotReady,
+)
+"""What a role lives with once the layers have given up. Anything else (a bad request, a closed client) is a bug of ours
+and ends the run."""
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """What a run does.
+
+    Attributes:
+        seed: Of the weights, the prompts, the samples and the faults. (Which task runs when is the machine's choice.)
+        transport: Where the plane lives.
+        seconds: When to stop at the latest, not counting the start and the account.
+        faults: Whether faults are injected.
+        workers: Rollout workers.
+        group_size: Samples per prompt.
+        groups_per_step: Groups that a training step waits for.
+        groups_per_rollout: Prompts that a worker completes in one go.
+        max_age: Weight versions that a group may be behind; older ones are evicted.
+        max_depth: Complete groups in the plane above which workers pause: two steps' worth, so that rollout keeps ahead
+            of training and samples stay young.
+        capacity: Samples that the plane holds: fewer than all workers could add after looking at the depth, so that
+            a full plane (DataPlaneNotReady) is part of normal life.
+        goal: Sampled reward at which the run stops early.
+        max_steps: Training steps at which it stops.
+        evaluate_every: Training steps between evaluations.
+    """
+
+    seed: int = 0
+    transport: str = "memory"
+    seconds: float = 45.0
+    faults: bool = True
+    workers: int = 2
+    group_size: int = 8
+    groups_per_step: int = 16
+    groups_per_rollout: int = 8
+    max_age: int = 4
+    max_depth: int = 32
+    capacity: int = 36 * 8 + 1
+    goal: float = 0.9
+    max_steps: int = 600
+    evaluate_every: int = 25
+
+
+def plane_config(config: DemoConfig) -> dict[str, Any]:
+    """Return the config with which the plane is started.
+
+    Raises:
+        ValueError: The transport cannot be used here.
+    """
+    if config.transport != "memory":
+        raise ValueError(f"--transport {config.transport}: this example runs on 'memory' only so far")
+    return {
+        "enabled": True,
+        "impl": config.transport,
+        "backend": "simple",
+        "storage_capacity": config.capacity,
+        "num_storage_units": 3,
+        "claim_meta_poll_interval_s": 0.05,
+        "call_timeout_s": 10.0,
+        "layers": {
+            # Payloads are small and near: a port that says nothing for a second is not going to.
+            "attempt_timeout": {"attempt_timeout_s": 1.0},
+            # Faults of this run last seconds, not minutes, and so do quarantines.
+            "port_rotation": {"quarantine_s": 2.0, "quarantine_max_s": 8.0, "quarantine_decay_s": 10.0},
+        },
+        "memory": {"checksum": True},
+    }
+
+
+def start(config: DemoConfig, owner: str) -> BaseClient:
+    """Start the plane; closing this client ends it."""
+    return build_data_plane_client({**plane_config(config), "owner": owner})
+
+
+def attach(plane: BaseClient, owner: str) -> BaseClient:
+    """Attach another client, as another process would do with the same config."""
+    return build_data_plane_client({**plane.attach_config(), "owner": owner}, bootstrap=False)
+
+
+async def register(plane: BaseClient, config: DemoConfig) -> None:
+    """Declare both partitions."""
+    await insist(
+        lambda: plane.register_partition(
+            ROLLOUTS,
+            [*SAMPLE_FIELDS, "advantages"],
+            config.capacity,
+            [ADVANTAGE, TRAIN],
+            grpo_group_size=config.group_size,
+        )
+    )
+    await insist(lambda: plane.register_partition(WEIGHTS, ["version"], 1, []))
+
+
+async def insist(call: Callable[[], Awaitable[None]]) -> None:
+    """Make a call until it is answered.
+
+    Only for what may be done twice: a registration unites, and removing what is gone already is no error.
+    """
+    while True:
+        try:
+            return await call()
+        except FAULTS:
+            await anyio.sleep(0.1)
