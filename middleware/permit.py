@@ -4,6 +4,8 @@ A target (a port of a slot host) that fails is *out* for a time. When the time i
 *probe*, is let through, and its outcome decides. Whoever uses a target holds a `Permit` and ends it exactly once::
 
     healthy      failed          -> quarantined for base_s
+    healthy      slow at first   -> resting
+    resting      time is over    -> half-open
     quarantined  time is over    -> half-open
     half-open    probe failed    -> quarantined for twice as long, up to max_s
     half-open    probe released  -> half-open, the next call may probe
@@ -20,9 +22,11 @@ What is decided here, and why:
   counts. A success of any call that was sent since the quarantine began lifts it: it is as good as a probe.
 - **Failures are forgotten one by one**, one per decay_s without quarantine, so a target that flaps climbs the ladder
   again from where it stood, and one that broke once an hour ago begins at base_s.
-- **First contact is slow** (connections, memory registration): until a target has answered once, being slow is not held
-  against it before first_contact_s have passed. Being refused is. A target that refused and was let back in is at its
-  first contact again.
+- **First contact is slow** (connections, memory registration): until a target has answered once, being slow is no
+  failure before first_contact_s have passed. But it *rests*: until then it is passed over while others are healthy, else
+  a mute target would cost one attempt timeout after the other; if none is healthy it is used as if nothing had happened.
+  Then it gets its probe, and slow again is a quarantine. Being refused is one at once. A target that refused and was
+  let back in is at its first contact again: when it is slow, its next probe waits for the end of that.
 
 Sans-IO: `now` is in seconds on any monotonic clock and never goes back.
 """
@@ -63,6 +67,8 @@ class Health(enum.Enum):
     """The state of a target."""
 
     HEALTHY = "healthy"
+    RESTING = "resting"
+    """It never answered and was slow: others are used first until its first contact is over. No failure is counted."""
     QUARANTINED = "quarantined"
     HALF_OPEN = "half_open"
 
@@ -76,7 +82,7 @@ class Verdict(NamedTuple):
 
 
 class TargetSnapshot(NamedTuple):
-    """One target for the metrics: failures after decay, `until` on the clock of `now` (None where healthy)."""
+    """One target for the metrics: failures after decay, `until` (when it may be probed) on the clock of `now`."""
 
     health: Health
     failures: int
@@ -130,6 +136,7 @@ class Target(Generic[K]):
     """All that is known about one target."""
 
     __slots__ = (
+        "aside",
         "era",
         "failures",
         "in_flight",
@@ -142,6 +149,7 @@ class Target(Generic[K]):
         "rules",
         "turn",
         "until",
+        "unused",
     )
 
     def __init__(self, key: K, rules: QuarantineRules, turn: int, now: float) -> None:
@@ -149,18 +157,41 @@ class Target(Generic[K]):
         self.rules = rules
         self.turn = turn  # where the rotation over the targets that begin with this one stands
         self.known = False  # it has answered at least once
-        self.patient_until = now + rules.first_contact_s  # until then slow is no verdict, if not known
-        self.out = False  # quarantined or half-open
-        self.until = -math.inf  # out: end of the quarantine. Healthy: since when it is, for decay
+        self.unused = True  # nobody called it yet, so its first contact has not begun
+        self.patient_until = -math.inf  # until then slow is no verdict, if not known
+        self.out = False  # in quarantine, or half-open after one
+        self.aside = True  # unused, out or resting: not to be picked without a further look
+        self.until = -math.inf  # aside: when it may be probed. Healthy: since when it is, for decay
         self.failures = 0  # before decay
         self.era = 0
         self.probe: Permit[K] | None = None
         self.in_flight = 0
         self.last_used = now
 
+    def begin(self, now: float) -> None:
+        """Note that it is used for the first time."""
+        self.unused = self.aside = False
+        self.patient_until = now + self.rules.first_contact_s
+
     def wants_probe(self, now: float) -> bool:
-        """If it is out: whether its time is over and nobody probes it yet."""
+        """If it is aside: whether its time is over and nobody probes it yet."""
         return self.until <= now and self.probe is None
+
+    def rests(self, now: float) -> bool:
+        """Whether it is passed over for being slow at its first contact, and for nothing else."""
+        return self.aside and not self.out and now < self.until
+
+    def badness(self, now: float) -> tuple[float, int]:
+        """If it is aside: how bad a choice it is where no target is healthy; resting ones are the best."""
+        return (-math.inf, 0) if self.rests(now) else (max(self.until, now), self.failures)
+
+    def health(self, now: float) -> Health:
+        """Name its state."""
+        if not self.aside or self.unused:
+            return Health.HEALTHY
+        if self.until <= now:
+            return Health.HALF_OPEN
+        return Health.QUARANTINED if self.out else Health.RESTING
 
     def failures_left(self, now: float) -> int:
         """Count the failures that health has not made us forget yet."""
@@ -197,14 +228,17 @@ class Permit(Generic[K]):
         self.ended = True
         state = self._state
         state.in_flight -= 1
-        if state.known and not state.out and not self.probe:
+        if state.known and not state.aside and not self.probe:
             return _NOTHING
         self._give_probe_back()
         state.known = True
-        if not state.out or self._era != state.era:
+        if not state.aside or self._era != state.era:
+            return _NOTHING
+        state.aside = False
+        state.until = now
+        if not state.out:
             return _NOTHING
         state.out = False
-        state.until = now
         state.era += 1
         return Verdict(Change.RECOVERED, state.failures)
 
@@ -216,12 +250,16 @@ class Permit(Generic[K]):
         state = self._state
         state.in_flight -= 1
         self._give_probe_back()
-        first_contact = not state.known and now < state.patient_until
-        if self._era != state.era or (first_contact and failure is Failure.SLOW):
+        if self._era != state.era:
+            return _NOTHING
+        if failure is Failure.SLOW and not state.known and now < state.patient_until:
+            if not state.out or self.probe:
+                state.aside = True
+                state.until = state.patient_until
             return _NOTHING
         if not state.out or self.probe:
             state.failures = min(state.failures_left(now) + 1, state.rules.ladder)
-            state.out = True
+            state.out = state.aside = True
             state.era += 1
             return self._start_clock(failure, now, Change.QUARANTINED)
         if state.probe is not None:

@@ -1,8 +1,8 @@
 """Which port to use next, and which ones to leave alone for a while.
 
 What happens to one target is in `permit`; this is the choice among several. Healthy targets are used in turn, a
-half-open one gets its probe when its turn comes, and if all are out the least bad one is used (soonest to be released,
-then fewest failures): no call starves because of what earlier ones saw.
+half-open one gets its probe when its turn comes, and if none is healthy the least bad one is used (one that only rests,
+else the soonest to be released, then the one with fewest failures): no call starves because of what earlier ones saw.
 
 Sans-IO: `now` is in seconds on any monotonic clock and never goes back; the random source only chooses where rotation
 begins, so that many clients that start together do not all begin at the first port.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from asyncdp.middleware.permit import Health, Permit, QuarantineRules, Target, TargetSnapshot
+from asyncdp.middleware.permit import Permit, QuarantineRules, Target, TargetSnapshot
 
 if TYPE_CHECKING:
     import random
@@ -56,7 +56,7 @@ class Quarantine(Generic[K]):
             if turn >= len(targets):
                 turn = 0
             state = states.get(targets[turn])
-            if state is not None and not state.out:
+            if state is not None and not state.aside:
                 first.turn = turn + 1
                 state.last_used = now
                 state.in_flight += 1
@@ -101,9 +101,9 @@ class Quarantine(Generic[K]):
             if key in exclude:
                 continue
             state = self._state(key, len(targets), now)
-            if not state.out or state.wants_probe(now):
+            if not state.aside or state.wants_probe(now):
                 return self._hand_out(first, state, index, now)
-            badness = (max(state.until, now), state.failures)
+            badness = state.badness(now)
             if least_bad is None or badness < least_bad:
                 least_bad = badness
                 chosen = index
@@ -117,8 +117,10 @@ class Quarantine(Generic[K]):
         first.turn = index + 1
         state.last_used = now
         state.in_flight += 1
+        if state.unused:
+            state.begin(now)
         permit = Permit(state)
-        if state.out and state.wants_probe(now):
+        if state.aside and state.wants_probe(now):
             permit.probe = True
             state.probe = permit
         return permit
@@ -132,13 +134,10 @@ class Quarantine(Generic[K]):
 
     def _wait_s(self, key: K, now: float) -> float | None:
         state = self._states.get(key)
-        if state is None or not state.out or state.wants_probe(now):
+        if state is None or not state.aside or state.wants_probe(now) or state.rests(now):
             return 0.0
         return state.until - now if state.until > now else None
 
     def _snapshot_one(self, state: Target[K], now: float) -> TargetSnapshot:
-        failures = state.failures_left(now)
-        if not state.out:
-            return TargetSnapshot(Health.HEALTHY, failures, None, state.in_flight)
-        health = Health.HALF_OPEN if state.until <= now else Health.QUARANTINED
-        return TargetSnapshot(health, failures, state.until, state.in_flight)
+        until = state.until if state.aside and not state.unused else None
+        return TargetSnapshot(state.health(now), state.failures_left(now), until, state.in_flight)

@@ -35,6 +35,16 @@ def refuse(quarantine: Quarantine[Port], port: Port, now: float) -> Verdict:
     return quarantine.pick([port], now).failed(Failure.REFUSED, now)
 
 
+def slow(quarantine: Quarantine[Port], port: Port, now: float, until: float) -> Verdict:
+    """Let one call to the port time out."""
+    return quarantine.pick([port], now).failed(Failure.SLOW, until)
+
+
+def make_seeded(seed: int) -> Quarantine[Port]:
+    """Begin with nothing known, at a port of the seed's choice."""
+    return Quarantine(random.Random(seed))
+
+
 def health(quarantine: Quarantine[Port], port: Port, now: float) -> Health:
     """Say what the metrics would show."""
     return quarantine.snapshot(now)[port].health
@@ -253,11 +263,56 @@ class TestFirstContact:
     """A port that never answered may be slow."""
 
     def test_a_slow_first_contact_is_no_verdict(self) -> None:
-        """Before a first answer a timeout within first_contact_s does not quarantine."""
+        """Before a first answer a timeout within first_contact_s does not quarantine and counts no failure."""
         quarantine = make()
-        slow = [quarantine.pick(ONE, 0.0) for _ in range(8)]
-        assert {permit.failed(Failure.SLOW, 29.0).change for permit in slow} == {Change.NONE}
-        assert health(quarantine, ONE[0], 29.0) is Health.HEALTHY
+        permits = [quarantine.pick(ONE, 0.0) for _ in range(8)]
+        assert {permit.failed(Failure.SLOW, 29.0).change for permit in permits} == {Change.NONE}
+        assert quarantine.snapshot(29.0)[ONE[0]] == (Health.RESTING, 0, 30.0, 0)
+
+    def test_a_resting_port_is_passed_over(self) -> None:
+        """A port that was slow at first contact is left alone while others are healthy, then gets one probe."""
+        quarantine = make()
+        slow(quarantine, PORTS[0], 0.0, 10.0)
+        assert PORTS[0] not in {quarantine.pick(PORTS, 29.9).target for _ in range(20)}
+        permits = [quarantine.pick(PORTS, 30.0) for _ in range(20)]
+        assert [permit.target for permit in permits if permit.probe] == [PORTS[0]]
+        assert Counter(permit.target for permit in permits)[PORTS[0]] == 1
+
+    def test_a_port_that_is_mute_for_ever_is_quarantined(self) -> None:
+        """Slow again when its first contact is over, a resting port is quarantined, for the first time."""
+        quarantine = make()
+        slow(quarantine, PORTS[0], 0.0, 10.0)
+        assert slow(quarantine, PORTS[0], 30.0, 40.0) == Verdict(Change.QUARANTINED, failures=1, for_s=30.0)
+
+    def test_a_resting_port_that_answers_is_healthy(self) -> None:
+        """Any answer ends the rest, a late one too, and is no recovery: there was no quarantine."""
+        quarantine = make()
+        late = quarantine.pick(ONE, 0.0)
+        slow(quarantine, ONE[0], 0.0, 10.0)
+        assert late.succeeded(12.0).change is Change.NONE
+        assert health(quarantine, ONE[0], 12.0) is Health.HEALTHY
+
+    def test_resting_ports_are_used_if_no_other_is_healthy(self) -> None:
+        """At a cold start with all ports slow they are used in turn, before those in quarantine."""
+        quarantine = make()
+        refuse(quarantine, PORTS[3], 0.0)
+        for port in PORTS[:3]:
+            slow(quarantine, port, 0.0, 10.0)
+        assert quarantine.next_release(PORTS, 11.0) == 0.0
+        permits = [quarantine.pick(PORTS, 11.0) for _ in range(9)]
+        assert Counter(permit.target for permit in permits) == dict.fromkeys(PORTS[:3], 3)
+        assert not any(permit.probe for permit in permits)
+
+    def test_a_resting_port_that_refuses_is_quarantined(self) -> None:
+        """Rest is patience with slowness only."""
+        quarantine = make()
+        slow(quarantine, ONE[0], 0.0, 10.0)
+        assert refuse(quarantine, ONE[0], 11.0) == Verdict(Change.QUARANTINED, failures=1, for_s=30.0)
+
+    def test_first_contact_begins_with_the_first_call(self) -> None:
+        """A port that was only known by name has all its patience left when it is first used."""
+        quarantine = next(q for q in map(make_seeded, range(50)) if q.pick(PORTS, 0.0).target != PORTS[0])
+        assert slow(quarantine, PORTS[0], 100.0, 110.0).change is Change.NONE
 
     def test_patience_ends(self) -> None:
         """A port that has not answered after first_contact_s is quarantined for being slow."""
@@ -276,13 +331,14 @@ class TestFirstContact:
         assert refuse(make(), ONE[0], 0.0).change is Change.QUARANTINED
 
     def test_a_slow_probe_of_a_port_that_refused_is_a_first_contact(self) -> None:
-        """A port that refused and was let back in may be slow again, and its probe is given back."""
+        """A port that refused and was let back in may be slow; its next probe waits for the end of first contact."""
         quarantine = make()
         refuse(quarantine, ONE[0], 0.0)
-        assert quarantine.pick(ONE, 31.0).failed(Failure.SLOW, 59.0).change is Change.NONE
-        probe = quarantine.pick(ONE, 59.0)
+        assert slow(quarantine, ONE[0], 31.0, 41.0).change is Change.NONE
+        assert PORTS[0] not in {quarantine.pick(PORTS, 59.9).target for _ in range(20)}
+        probe = quarantine.pick(ONE, 60.0)
         assert probe.probe
-        assert probe.failed(Failure.SLOW, 61.0) == Verdict(Change.QUARANTINED, failures=2, for_s=60.0)
+        assert probe.failed(Failure.SLOW, 70.0) == Verdict(Change.QUARANTINED, failures=2, for_s=60.0)
 
     def test_a_slow_port_gets_no_second_patience(self) -> None:
         """A port that was quarantined for never answering is out again when its probe is slow."""
@@ -441,10 +497,12 @@ def end(permit: Permit[Port], how: str, now: float) -> Verdict:
 class Believed:
     """What the test believes about one port, kept by event numbers instead of eras."""
 
-    patient_until: float
     last_used: float
+    used: bool = False
+    patient_until: float = 0.0
     answered: bool = False
     out: bool = False
+    rest: bool = False
     until: float = 0.0
     changed: int = 0
     failures: int = 0
@@ -455,6 +513,15 @@ class Believed:
     def probes(self) -> int:
         """Count the probes that are out."""
         return sum(permit.probe for permit in self.permits)
+
+    @property
+    def aside(self) -> bool:
+        """Say whether it is passed over, for one reason or the other."""
+        return self.out or self.rest
+
+    def rests(self, now: float) -> bool:
+        """Say whether it is only its first contact that it is passed over for."""
+        return self.rest and now < self.until
 
     def failures_at(self, now: float) -> int:
         """Count the failures that are not forgotten: one fewer after each minute of health."""
@@ -491,20 +558,22 @@ class QuarantineMachine(RuleBasedStateMachine):
         before = self.quarantine.snapshot(self.now)
         permit = self.quarantine.pick(host, self.now, exclude)
         for port in self.quarantine.snapshot(self.now).keys() - before.keys():
-            self.ports[port] = Believed(self.now + self.times.first_contact_s, self.now)
+            self.ports[port] = Believed(self.now)
         allowed = [port for port in host if port not in exclude] or host
         fit = [port for port in allowed if self.fit(port)]
         chosen = self.ports[permit.target]
-        assert permit.probe == (chosen.out and self.fit(permit.target))
+        assert permit.probe == (chosen.aside and self.fit(permit.target))
         if fit:
             assert permit.target in fit
         else:
-            badness = {port: (max(self.ports[port].until, self.now), before[port].failures) for port in allowed}
+            badness = {port: self.badness(port, before[port].failures) for port in allowed}
             assert badness[permit.target] == min(badness.values())
         self.events += 1
         self.open.append((permit, self.events))
         chosen.permits.append(permit)
         chosen.last_used = self.now
+        if not chosen.used:
+            chosen.used, chosen.patient_until = True, self.now + self.times.first_contact_s
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), how=HOW)
@@ -522,8 +591,10 @@ class QuarantineMachine(RuleBasedStateMachine):
         assert verdict.change is expected
         port.answered |= how == "succeeded"
         if expected is Change.NONE:
-            assert after == before._replace(in_flight=before.in_flight - 1)
+            if not self.rest_changes(port, permit, taken, how):
+                assert after == before._replace(in_flight=before.in_flight - 1)
             return
+        port.rest = False
         if expected is Change.RECOVERED:
             port.out, port.healthy_since = False, self.now
         else:
@@ -552,7 +623,7 @@ class QuarantineMachine(RuleBasedStateMachine):
         gone = self.quarantine.prune(self.now)
         forgotten = before - self.quarantine.snapshot(self.now).keys()
         unused = {p for p, b in self.ports.items() if b.last_used <= self.now - 900.0 and not b.permits}
-        assert forgotten == {p for p in unused if not self.ports[p].out or self.ports[p].until <= self.now}
+        assert forgotten == {p for p in unused if not self.ports[p].aside or self.ports[p].until <= self.now}
         assert gone == len(forgotten)
         for port in forgotten:
             del self.ports[port]
@@ -573,16 +644,17 @@ class QuarantineMachine(RuleBasedStateMachine):
         """Health and time left are what the events say, and failures decay."""
         for port, state in self.quarantine.snapshot(self.now).items():
             believed = self.ports[port]
-            assert state.until == (believed.until if believed.out else None)
-            assert (state.health is Health.HEALTHY) == (not believed.out)
-            assert (state.health is Health.HALF_OPEN) == (believed.out and believed.until <= self.now)
+            assert state.until == (believed.until if believed.aside else None)
+            assert (state.health is Health.HEALTHY) == (not believed.aside)
+            assert (state.health is Health.HALF_OPEN) == (believed.aside and believed.until <= self.now)
+            assert (state.health is Health.RESTING) == believed.rests(self.now)
             assert state.failures == believed.failures_at(self.now)
 
     @invariant()
     def release_is_foretold(self) -> None:
-        """next_release is 0 exactly when some port would do, and else the shortest quarantine."""
+        """next_release is 0 exactly when some port would do, or only rests, and else the shortest quarantine."""
         wait = self.quarantine.next_release(list(self.ports), self.now)
-        if any(self.fit(port) for port in self.ports):
+        if any(self.fit(port) or believed.rests(self.now) for port, believed in self.ports.items()):
             assert wait == 0.0
         else:
             left = [b.until - self.now for b in self.ports.values() if b.until > self.now]
@@ -598,14 +670,31 @@ class QuarantineMachine(RuleBasedStateMachine):
         self.prune()
         for port, believed in self.ports.items():
             permit = self.quarantine.pick([port], self.now)
-            assert permit.probe == believed.out
+            assert permit.probe == believed.aside
             permit.succeeded(self.now)
             assert self.quarantine.snapshot(self.now)[port].health is Health.HEALTHY
 
     def fit(self, port: Port) -> bool:
         """Say whether the port takes a call: healthy, unknown, or half-open without a probe."""
         believed = self.ports.get(port)
-        return believed is None or not believed.out or (believed.until <= self.now and not believed.probes)
+        return believed is None or not believed.aside or (believed.until <= self.now and not believed.probes)
+
+    def badness(self, port: Port, failures: int) -> tuple[float, int]:
+        """Say how bad a choice a port is that does not take a call."""
+        believed = self.ports[port]
+        return (-math.inf, 0) if believed.rests(self.now) else (max(believed.until, self.now), failures)
+
+    def rest_changes(self, port: Believed, permit: Permit[Port], taken: int, how: str) -> bool:
+        """Note what a slow first contact, or an answer, does to a port's rest; say whether it did anything."""
+        if taken <= port.changed:
+            return False
+        if how == "succeeded" and port.rest:
+            port.rest, port.healthy_since = False, self.now
+            return True
+        if how != "slow" or port.answered or self.now >= port.patient_until or (port.out and not permit.probe):
+            return False
+        port.rest, port.until = not port.out, port.patient_until
+        return True
 
     def expected(self, port: Believed, permit: Permit[Port], taken: int, how: str) -> Change:
         """Say what the end of a permit must do."""
