@@ -23,10 +23,10 @@ What is decided here, and why:
 - **Failures are forgotten one by one**, one per decay_s without quarantine, so a target that flaps climbs the ladder
   again from where it stood, and one that broke once an hour ago begins at base_s.
 - **First contact is slow** (connections, memory registration): until a target has answered once, being slow is no
-  failure before first_contact_s have passed. But it *rests*: until then it is passed over while others are healthy, else
-  a mute target would cost one attempt timeout after the other; if none is healthy it is used as if nothing had happened.
-  Then it gets its probe, and slow again is a quarantine. Being refused is one at once. A target that refused and was
-  let back in is at its first contact again: when it is slow, its next probe waits for the end of that.
+  failure before first_contact_s have passed. But it *rests*: until then it is passed over while others are healthy,
+  else a mute target would cost one attempt timeout after the other; if none is healthy it is used as if nothing had
+  happened. Then it gets its probe, and slow again is a quarantine. Being refused is one at once. A target that refused
+  and was let back in is at its first contact again: when it is slow, its next probe waits for the end of that.
 
 Sans-IO: `now` is in seconds on any monotonic clock and never goes back.
 """
