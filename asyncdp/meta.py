@@ -273,6 +273,6 @@ class DataPlaneCapabilities:
 
 def lengths_of(tags: Sequence[Tags] | None) -> list[int] | None:
     """Lift sequence lengths from the tag ``input_lengths``, where every row has it."""
-    if not tags or any("input_lengths" not in row for row in tags):
+    if not tags or any(row.get("input_lengths") is None for row in tags):
         return None
     return [int(row["input_lengths"]) for row in tags]

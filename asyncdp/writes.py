@@ -28,22 +28,21 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
     try:
         refs, specs = await _store(send, call, names, touched, ctx) if names else ((), {})
     except BaseException as err:
+        # Owed from here on only: another mutation of this client would settle it, and this one was still under way.
+        for debt in touched:
+            ctx.env.ledger.owe(debt)
         if isinstance(err, DataPlaneError):
             err.ambiguous = False  # nothing is visible before publish
             await _give_back(send, touched, ctx)
         raise
-    refused = False
     try:
         handles = await send(Publish(call.sample_ids, call.partition_id, refs, call.tags, specs), ctx)
     except DataPlaneError as err:
-        refused = not err.ambiguous
-        if refused:
+        if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
+            for debt in touched:
+                ctx.env.ledger.owe(debt)
             await _give_back(send, touched, ctx)
         raise
-    finally:
-        if not refused:  # published; or nobody knows yet, and what is owed for the publish itself covers the slots
-            for debt in touched:
-                ctx.env.ledger.paid(debt)
     return KVBatchMeta(
         call.partition_id,
         sample_ids=list(call.sample_ids),
@@ -87,8 +86,8 @@ async def _write_share(
     first_row, sizes = share
     problem: DataPlaneError | None = None
     for host in hosts:
-        # Written down before anything is sent, so that a cancel at any await leaves no slot behind.
-        debt = ctx.env.ledger.owe(Debt(Abort(host, ctx.op_id), ctx.op_id))
+        # Noted before anything is sent, so that a cancel at any await leaves no slot behind.
+        debt = Debt(Abort(host, ctx.op_id), ctx.op_id)
         touched.append(debt)
         try:
             refs = await send(Reserve(host, names, sizes, first_row), ctx)

@@ -43,9 +43,9 @@ class Settle(Layer):
     async def mutate(self, call: Call[R], ctx: CallContext) -> R:
         """Settle what the call depends on, then send it, and write down what a cancel or a lost answer leaves open."""
         ledger = ctx.env.ledger
-        if len(ledger):
-            await self.settle(call, ctx)
         try:
+            if len(ledger):
+                await self.settle(call, ctx)
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             if err.ambiguous:
@@ -84,7 +84,7 @@ class Settle(Layer):
         ctx.emit("settled", what=type(debt.call).__name__, state=state, partition_id=debt.partition_id)
         if state == "refused":
             for call in debt.on_refused:
-                ctx.env.ledger.owe(Debt(call, debt.op_id))
+                await self._pay(ctx.env.ledger.owe(Debt(call, debt.op_id)), ctx)
 
     def _owe(self, call: Call[Any], ctx: CallContext) -> None:
         capabilities = self.inner.get_capabilities()

@@ -137,6 +137,11 @@ class Rig:
             if not getattr(has, name):
                 pytest.skip(name)
 
+    def only(self, impl: str) -> None:
+        """Skip the test for other transports than this one; for what only its own config keys can bring about."""
+        if self.client.attach_config()["impl"] != impl:
+            pytest.skip(f"{impl} only")
+
     def leftovers(self) -> dict[str, int]:
         """Return what calls left in the planes."""
         return {name: count for door in self._doors.values() for name, count in door.leftovers().items()}

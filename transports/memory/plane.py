@@ -710,7 +710,7 @@ class Plane:
             tuple(row.id for row in rows),
             min(versions, default=None),
             min(row.created_at for row in rows),
-            all(row.tags.get("committed", True) for row in rows),
+            all(row.tags.get("committed") is not False for row in rows),
             group.expected or part.group_size or len(rows),
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),
