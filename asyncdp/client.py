@@ -454,7 +454,8 @@ class BaseClient:
         try:
             return await self.execute(call, CallContext(env, env.next_op_id(), began + timeout_s, verb, began))
         except DataPlaneError as err:
-            raise self.__leaving(err, call, verb, env.clock.now() - began) from err.__cause__
+            leaving = self.__leaving(err, call, verb, env.clock.now() - began)
+            raise leaving from leaving.__cause__
         finally:
             self.__in_flight -= 1
 

@@ -166,13 +166,18 @@ async def _read_again(
     return _without(reads, failed), failed, located.specs
 
 
-def _places(refs: Iterable[SlotRef], rows: Iterable[int]) -> dict[int, set[tuple[str, int, int, int, str]]]:
-    """Where each field of some rows lies: (host, epoch, slot, generation, field)."""
-    places: dict[int, set[tuple[str, int, int, int, str]]] = {row: set() for row in rows}
+def _places(refs: Iterable[SlotRef], rows: Iterable[int]) -> dict[int, set[tuple[Any, ...]]]:
+    """Where each field of some rows lies: (host, epoch, slot, generation, all rows read from it at once, field).
+
+    The rows belong to it: of a slot that holds several, one that died makes the whole read stale, and the same slot
+    without that row is another read.
+    """
+    places: dict[int, set[tuple[Any, ...]]] = {row: set() for row in rows}
     for ref in refs:
+        where = (ref.host.id, ref.host.epoch, ref.slot, ref.generation, tuple(ref.index))
         for row in ref.rows:
             if row in places:
-                places[row].update((ref.host.id, ref.host.epoch, ref.slot, ref.generation, f) for f in ref.fields)
+                places[row].update((*where, name) for name in ref.fields)
     return places
 
 
