@@ -155,8 +155,8 @@ class Column:
         """Return a copy of the rows at these positions, in that order."""
         raise NotImplementedError
 
-    def row_bytes(self, row: int) -> Iterator[Any]:
-        """Yield buffers that together are the row's content, for checksums."""
+    def content(self, rows: Rows) -> Iterator[Any]:
+        """Yield buffers that together are the content of these rows, row by row, for checksums."""
         raise NotImplementedError
 
 
@@ -226,8 +226,9 @@ class Dense(Column):
         part = self.values if span == (0, len(self)) else self.values[span[0] : span[1]]
         return Dense(part.clone(memory_format=torch.contiguous_format))
 
-    def row_bytes(self, row: int) -> Iterator[Any]:
-        yield _raw(self.values[row])
+    def content(self, rows: Rows) -> Iterator[Any]:
+        span = _span(rows)
+        yield _raw(self.values[span[0] : span[1]] if span is not None else self.take(rows).values)
 
 
 class Ragged(Column):
@@ -284,8 +285,12 @@ class Ragged(Column):
         source = _steps(self.offsets[at], offsets)
         return Ragged(_picked(self.values, torch.from_numpy(source)), offsets, dim=self.dim, nested=self.nested)
 
-    def row_bytes(self, row: int) -> Iterator[Any]:
-        yield _raw(self.values[int(self.offsets[row]) : int(self.offsets[row + 1])])
+    def content(self, rows: Rows) -> Iterator[Any]:
+        span = _span(rows)
+        if span is None:
+            yield _raw(self.take(rows).values)
+        else:
+            yield _raw(self.values[int(self.offsets[span[0]]) : int(self.offsets[span[1]])])
 
 
 class Objects(Column):
@@ -313,8 +318,8 @@ class Objects(Column):
     def take(self, rows: Rows) -> Objects:
         return Objects([self.items[i] for i in rows])
 
-    def row_bytes(self, row: int) -> Iterator[Any]:
-        yield self.items[row]
+    def content(self, rows: Rows) -> Iterator[Any]:
+        return (self.items[row] for row in rows)
 
 
 def _offsets(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -526,10 +531,8 @@ class Block:
         """CRC-32 over the content of these rows, field by field (IEEE 802.3 polynomial, by zlib)."""
         crc = 0
         for name in sorted(self.columns):
-            column = self.columns[name]
-            for row in rows:
-                for piece in column.row_bytes(row):
-                    crc = zlib.crc32(piece, crc)
+            for piece in self.columns[name].content(rows):
+                crc = zlib.crc32(piece, crc)
         return crc
 
     def to_tensordict(self) -> TensorDict:
