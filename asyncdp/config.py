@@ -88,8 +88,8 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
         endpoints: Where controller and storage units listen; ``attach_config()`` fills it in: workers need no Ray then.
         bootstrap_timeout_s: How long actors may take to start, in seconds; each imports torch (measured: 11-42 s).
         actor_runtime_env: Whether the actors get TransferQueue's requirement, as installed here, in their runtime_env.
-        unit_timeout_s: Whole seconds after which TransferQueue itself gives up on a storage unit; a call's own timeout is
-            shorter as a rule. Takes effect where TransferQueue is not imported yet.
+        unit_timeout_s: Whole seconds after which TransferQueue itself gives up on a storage unit; a call's own
+            timeout is shorter as a rule. Takes effect where TransferQueue is not imported yet.
         heartbeat_interval_s: Pause between two heartbeats to each server, in seconds.
         heartbeat_timeout_s: Silence after which a server counts as gone, in seconds.
         split_bytes: A put of at least this many bytes is spread over the storage units.
