@@ -1,0 +1,159 @@
+import collections
+import contextlib
+import enum
+import pickle
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from asyncdp.errors import CorruptPayload
+from asyncdp.transports.ucxx.objects import MsgpackCodec
+
+pytest.importorskip("msgpack", reason="needs the extra ucxx (msgpack)")
+
+KEYS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text()
+    | st.binary()
+    | st.complex_numbers(allow_nan=False),
+    lambda inner: st.lists(inner, max_size=3).map(tuple) | st.frozensets(inner, max_size=3),
+    max_leaves=4,
+)
+VALUES = st.recursive(
+    KEYS | st.binary().map(bytearray),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.sets(KEYS, max_size=4)
+        | st.dictionaries(KEYS, inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:  # noqa: PLR0911 - one line per kind
+    """Equal, of the same types at every level, dicts in the same order."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, dict):
+        return len(a) == len(b) and all(
+            same(k, j) and same(v, w) for (k, v), (j, w) in zip(a.items(), b.items(), strict=True)
+        )
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, (set, frozenset)):
+        return a == b and sorted(map(repr, map(type, a))) == sorted(map(repr, map(type, b)))
+    if isinstance(a, np.ndarray):
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    if isinstance(a, float):
+        return np.float64(a).tobytes() == np.float64(b).tobytes()
+    return bool(a == b)
+
+
+@given(VALUES)
+@example((1, [2, (3, {4: {(5, "6"): {7}}})]))
+@example(1 << 4000)
+@example(-(1 << 63) - 1)
+@example("\ud800 lone")
+@example(-0.0)
+def test_values_come_back_as_they_were(value: Any) -> None:
+    """Tuples, sets, None, bytes, big ints, dicts with any keys: equal and of the same types."""
+    codec = MsgpackCodec()
+    assert same(codec.loads(codec.dumps(value)), value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.arange(6, dtype=np.int16).reshape(2, 3)[:, ::2],
+        np.zeros((0, 3), np.float32),
+        np.float32(1.5),
+        np.float64(1.5),
+        np.complex128(2),
+        np.array(["a", "bcd"]),
+        np.datetime64("2020-01-02"),
+        np.bool_(1),
+        np.array(3.5),
+    ],
+    ids=repr,
+)
+def test_numpy_values_come_back_as_they_were(value: Any) -> None:
+    """Arrays and scalars keep dtype, shape and values, and are the reader's own."""
+    codec = MsgpackCodec()
+    back = codec.loads(codec.dumps({"a": [value]}))["a"][0]
+    assert same(np.asarray(back), np.asarray(value))
+    assert type(back) is type(value)
+    if isinstance(back, np.ndarray):
+        assert back.flags.writeable
+
+
+class Colour(enum.IntEnum):
+    """A subclass of int."""
+
+    RED = 1
+
+
+class Point(NamedTuple):
+    """A subclass of tuple."""
+
+    x: int
+    y: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        collections.OrderedDict(a=1),
+        Colour.RED,
+        Point(1, 2),
+        object(),
+        memoryview(b"x"),
+        {"deep": [np.array([object()])]},
+        range(3),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_what_cannot_be_kept_is_refused(value: Any) -> None:
+    """A subclass would come back as its base: it is refused, and the message says what it is."""
+    with pytest.raises((TypeError, ValueError), match="cannot be kept unchanged"):
+        MsgpackCodec().dumps(value)
+
+
+def test_cycles_and_great_depth_are_refused() -> None:
+    """No endless loop, no crash."""
+    loop: list[Any] = []
+    loop.append((loop,))
+    deep: Any = ()
+    for _ in range(5000):
+        deep = (deep,)
+    for value in (loop, deep):
+        with pytest.raises(ValueError, match="levels deep"):
+            MsgpackCodec().dumps(value)
+
+
+def test_pickle_only_where_it_was_turned_on() -> None:
+    """A pickle from the wire is not loaded unless the user said so."""
+    trusting = MsgpackCodec(allow_pickle=True)
+    data = trusting.dumps({"c": Colour.RED})
+    assert trusting.loads(data) == {"c": Colour.RED}
+    assert type(trusting.loads(data)["c"]) is Colour
+    with pytest.raises(CorruptPayload, match="allow_pickle is off") as caught:
+        MsgpackCodec().loads(data)
+    assert not caught.value.retryable
+
+
+@given(st.binary(max_size=200))
+@example(b"\xdd\xff\xff\xff\xff")
+@example(b"\xc7\x05\x64" + pickle.dumps(None, 2))
+@example(b"\xc7\x00\x05")
+@example(b"\xc7\x01\x07\xc0")
+def test_garbage_is_an_error_never_a_crash(data: bytes) -> None:
+    """Any bytes decode to a value or raise CorruptPayload."""
+    with contextlib.suppress(CorruptPayload):
+        MsgpackCodec().loads(data)
