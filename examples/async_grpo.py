@@ -8,6 +8,7 @@ well be a process. Read on in this order:
     grpo_worker      put_samples, depth, get_samples
     grpo_trainer     claim_meta, get_data, put_samples of one more field, pop, evict, release_claim
     grpo_controller  list_metadata, depth, evict: metadata only
+    grpo_faults      what happens to them meanwhile
     grpo_account     what became of every sample
     policy           the learning itself, which knows of no data plane
 """
@@ -22,6 +23,7 @@ import anyio
 
 from asyncdp.examples.grpo_account import Account, Balance
 from asyncdp.examples.grpo_controller import SingleController
+from asyncdp.examples.grpo_faults import fault_plan
 from asyncdp.examples.grpo_plane import DemoConfig, attach, register, start
 from asyncdp.examples.grpo_progress import Progress, count_events
 from asyncdp.examples.grpo_trainer import Trainer
@@ -101,13 +103,14 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
 
 async def _run(config: DemoConfig, view: View | None) -> Report:
     task, account, progress, stop = make_task(config.seed), Account(), Progress(), anyio.Event()
-    async with start(config, owner="controller") as plane:
+    plan = progress.plan = fault_plan(config.seed, config.seconds) if config.faults else None
+    async with start(config, "controller", plan) as plane:
         await register(plane, config)
         progress.clients["controller"] = plane
         controller = SingleController(plane, config, account, progress)
         async with AsyncExitStack() as open_clients:
             for name in ("trainer", *(f"worker-{number}" for number in range(config.workers))):
-                progress.clients[name] = await open_clients.enter_async_context(attach(plane, owner=name))
+                progress.clients[name] = await open_clients.enter_async_context(attach(plane, name, plan))
             trainer = Trainer(progress.clients["trainer"], config, task, account, progress)
             workers = [
                 RolloutWorker(number, progress.clients[f"worker-{number}"], config, task, account)

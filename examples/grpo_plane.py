@@ -26,12 +26,15 @@ from asyncdp import (
     DataPlaneUnavailable,
     DataPlaneWriteError,
     build_data_plane_client,
+    layers_of,
 )
+from asyncdp.testing import faulty_stack
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdp import BaseClient
+    from asyncdp.testing import FaultPlan
 
 __all__ = [
     "ADVANTAGE",
@@ -127,8 +130,8 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
         "claim_meta_poll_interval_s": 0.05,
         "call_timeout_s": 10.0,
         "layers": {
-            # Payloads are small and near: a port that says nothing for a second is not going to.
-            "attempt_timeout": {"attempt_timeout_s": 1.0},
+            # Payloads are small and near: a port that says nothing for half a second is not going to.
+            "attempt_timeout": {"attempt_timeout_s": 0.5},
             # Faults of this run last seconds, not minutes, and so do quarantines.
             "port_rotation": {"quarantine_s": 2.0, "quarantine_max_s": 8.0, "quarantine_decay_s": 10.0},
         },
@@ -136,14 +139,23 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     }
 
 
-def start(config: DemoConfig, owner: str) -> BaseClient:
+def start(config: DemoConfig, owner: str, faults: FaultPlan | None) -> BaseClient:
     """Start the plane; closing this client ends it."""
-    return build_data_plane_client({**plane_config(config), "owner": owner})
+    return _connect({**plane_config(config), "owner": owner}, faults, bootstrap=True)
 
 
-def attach(plane: BaseClient, owner: str) -> BaseClient:
+def attach(plane: BaseClient, owner: str, faults: FaultPlan | None) -> BaseClient:
     """Attach another client, as another process would do with the same config."""
-    return build_data_plane_client({**plane.attach_config(), "owner": owner}, bootstrap=False)
+    return _connect({**plane.attach_config(), "owner": owner}, faults, bootstrap=False)
+
+
+def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: bool) -> BaseClient:
+    client = build_data_plane_client(settings, bootstrap=bootstrap)
+    if faults is None:
+        return client
+    # Faults stand just above the transport, so that the layers take them for real: the stack is built once more.
+    *_, transport = layers_of(client)
+    return faulty_stack(transport, faults, by_layer=settings["layers"])
 
 
 async def register(plane: BaseClient, config: DemoConfig) -> None:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from asyncdp import BaseClient
+    from asyncdp.testing import FaultPlan
 
 __all__ = ["Point", "Progress", "count_events", "ports_out"]
 
@@ -38,7 +39,7 @@ class Progress:
         depths: Complete groups in the plane.
         ages: How many groups in the plane are how many weight versions old, at the last look.
         clients: All clients of the plane, by role, for their counters.
-        faults: Faults injected so far, by kind.
+        plan: The faults that are injected, if any.
     """
 
     began: float = field(default_factory=time.monotonic)
@@ -49,7 +50,12 @@ class Progress:
     depths: list[Point] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
     clients: dict[str, BaseClient] = field(default_factory=dict)
-    faults: Counter[str] = field(default_factory=Counter)
+    plan: FaultPlan | None = None
+
+    @property
+    def faults(self) -> Counter[str]:
+        """Faults injected so far, by kind."""
+        return Counter() if self.plan is None else self.plan.counts
 
     def elapsed_s(self) -> float:
         """Return the seconds since the run began."""

@@ -105,7 +105,7 @@ class PlainView:
             _last(progress.depths, "depth {:.0f}"),
             _last(progress.staleness, "age {:.1f}"),
             *(f"{what} {count}" for what, count in account.counts.items()),
-            f"ports out {sum(map(bool, out.values()))}/{len(out)}",
+            f"ports out {sum(out.values())}/{len(out) * len(clients)}",
             f"retries {count_events(clients, 'retry', 'reason').total()}",
             f"faults {progress.faults.total()}",
         ]
