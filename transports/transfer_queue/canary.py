@@ -1,0 +1,146 @@
+"""Notices that a server of TransferQueue died or fell silent, without sending it a request.
+
+One idle socket per server. libzmq heartbeats on it and reports every change of the connection: a killed process is seen
+as soon as the kernel resets the connection (measured: 22 ms), a stopped one when it misses its heartbeats.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import anyio
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout, DataPlaneUnavailable
+
+__all__ = ["Canary"]
+
+R = TypeVar("R")
+
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CONNECT_DELAYED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_MONITOR_STOPPED
+)
+
+
+class Canary:
+    """Watches one server and ends the calls that wait for it when it goes.
+
+    Args:
+        context: Where to open the socket.
+        name: What the server is called in errors.
+        address: ZMQ address of one of its request ports.
+        interval_s, timeout_s: Heartbeats: how often, and after how much silence the server counts as gone.
+
+    Attributes:
+        down: The server does not answer. Nothing is sent to it then.
+        refused: Nothing listens at its address any more: the process is gone, and all that it held.
+    """
+
+    def __init__(
+        self, context: zmq.asyncio.Context, name: str, address: str, *, interval_s: float, timeout_s: float
+    ) -> None:
+        """Begin to watch, in the running event loop; until the first news the server counts as up."""
+        self.name = name
+        self.address = address
+        self.down = False
+        self.refused = False
+        self.closed = False
+        self._scopes: set[anyio.CancelScope] = set()
+        self._reached = False
+        socket = context.socket(zmq.DEALER)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
+        socket.setsockopt(zmq.HANDSHAKE_IVL, max(100, int(timeout_s * 1e3)))
+        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        if address.startswith("tcp://["):
+            socket.setsockopt(zmq.IPV6, 1)
+        self._socket = socket
+        self._monitor = socket.get_monitor_socket(_EVENTS)
+        socket.connect(address)
+        self._task = asyncio.get_running_loop().create_task(self._watch(), name=f"canary of {name}")
+
+    async def _watch(self) -> None:
+        while True:
+            event = (await recv_monitor_message(self._monitor))["event"]
+            if event == zmq.EVENT_MONITOR_STOPPED:
+                return
+            self._take(event)
+
+    def _take(self, event: int) -> None:
+        """Take one piece of news."""
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.down = self.refused = False
+        elif event == zmq.EVENT_CONNECT_DELAYED:
+            self._reached = False
+        elif event == zmq.EVENT_CONNECTED:
+            self._reached = True
+            self.refused = False
+        elif event == zmq.EVENT_CLOSED:
+            if not self._reached:
+                self.refused = True
+                self._fall()
+        else:
+            self._fall()
+
+    def _fall(self) -> None:
+        self.down = True
+        for scope in list(self._scopes):
+            scope.cancel()
+
+    async def guard(self, send: Callable[[], Awaitable[R]], deadline: float, **context: Any) -> R:
+        """Await ``send()``, but no longer than until the deadline, and no longer than the server lives.
+
+        Args:
+            send: Makes the request; it is not called where the server is down.
+            deadline: By the event loop's clock.
+            **context: Attributes for the error.
+
+        Raises:
+            DataPlaneUnavailable: The server is down (nothing was sent), or went down (``ambiguous``).
+            DataPlaneTimeout: The deadline passed.
+            DataPlaneClosed: The client was closed meanwhile.
+        """
+        if self._lost():
+            raise self._gone(sent=False, **context)
+        scope = anyio.CancelScope(deadline=deadline)
+        self._scopes.add(scope)
+        try:
+            with scope:
+                return await send()
+        finally:
+            self._scopes.discard(scope)
+        if self._lost():
+            raise self._gone(sent=True, **context)
+        msg = f"{self.name} did not answer in time"
+        raise DataPlaneTimeout(msg, ambiguous=True, **context)
+
+    def _lost(self) -> bool:
+        return self.down or self.closed
+
+    def _gone(self, *, sent: bool, **context: Any) -> DataPlaneUnavailable | DataPlaneClosed:
+        if self.closed:
+            return DataPlaneClosed("the client was closed while this call waited", ambiguous=sent, **context)
+        how = "is gone" if self.refused else "does not answer"
+        msg = f"{self.name} at {self.address} {how}" if not sent else f"{self.name} at {self.address} went silent"
+        return DataPlaneUnavailable(msg, ambiguous=sent, **context)
+
+    def close(self) -> None:
+        """Stop watching; calls that still wait end with DataPlaneClosed."""
+        self.closed = True
+        for scope in list(self._scopes):
+            scope.cancel()
+        self._task.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)

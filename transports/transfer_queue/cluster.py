@@ -1,0 +1,228 @@
+"""The actors of a TransferQueue in a Ray cluster: starting, finding and ending them.
+
+TransferQueue's own ``init`` and ``close`` are not used: they keep module globals that stop a second start after a
+controller's death, ignore the config of a controller that is there, and end it for everyone.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import time
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
+from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
+from asyncdp.transports.transfer_queue.shipping import by_value
+
+if TYPE_CHECKING:
+    from asyncdp.config import Config, TransferQueueSettings
+
+__all__ = ["Cluster"]
+
+#: Where TransferQueue looks for its controller.
+NAME, RAY_NAMESPACE = "TransferQueueController", "transfer_queue"
+#: Seconds that storage units get to end by themselves.
+SHUTDOWN_S = 5.0
+
+
+class Cluster:
+    """TransferQueue's actors in one Ray cluster. All methods block.
+
+    Args:
+        config: The transport's config; ``controller_address`` is Ray's address.
+        settings: Its own keys.
+
+    Attributes:
+        started: Whether this object started the actors: then its ``stop`` ends them.
+    """
+
+    def __init__(self, config: Config, settings: TransferQueueSettings) -> None:
+        """Begin without touching Ray."""
+        self._config = config
+        self._settings = settings
+        self._address = config.controller_address
+        self._ray_is_ours = False
+        self._controller: Any = None
+        self._units: list[Any] = []
+        self.started = False
+
+    # -- Ray
+
+    @property
+    def address(self) -> str | None:
+        """Ray's address, as another process needs it."""
+        import ray
+
+        if self._address in (None, "local") and ray.is_initialized():
+            found: str = ray.get_runtime_context().gcs_address
+            return found
+        return self._address
+
+    def _connect(self, *, start: bool) -> Any:
+        import ray
+
+        if ray.is_initialized():
+            return ray
+        # Ray's log of all workers on this process' stderr says nothing that a typed error does not.
+        quiet = {"log_to_driver": False, "configure_logging": False}
+        try:
+            if self._address is None and start:
+                ray.init(include_dashboard=False, num_cpus=self._config.num_storage_units + 2, **quiet)
+                self._ray_is_ours = True
+            else:
+                ray.init(address=self._address or "auto", **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as err:
+            msg = f"no Ray cluster answers at {self._address or 'the default address'}"
+            raise DataPlaneUnavailable(msg, cause=err) from err
+        return ray
+
+    # -- finding
+
+    def find(self) -> Endpoints:
+        """Ask Ray where the controller and its storage units listen.
+
+        Raises:
+            DataPlaneUnavailable: There is no Ray, or no controller in it.
+        """
+        ray = self._connect(start=False)
+        controller = self._actor(ray)
+        if controller is None:
+            msg = "no TransferQueue controller runs in this Ray cluster"
+            raise DataPlaneUnavailable(msg, blames_port=False)
+        return self._endpoints(ray, controller)
+
+    @staticmethod
+    def _actor(ray: Any) -> Any:
+        try:
+            return ray.get_actor(NAME, namespace=RAY_NAMESPACE)
+        except ValueError:
+            return None
+
+    def _stored(self, ray: Any, controller: Any) -> Any:
+        """Return the config that the controller keeps; it is there once all actors are."""
+        until = time.monotonic() + self._settings.bootstrap_timeout_s
+        while True:
+            try:
+                stored = ray.get(controller.get_config.remote(), timeout=max(0.1, until - time.monotonic()))
+            except ray.exceptions.RayError as err:
+                msg = "the TransferQueue controller does not answer"
+                raise DataPlaneUnavailable(msg, cause=err) from err
+            if stored is not None:
+                return stored
+            if time.monotonic() > until:
+                msg = "the TransferQueue controller is still waiting for its storage units"
+                raise DataPlaneNotReady(msg)
+            time.sleep(0.1)
+
+    def _endpoints(self, ray: Any, controller: Any) -> Endpoints:
+        stored = self._stored(ray, controller)
+        backend = stored.backend.storage_backend
+        if backend != "SimpleStorage":
+            msg = f"backend: the TransferQueue that is there runs {backend!r}, not 'SimpleStorage'"
+            raise ValueError(msg)
+        units = [_server(info) for info in stored.backend.SimpleStorage.zmq_info.values()]
+        return Endpoints(_server(stored.controller.zmq_info), tuple(units))
+
+    # -- starting
+
+    def start(self) -> Endpoints:
+        """Start controller and storage units, or come to those that are there; have the controller run our directory.
+
+        Raises:
+            DataPlaneNotReady: Ray has too few free CPUs; waiting for them could last for ever.
+            ValueError: A controller is there that runs another backend, or a sampler that cannot be replaced.
+        """
+        ray = self._connect(start=True)
+        controller = self._actor(ray)
+        try:
+            if controller is not None:
+                return self._join(ray, controller)
+            return self._begin(ray)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _join(self, ray: Any, controller: Any) -> Endpoints:
+        stored = self._stored(ray, controller)
+        sampler = stored.controller.sampler
+        if sampler != "SequentialSampler":
+            msg = f"the TransferQueue that is there runs the sampler {sampler!r}; asyncdp's would replace it"
+            raise ValueError(msg)
+        endpoints = self._endpoints(ray, controller)
+        with by_value(ray.cloudpickle) as sampler:
+            ray.get(controller.register_sampler.remote(sampler), timeout=self._settings.bootstrap_timeout_s)
+        return endpoints
+
+    def _begin(self, ray: Any) -> Endpoints:
+        from omegaconf import OmegaConf
+        from transfer_queue.controller import TransferQueueController
+        from transfer_queue.storage.simple_storage import SimpleStorageUnit
+
+        wanted = self._config.num_storage_units + 1
+        free = int(ray.available_resources().get("CPU", 0))
+        if free < wanted:
+            msg = f"Ray has {free} free CPUs; TransferQueue needs {wanted}, one per actor"
+            raise DataPlaneNotReady(msg, retry_after_s=1.0)
+        options = self._options()
+        with by_value(ray.cloudpickle) as sampler:
+            self._controller = TransferQueueController.options(name=NAME, namespace=RAY_NAMESPACE, **options).remote(
+                sampler=sampler, polling_mode=True
+            )
+        self.started = True
+        storage = {"num_data_storage_units": self._config.num_storage_units, "total_storage_size": None}
+        self._units = [
+            SimpleStorageUnit.options(**options).remote(config=storage) for _ in range(self._config.num_storage_units)
+        ]
+        infos = ray.get(
+            [actor.get_zmq_server_info.remote() for actor in (self._controller, *self._units)],
+            timeout=self._settings.bootstrap_timeout_s,
+        )
+        stored = OmegaConf.create(
+            {
+                "metrics": {"enabled": False, "port": 0},
+                "controller": {"sampler": "SequentialSampler", "polling_mode": True, "zmq_info": infos[0]},
+                "backend": {
+                    "storage_backend": "SimpleStorage",
+                    "SimpleStorage": {**storage, "zmq_info": {info.id: info for info in infos[1:]}},
+                },
+            },
+            flags={"allow_objects": True},
+        )
+        ray.get(self._controller.store_config.remote(stored), timeout=self._settings.bootstrap_timeout_s)
+        return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
+
+    def _options(self) -> dict[str, Any]:
+        """Return what the actors get besides their names."""
+        if not self._settings.actor_runtime_env:
+            return {}
+        try:
+            version = importlib.metadata.version("TransferQueue")
+        except importlib.metadata.PackageNotFoundError:
+            warnings.warn("TransferQueue has no installed metadata to pin: actors run as they are", stacklevel=2)
+            return {}
+        return {"runtime_env": {"pip": [f"TransferQueue=={version}"]}}
+
+    # -- ending
+
+    def stop(self) -> None:
+        """End the actors, and Ray, where this object started them: units, controller, Ray."""
+        import ray
+
+        if self.started and ray.is_initialized():
+            try:
+                ray.get([unit.shutdown.remote() for unit in self._units], timeout=SHUTDOWN_S)
+            except Exception as err:  # noqa: BLE001 - dead, or not listening: killed below
+                del err
+            for actor in (*self._units, self._controller):
+                if actor is not None:
+                    ray.kill(actor)
+        self.started = False
+        self._units, self._controller = [], None
+        if self._ray_is_ours:
+            self._ray_is_ours = False
+            ray.shutdown()
+
+
+def _server(info: Any) -> Server:
+    return Server(str(info.id), str(info.ip), {str(name): int(port) for name, port in info.ports.items()})

@@ -1,0 +1,187 @@
+"""The directory's part in claims: each sample once to each task, by token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from asyncdp.transports.memory.claims import Claim, ReadyIndex
+from asyncdp.transports.transfer_queue.directory.state import Partition, Refused
+from asyncdp.transports.transfer_queue.directory.writes import Writes
+
+__all__ = ["Claims"]
+
+#: Waiting ids that ClaimNotReady names.
+SHOWN = 16
+
+
+class Claims(Writes):
+    """Claiming, releasing, listing."""
+
+    def expire(self, part: Partition) -> None:
+        """Take back claims whose lease is over."""
+        now = self.time()
+        late = [c for c in part.claims.values() if c.expires_at is not None and c.expires_at <= now]
+        for claim in late:
+            self._unclaim(part, claim, list(claim.rows))
+
+    def _unclaim(self, part: Partition, claim: Claim, ids: Sequence[str]) -> None:
+        now = self.monotonic()
+        for sample_id in ids:
+            row = claim.rows.pop(sample_id)
+            part.lost[claim.id, sample_id] = now
+            if row.claimed.get(claim.task) == claim.id:
+                del row.claimed[claim.task]
+            part.touch(row, part.groups[row.group])
+        if not claim.rows:
+            part.claims.pop(claim.id, None)
+            self.refuse(claim.id)
+
+    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None) -> None:
+        """Refuse the removal of a sample whose claim is not the caller's any more."""
+        if held is None:
+            return
+        row = part.rows.get(sample_id)
+        if row is not None and any(claim_id in row.claimed.values() for claim_id in held):
+            return
+        if row is None and not any((claim_id, sample_id) in part.lost for claim_id in held):
+            return  # gone already, by this claim or by an evict
+        raise self._lost(part, sample_id)
+
+    @staticmethod
+    def _lost(part: Partition, sample_id: str) -> Refused:
+        text = f"sample {sample_id!r} is not claimed by this client any more"
+        return Refused("ClaimLost", text, partition_id=part.id, sample_ids=(sample_id,))
+
+    def claim(
+        self,
+        partition_id: str,
+        task: str,
+        fields: Sequence[str],
+        most: int,
+        least: int,
+        claim_id: str,
+        not_after: float,
+        owner: str,
+        lease_s: float | None,
+    ) -> tuple[Any, ...]:
+        """Claim the first ready samples, or say how far they are; the same claim id again is the same batch.
+
+        Returns:
+            ``("batch", ids, tags, incarnations)`` or ``("unready", ready, oldest wait in s, waiting ids)``.
+        """
+        known = self.partitions.get(partition_id)
+        if known is not None:
+            before = known.claims.get(claim_id)
+            if before is not None:
+                return self._batch(before)
+
+        def act() -> tuple[tuple[Any, ...], bool]:
+            part = self.partition(partition_id)
+            self.check_task(part, task)
+            for name in fields:
+                if name not in part.fields:
+                    text = (
+                        f"required field {name!r} is neither declared in partition {part.id!r} nor was it ever written"
+                    )
+                    raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field=name)
+            enough = least
+            if part.group_size is not None:
+                if most < part.group_size:
+                    text = f"batch_size {most} is below one group of {part.group_size}"
+                    raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field="batch_size")
+                enough = min(least, most // part.group_size * part.group_size)
+            self.expire(part)
+            index = part.index(task, fields)
+            rows = index.take(most, enough)
+            if not rows:
+                return self._unready(part, task, index), False
+            now = self.time()
+            expires = None if lease_s is None else now + lease_s
+            claim = Claim(claim_id, owner, task, tuple(fields), {row.id: row for row in rows}, now, expires)
+            part.claims[claim_id] = claim
+            for row in rows:
+                row.claimed[task] = claim_id
+                part.touch(row, part.groups[row.group])
+            return self._batch(claim), True
+
+        result: tuple[Any, ...] = self.once(claim_id, not_after, act)
+        return result
+
+    @staticmethod
+    def _batch(claim: Claim) -> tuple[Any, ...]:
+        rows = list(claim.rows.values())
+        return ("batch", [r.id for r in rows], [dict(r.tags) for r in rows], [r.incarnation for r in rows])
+
+    def _unready(self, part: Partition, task: str, index: ReadyIndex) -> tuple[Any, ...]:
+        waiting = [row for row in part.rows.values() if task not in row.claimed and index.ready_since(row) is None]
+        waiting.sort(key=lambda row: row.created_at)
+        oldest = self.time() - waiting[0].created_at if waiting else None
+        return ("unready", index.rows, oldest, tuple(row.id for row in waiting[:SHOWN]))
+
+    def release(
+        self,
+        partition_id: str,
+        task: str,
+        sample_ids: Sequence[str],
+        claim_ids: Sequence[str | None],
+        op_id: str,
+        not_after: float,
+    ) -> None:
+        """Make claimed samples claimable again; all of them, or none."""
+
+        def act() -> tuple[None, bool]:
+            part = self.partition(partition_id)
+            self.check_task(part, task)
+            self.expire(part)
+            by_claim: dict[str, list[str]] = {}
+            for sample_id, claim_id in zip(sample_ids, claim_ids, strict=True):
+                claim = part.claims.get(claim_id or "")
+                if claim is None or claim.task != task or sample_id not in claim.rows:
+                    raise self._lost(part, sample_id)
+                by_claim.setdefault(claim.id, []).append(sample_id)
+            for claim_id, ids in by_claim.items():
+                self._unclaim(part, part.claims[claim_id], ids)
+            return None, True
+
+        self.once(op_id, not_after, act)
+
+    def release_owner(self, partition_id: str, owner: str, op_id: str, not_after: float) -> None:
+        """Make everything that an owner claimed claimable again."""
+
+        def act() -> tuple[None, bool]:
+            part = self.partitions.get(partition_id)
+            held = [] if part is None else [claim for claim in part.claims.values() if claim.owner == owner]
+            if part is not None:
+                for claim in held:
+                    self._unclaim(part, claim, list(claim.rows))
+            return None, bool(held)
+
+        self.once(op_id, not_after, act)
+
+    def abandon(self, partition_id: str, claim_id: str) -> None:
+        """Give back a claim that nobody got; refuse it if it arrives later."""
+        part = self.partitions.get(partition_id)
+        claim = None if part is None else part.claims.get(claim_id)
+        if part is not None and claim is not None:
+            self._unclaim(part, claim, list(claim.rows))
+        self.refuse(claim_id)
+
+    def list_claims(self, partition_id: str, task: str) -> list[tuple[Any, ...]]:
+        """List the claims of a task that live."""
+        part = self.partition(partition_id)
+        self.check_task(part, task)
+        self.expire(part)
+        return [
+            (c.id, c.owner, c.task, tuple(c.rows), c.claimed_at, c.expires_at)
+            for c in part.claims.values()
+            if c.task == task
+        ]
+
+    def consumed(self, partition_id: str, tasks: Sequence[str]) -> bool:
+        """Whether every sample present is claimed by every named task."""
+        part = self.partition(partition_id)
+        for task in tasks:
+            self.check_task(part, task)
+        self.expire(part)
+        return all(task in row.claimed for row in part.rows.values() for task in tasks)

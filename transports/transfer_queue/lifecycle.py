@@ -1,0 +1,163 @@
+"""The part of the transport that begins and ends it: config, bootstrap, attaching, closing."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from asyncdp.client import BaseClient
+from asyncdp.config import Config, TransferQueueSettings, parse_config
+from asyncdp.errors import DataPlaneError
+from asyncdp.transports.transfer_queue.endpoints import Endpoints
+from asyncdp.transports.transfer_queue.link import Link
+from asyncdp.transports.transfer_queue.private import prepare_environment
+from asyncdp.transports.transfer_queue.session import Session, in_a_loop_of_its_own
+
+if TYPE_CHECKING:
+    from asyncdp.calls import CallContext
+
+__all__ = ["Lifecycle"]
+
+#: Seconds that close() may spend on telling the plane.
+CLOSE_S = 2.0
+
+
+class Lifecycle(BaseClient):
+    """Comes to a plane and leaves it."""
+
+    def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:
+        """Start a plane, or remember where to attach."""
+        super().__init__()
+        parsed = parse_config(config)
+        if parsed.backend != "simple":
+            msg = f"backend: {parsed.backend!r} is not served yet; 'simple' is"
+            raise ValueError(msg)
+        self._settings = parsed.transfer_queue or TransferQueueSettings()
+        self._raw = dict(config)
+        self.call_timeout_s = parsed.call_timeout_s
+        self._lease_s = parsed.claim_lease_s
+        self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        #: How the fields of a put lie in a unit, by (epoch, layout).
+        self._forms: dict[tuple[int, int], dict[str, tuple[Any, ...]]] = {}
+        self._cluster: Any = None
+        self._owned_epoch: str | None = None
+        prepare_environment(self._settings.unit_timeout_s)
+        endpoints = None if self._settings.endpoints is None else Endpoints.from_config(self._settings.endpoints)
+        find = None
+        if endpoints is None or parsed.controller_address is not None:
+            from asyncdp.transports.transfer_queue.cluster import Cluster
+
+            self._cluster = Cluster(parsed, self._settings)
+            find = self._cluster.find
+            if bootstrap and endpoints is None:
+                endpoints = self._cluster.start()
+        self._session = Session(self._settings, endpoints, find)
+        if bootstrap:
+            try:
+                in_a_loop_of_its_own(lambda: self._open(parsed, endpoints))
+            except BaseException:
+                if self._cluster is not None:
+                    self._cluster.stop()
+                raise
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by config: unpickled, it attaches."""
+        return _attach, (type(self), self.attach_config())
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the config with which clients of any process attach."""
+        config = dict(self._raw)
+        config.pop("owner", None)
+        if "observability" in config:
+            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
+        if self._cluster is not None:
+            config["controller_address"] = self._cluster.address
+        own = dict(config.get("transfer_queue") or {})
+        if self._session.endpoints is not None:
+            own["endpoints"] = self._session.endpoints.to_config()
+        config["transfer_queue"] = own
+        return config
+
+    @property
+    def owner(self) -> str:
+        """Who this client is to the plane."""
+        return self._owner
+
+    async def _open(self, parsed: Config, endpoints: Endpoints | None) -> None:
+        """Begin a plane on the controller, or check that the one that is there is meant."""
+        assert endpoints is not None  # noqa: S101 - given, or just started
+        wanted = {
+            "capacity": parsed.storage_capacity,
+            "group_pattern": parsed.group_id_pattern,
+            "strict_schema": parsed.strict_schema,
+            "auto_register": parsed.auto_register,
+        }
+        units = [unit.id for unit in endpoints.units[: parsed.num_storage_units]]
+        if len(units) < parsed.num_storage_units:
+            msg = f"num_storage_units: {parsed.num_storage_units} are wanted, TransferQueue runs {len(units)} here"
+            raise ValueError(msg)
+        link = await Link.open(endpoints, self._settings)
+        try:
+            deadline = anyio.current_time() + self._settings.bootstrap_timeout_s
+            await link.client.reserve(link.partition)
+            new = await link.ask("open", (units, wanted), deadline)
+            if new:
+                self._owned_epoch = link.epoch
+                return
+            await link.hello(deadline)
+            for key, name in (("capacity", "storage_capacity"), ("strict_schema",) * 2, ("auto_register",) * 2):
+                if link.config[key] != wanted[key]:
+                    msg = f"{name}: the plane that is there has {link.config[key]!r}, not {wanted[key]!r}"
+                    raise ValueError(msg)
+            if len(link.config["units"]) != len(units):
+                msg = f"num_storage_units: the plane that is there has {len(link.config['units'])}, not {len(units)}"
+                raise ValueError(msg)
+        finally:
+            link.close()
+
+    # -- requests
+
+    async def _ask(self, op: str, args: Sequence[Any], ctx: CallContext, partition_id: str | None = None) -> Any:
+        """Send a request that changes nothing, or the same thing again."""
+        try:
+            return await self._session.ask(op, args, ctx.deadline, partition_id)
+        except DataPlaneError as err:
+            err.ambiguous = False
+            raise
+
+    async def _mutate(self, op: str, args: Sequence[Any], ctx: CallContext, partition_id: str | None = None) -> Any:
+        """Send a request that changes something."""
+        return await self._session.ask(op, args, ctx.deadline, partition_id)
+
+    async def _not_after(self, ctx: CallContext) -> float:
+        """Return the deadline by the directory's clock, with the error of a round trip on the late side."""
+        link = await self._session.link(ctx.deadline)
+        return ctx.deadline + link.offset_s + 0.5
+
+    # -- the end
+
+    async def on_close(self) -> None:
+        """End the plane, where this client began it, and the actors, where it started them."""
+        session = self._session
+        started = self._cluster is not None and self._cluster.started
+        if self._owned_epoch is not None and not started:
+            with anyio.move_on_after(CLOSE_S):
+                try:
+                    link = await session.link(anyio.current_time() + CLOSE_S)
+                    keys = await link.ask("close", (self._owned_epoch,), anyio.current_time() + CLOSE_S)
+                    await link.clear(keys, anyio.current_time() + CLOSE_S)
+                except DataPlaneError:
+                    pass  # it is gone already
+        session.close()
+        if self._cluster is not None:
+            await anyio.to_thread.run_sync(self._cluster.stop)
+
+
+def _attach(kind: type[Lifecycle], config: dict[str, Any]) -> Lifecycle:
+    return kind(config, bootstrap=False)

@@ -1,0 +1,178 @@
+"""A connection to one life of a plane: TransferQueue's client, a canary per server, requests to the directory."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from asyncdp import errors
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.transports.transfer_queue.canary import Canary
+from asyncdp.transports.transfer_queue.private import Client
+
+if TYPE_CHECKING:
+    from asyncdp.config import TransferQueueSettings
+    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+__all__ = ["ARGUMENT", "VERSION", "Link"]
+
+#: See sampler.py, which cannot be imported without TransferQueue; a test compares them.
+ARGUMENT = "asyncdp"
+VERSION = 1
+#: Requests that are answered with garbage to sweep.
+_SWEEPING = frozenset({"publish", "clear", "drop", "sweep"})
+
+
+class Link:
+    """What a client uses of a plane as long as its controller lives, in one event loop.
+
+    Attributes:
+        endpoints: The servers.
+        epoch: Which life of the directory answered last.
+        controller: Canary of the controller.
+        units: Canary of each storage unit, by id.
+        finished: Tickets of garbage that was swept, to be reported with the next request that takes them.
+    """
+
+    def __init__(self, client: Client, endpoints: Endpoints, settings: TransferQueueSettings) -> None:
+        """Begin to watch the servers, in the running event loop."""
+        self.client = client
+        self.endpoints = endpoints
+        self.loop = asyncio.get_running_loop()
+        self.namespace = settings.namespace
+        self.epoch: str | None = None
+        self.config: dict[str, Any] = {}
+        self.finished: list[int] = []
+        self.offset_s = 0.0
+        beat = {"interval_s": settings.heartbeat_interval_s, "timeout_s": settings.heartbeat_timeout_s}
+        at = endpoints.controller
+        self.controller = Canary(client.context, "the controller", at.address("request_handle_socket"), **beat)
+        self.units = {
+            unit.id: Canary(client.context, f"storage unit {unit.id}", unit.address("put_get_socket"), **beat)
+            for unit in endpoints.units
+        }
+
+    @classmethod
+    async def open(cls, endpoints: Endpoints, settings: TransferQueueSettings) -> Link:
+        """Connect; a handshake of TransferQueue's that blocks happens in a thread.
+
+        Raises:
+            DataPlaneUnavailable: The controller does not answer.
+        """
+        name = f"asyncdp-{uuid.uuid4().hex[:12]}"
+        client = await anyio.to_thread.run_sync(Client, name, endpoints)
+        return cls(client, endpoints, settings)
+
+    # -- the directory
+
+    @property
+    def partition(self) -> str:
+        """TransferQueue's name of the partition in which the directory lives."""
+        return f"__asyncdp__{self.namespace}"
+
+    async def ask(self, op: str, args: Sequence[Any], deadline: float) -> Any:
+        """Send a request to the directory; with those that leave garbage the answer is ``(value, garbage)``.
+
+        Raises:
+            DataPlaneError: What the directory refused with, or why it did not answer.
+        """
+        finished = list(self.finished) if op in _SWEEPING else []
+        payload = pickle.dumps((op, tuple(args), finished), protocol=5)
+        raw = await self.controller.guard(
+            lambda: self.client.request(self.partition, ARGUMENT, payload), deadline, host=self.endpoints.controller.id
+        )
+        if raw is None:
+            msg = f"the controller at {self.controller.address} serves no asyncdp plane {self.namespace!r}"
+            raise DataPlaneUnavailable(msg, blames_port=False)
+        status, epoch, *rest = pickle.loads(raw)  # noqa: S301 - TransferQueue unpickles all that arrives as well
+        self.epoch = epoch
+        if status == "refused":
+            raise refusal(*rest[0])
+        if status == "failed":
+            msg = f"the directory could not serve {op!r}: {rest[0]}"
+            raise DataPlaneError(msg)
+        for ticket in finished:
+            self.finished.remove(ticket)
+        return (rest[0], rest[1]) if op in ("publish", "clear", "drop") else rest[0]
+
+    async def hello(self, deadline: float) -> bool:
+        """Learn whether the plane is there, its config, and what its clock says.
+
+        Raises:
+            DataPlaneUnavailable: Another sampler answers, or an asyncdp of another version.
+        """
+        facts = await self.ask("hello", (), deadline)
+        if facts["version"] != VERSION:
+            msg = f"the controller runs version {facts['version']} of asyncdp's directory, this client speaks {VERSION}"
+            raise DataPlaneUnavailable(msg, blames_port=False, retryable=False)
+        if "config" not in facts:
+            return False
+        self.config = {**facts["config"], "units": facts["units"]}
+        self.offset_s = facts["monotonic"] - anyio.current_time()
+        return True
+
+    # -- storage units
+
+    def unit(self, unit_id: str) -> Canary:
+        """Return the canary of a unit; one of another plane's life is DataPlaneUnavailable."""
+        found = self.units.get(unit_id)
+        if found is None:
+            msg = f"storage unit {unit_id} is not one of this plane's"
+            raise DataPlaneUnavailable(msg, host=unit_id)
+        return found
+
+    def silent(self) -> frozenset[str]:
+        """Return the units that do not answer."""
+        return frozenset(unit_id for unit_id, canary in self.units.items() if canary.down)
+
+    async def clear(
+        self, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
+    ) -> dict[str, DataPlaneError]:
+        """Have the units forget ranges of keys; return an error per unit that may still hold them.
+
+        A unit whose process is gone holds nothing: that is no error.
+        """
+        failed: dict[str, DataPlaneError] = {}
+
+        async def one(unit_id: str, ranges: Sequence[tuple[int, int]]) -> None:
+            canary = self.units.get(unit_id)
+            if canary is None:
+                return
+            keys = [key for first, count in ranges for key in range(first, first + count)]
+            try:
+                await canary.guard(lambda: self.client.clear(unit_id, keys), deadline, host=unit_id)
+            except DataPlaneError as err:
+                if not canary.refused:
+                    failed[unit_id] = err
+            except Exception as err:  # noqa: BLE001 - as a value: the other units are to be cleared all the same
+                failed[unit_id] = errors.DataPlaneClearError(f"{type(err).__name__}: {err}", host=unit_id, cause=err)
+
+        if len(garbage) == 1:
+            await one(*next(iter(garbage.items())))
+        elif garbage:
+            async with anyio.create_task_group() as group:
+                for unit_id, ranges in garbage.items():
+                    group.start_soon(one, unit_id, ranges)
+        return failed
+
+    def close(self) -> None:
+        """End everything that waits, then close all sockets."""
+        for canary in (self.controller, *self.units.values()):
+            canary.close()
+        self.client.close()
+
+
+def refusal(kind: str, message: str, info: Mapping[str, Any]) -> DataPlaneError:
+    """Make the error that the directory named."""
+    made: type[DataPlaneError] = getattr(errors, kind)
+    marks = {key: info[key] for key in ("no_plane", "unknown_partition") if key in info}
+    err = made(message, **{key: value for key, value in info.items() if key not in marks})
+    for key, value in marks.items():
+        setattr(err, key, value)
+    return err

@@ -1,0 +1,169 @@
+"""Rows as a storage unit keeps them, and back.
+
+A storage unit keeps one value per field and key. Small rows travel as bytes, which TransferQueue's codec passes in one
+piece for all rows (a tensor per row costs it about 15 us each way); large ones as tensors, whose memory it does not
+copy, and which do not hold on to the memory of the rest of their put.
+
+The *form* of a column is what the bytes do not say: ``("d", dtype, shape)`` rows of one shape, ``("r", dtype, dim,
+rest, nested)`` rows that differ in one dimension, moved to the front, ``("o",)`` encoded objects. The directory keeps
+it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from asyncdp.block import Block, Column, Dense, FieldSpec, Objects, PickleCodec, Ragged
+from asyncdp.errors import CorruptPayload
+
+__all__ = ["SMALL_ROW_BYTES", "RowCodec", "decode", "encode", "form_of", "sizes_of", "spec_from_wire", "spec_to_wire"]
+
+#: Rows up to this size travel as bytes. Measured: above, two more copies cost more than a frame of its own.
+SMALL_ROW_BYTES = 16 << 10
+
+Form = tuple[Any, ...]
+
+
+class RowCodec(PickleCodec):
+    """Pickle: exact for every value it takes. TransferQueue unpickles all that reaches it: this opens no new door."""
+
+
+# --- forms and specs ------------------------------------------------------------------------------------------------
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
+def form_of(column: Column) -> Form:
+    """Return what a reader must know of a column besides its bytes."""
+    if isinstance(column, Dense):
+        return ("d", _dtype_name(column.values.dtype), tuple(column.values.shape[1:]))
+    if isinstance(column, Ragged):
+        return ("r", _dtype_name(column.values.dtype), column.dim, tuple(column.values.shape[1:]), column.nested)
+    return ("o",)
+
+
+def sizes_of(column: Column) -> int | list[int]:
+    """Return the payload bytes per row: one number where all are equal."""
+    if isinstance(column, Dense):
+        return column.nbytes // len(column) if len(column) else 0
+    sizes: list[int] = column.row_nbytes().tolist()
+    return sizes
+
+
+def spec_to_wire(spec: FieldSpec) -> tuple[Any, ...]:
+    """Return the form in which the directory keeps a spec."""
+    dtype = "" if spec.dtype is None else _dtype_name(spec.dtype)
+    return (spec.kind, dtype, tuple(spec.shape), spec.nested, tuple(spec.enum))
+
+
+def spec_from_wire(wire: Sequence[Any]) -> FieldSpec:
+    """Undo :func:`spec_to_wire`."""
+    kind, dtype, shape, nested, enum = wire
+    return FieldSpec(kind, _dtype(dtype) if dtype else None, tuple(shape), nested, tuple(enum))
+
+
+# --- to a storage unit ----------------------------------------------------------------------------------------------
+
+
+def encode(block: Block, start: int, stop: int) -> dict[str, list[Any]]:
+    """Return one value per row and field for rows ``start`` to ``stop``; large rows share memory with the block."""
+    return {name: _values(column, start, stop) for name, column in block.columns.items()}
+
+
+def _values(column: Column, start: int, stop: int) -> list[Any]:
+    if isinstance(column, Objects):
+        return column.items[start:stop]
+    if isinstance(column, Dense):
+        rows = column.values[start:stop]
+        size = rows.nbytes // len(rows)
+        if not 0 < size <= SMALL_ROW_BYTES:
+            return [row if row.is_contiguous() else row.contiguous() for row in rows.unbind(0)]
+        raw = _bytes_of(rows)
+        return [raw[at : at + size] for at in range(0, len(raw), size)]
+    assert isinstance(column, Ragged)  # noqa: S101 - there are three kinds
+    ends = column.offsets[start : stop + 1].tolist()
+    unit = column.values.element_size() * math.prod(column.values.shape[1:])
+    longest = max((b - a for a, b in itertools.pairwise(ends)), default=0)
+    if unit == 0 or longest * unit > SMALL_ROW_BYTES:
+        rows = column.values.contiguous()
+        return [rows[a:b] for a, b in itertools.pairwise(ends)]
+    raw = _bytes_of(column.values[ends[0] : ends[-1]])
+    first = ends[0]
+    return [raw[(a - first) * unit : (b - first) * unit] for a, b in itertools.pairwise(ends)]
+
+
+def _bytes_of(values: torch.Tensor) -> memoryview:
+    if not values.numel():
+        return memoryview(b"")
+    raw: Any = values.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(raw)
+
+
+# --- from a storage unit --------------------------------------------------------------------------------------------
+
+
+def decode(values: Mapping[str, Sequence[Any]], forms: Mapping[str, Form], n: int) -> Block:
+    """Turn what a storage unit returned into columns of ``n`` rows, in fresh memory.
+
+    Raises:
+        CorruptPayload: There are more or fewer rows, or bytes, than the form says.
+    """
+    return Block(n, {name: _column(name, values[name], form, n) for name, form in forms.items()})
+
+
+def _column(name: str, values: Sequence[Any], form: Form, n: int) -> Column:
+    if len(values) != n:
+        raise CorruptPayload(f"{len(values)} rows of field {name!r} came for {n}", field=name)
+    kind = form[0]
+    if kind == "o":
+        return Objects([bytes(value) for value in values])
+    dtype = _dtype(form[1])
+    if kind == "d":
+        return Dense(_dense(name, values, dtype, form[2], n))
+    _, _, dim, rest, nested = form
+    unit = dtype.itemsize * math.prod(rest)
+    lengths = np.fromiter(
+        (value.shape[0] if isinstance(value, torch.Tensor) else len(value) // unit for value in values), np.int64, n
+    )
+    offsets = np.zeros(n + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    total = int(offsets[-1])
+    if all(isinstance(value, torch.Tensor) for value in values):
+        flat = torch.cat(list(values)) if values else torch.empty((0, *rest), dtype=dtype)
+    else:
+        flat = _from_bytes(name, values, dtype, total * unit).view(total, *rest)
+    if flat.dtype != dtype or tuple(flat.shape) != (total, *rest):
+        raise CorruptPayload(f"rows of field {name!r} came as {flat.dtype} {tuple(flat.shape[1:])}", field=name)
+    return Ragged(flat, offsets, dim=dim, nested=nested)
+
+
+def _dense(name: str, values: Sequence[Any], dtype: torch.dtype, shape: tuple[int, ...], n: int) -> torch.Tensor:
+    if all(isinstance(value, torch.Tensor) for value in values):
+        if any(value.dtype != dtype or tuple(value.shape) != shape for value in values):
+            raise CorruptPayload(f"rows of field {name!r} are not {dtype} of shape {shape}", field=name)
+        out = torch.empty((n, *shape), dtype=dtype)
+        for at, value in enumerate(values):
+            out[at] = value
+        return out
+    size = dtype.itemsize * math.prod(shape)
+    return _from_bytes(name, values, dtype, n * size).view(n, *shape)
+
+
+def _from_bytes(name: str, values: Sequence[Any], dtype: torch.dtype, expected: int) -> torch.Tensor:
+    joined = bytearray().join(values)
+    if len(joined) != expected:
+        raise CorruptPayload(f"{len(joined)} bytes of field {name!r} came where {expected} were put", field=name)
+    return torch.frombuffer(joined, dtype=dtype) if joined else torch.empty(0, dtype=dtype)

@@ -1,0 +1,177 @@
+"""How a client of this transport comes to a plane, notices its end, and finds the next one."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio
+import anyio.to_thread
+
+from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.transports.transfer_queue.link import Link
+
+if TYPE_CHECKING:
+    from asyncdp.config import TransferQueueSettings
+    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+__all__ = ["Session", "in_a_loop_of_its_own"]
+
+R = TypeVar("R")
+
+#: Seconds between two searches for a new controller while the old one is gone.
+SEARCH_PAUSE_S = 0.5
+
+
+class Session:
+    """The link of one client, opened when it is first needed and again after the controller's death.
+
+    Args:
+        settings: The transport's settings.
+        endpoints: Where the servers listened last, as far as known.
+        find: Asks Ray where they are now (it blocks); None where there is no Ray to ask.
+    """
+
+    def __init__(
+        self,
+        settings: TransferQueueSettings,
+        endpoints: Endpoints | None,
+        find: Callable[[], Endpoints] | None,
+    ) -> None:
+        """Begin unconnected."""
+        self.settings = settings
+        self.endpoints = endpoints
+        self.closed = False
+        self._find = find
+        self._link: Link | None = None
+        self._lock: anyio.Lock | None = None
+        self._searched = float("-inf")
+        #: In which life of the directory a partition was last seen.
+        self._known: dict[str, str | None] = {}
+
+    # -- requests
+
+    async def ask(self, op: str, args: Sequence[Any], deadline: float, partition_id: str | None = None) -> Any:
+        """Send a request to the directory.
+
+        Raises:
+            DataPlaneUnavailable: Nobody answers, or a restarted plane does not know a partition that it had.
+        """
+        link = await self.link(deadline)
+        try:
+            answer = await link.ask(op, args, deadline)
+        except DataPlaneError as err:
+            unknown = getattr(err, "unknown_partition", False) and partition_id is not None
+            if unknown and self._known.get(str(partition_id), link.epoch) != link.epoch:
+                msg = f"the plane was restarted and does not know partition {partition_id!r} any more"
+                raise DataPlaneUnavailable(msg, partition_id=partition_id, blames_port=False) from None
+            raise
+        if partition_id is not None:
+            self._known[partition_id] = link.epoch
+        return answer
+
+    def forget(self, partition_id: str) -> None:
+        """Note that a partition was dropped on purpose."""
+        self._known.pop(partition_id, None)
+
+    async def link(self, deadline: float) -> Link:
+        """Return the link, opened if need be; the link to the next controller, if the last is gone and there is one."""
+        link = self._link
+        if link is not None and not link.controller.down and link.loop is asyncio.get_running_loop():
+            return link
+        if self.closed:
+            msg = "the client is closed"
+            raise DataPlaneClosed(msg)
+        return await self._renew(deadline)
+
+    async def _renew(self, deadline: float) -> Link:
+        loop = _running_loop()
+        if self._link is not None and self._link.loop is not loop:
+            self._link.close()
+            self._link = self._lock = None
+        if self._lock is None:
+            self._lock = anyio.Lock()
+        with anyio.CancelScope(deadline=deadline):
+            async with self._lock:
+                link = self._link
+                if link is None:
+                    if self.endpoints is None:
+                        self.endpoints = await self._search()
+                    self._link = link = await self._open(self.endpoints)
+                elif link.controller.down and anyio.current_time() >= self._searched + SEARCH_PAUSE_S:
+                    self._searched = anyio.current_time()
+                    await self._replace(link)
+                assert self._link is not None  # noqa: S101 - set above
+                return self._link
+        msg = "the plane did not answer in time"
+        raise DataPlaneUnavailable(msg)
+
+    async def _replace(self, link: Link) -> None:
+        """Move to another controller, where Ray knows one; else keep the link, whose calls say what is wrong."""
+        if self._find is None:
+            return
+        try:
+            endpoints = await self._search()
+            if endpoints.controller.id == link.endpoints.controller.id:
+                return
+            fresh = await self._open(endpoints)
+        except DataPlaneError:
+            return
+        self.endpoints = endpoints
+        self._link = fresh
+        link.close()
+
+    async def _search(self) -> Endpoints:
+        if self._find is None:
+            msg = "neither endpoints nor controller_address say where the plane is"
+            raise DataPlaneUnavailable(msg, retryable=False)
+        return await anyio.to_thread.run_sync(self._find, abandon_on_cancel=True)
+
+    async def _open(self, endpoints: Endpoints) -> Link:
+        """Open a link and check that the plane is there."""
+        link = await Link.open(endpoints, self.settings)
+        there = False
+        try:
+            there = await link.hello(anyio.current_time() + 5.0)
+        finally:
+            if not there:
+                link.close()
+        if not there:
+            msg = f"the controller at {link.controller.address} has no asyncdp plane {self.settings.namespace!r}"
+            raise DataPlaneUnavailable(msg, blames_port=False)
+        return link
+
+    def close(self) -> None:
+        """End what waits, close all sockets."""
+        self.closed = True
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        msg = "TransferQueue is a library for asyncio: its transport does not run under trio"
+        raise DataPlaneUnsupported(msg, capability="trio") from None
+
+
+def in_a_loop_of_its_own(work: Callable[[], Any]) -> Any:
+    """Run a coroutine function to its end in another thread, whatever loop this one may run; blocks."""
+    box: list[Any] = []
+
+    def run() -> None:
+        try:
+            box.append(asyncio.run(work()))
+        except BaseException as err:  # noqa: BLE001 - raised again below
+            box.append(err)
+
+    thread = threading.Thread(target=run, name="asyncdp-open")
+    thread.start()
+    thread.join()
+    if isinstance(box[0], BaseException):
+        raise box[0]
+    return box[0]

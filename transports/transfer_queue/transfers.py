@@ -1,0 +1,278 @@
+"""The part of the transport that moves rows: puts, reads, and removing them from the storage units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+import torch
+
+from asyncdp import calls as c
+from asyncdp import slots as s
+from asyncdp.block import Block, field_names, raw_leaf
+from asyncdp.calls import CallContext, handles
+from asyncdp.errors import (
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneReadError,
+    DataPlaneWriteError,
+    StaleSlotError,
+)
+from asyncdp.meta import KVBatchMeta, RowHandle, lengths_of
+from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
+from asyncdp.transports.transfer_queue.link import Link, refusal
+from asyncdp.transports.transfer_queue.rows import decode, encode, form_of, sizes_of, spec_from_wire, spec_to_wire
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["Transfers"]
+
+#: Reads of at least this many bytes are put together in a thread: the copy would hold up the event loop.
+BIG_READ_BYTES = 4 << 20
+#: Seconds that a put may spend on freeing what it replaced; what is not freed then is freed later.
+SWEEP_S = 1.0
+
+Share = tuple[str, int, int]
+
+
+class Transfers(Lifecycle):
+    """Puts and reads by storage unit."""
+
+    # -- puts
+
+    @handles(c.PutSamples)
+    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
+        """Place, write to the units, publish. Nothing is visible before it is published, which is all or nothing."""
+        n = len(call.sample_ids)
+        names = field_names(call.fields)
+        shares: list[Share] = []
+        block = Block(n, {})
+        if call.fields is not None and names:
+            wanted = len((await self._session.link(ctx.deadline)).units) if self._is_big(call) else 1
+            try:
+                placed = await self._place(call.sample_ids, call, names, wanted, ctx)
+                if placed[0] == "done":
+                    return _meta(call, names, placed[1])
+                specs = {name: spec_from_wire(spec) for name, spec in placed[2].items()}
+                block = Block.from_fields(call.fields, n, specs, self.object_codec)
+                shares = await self._send(block, placed[1], call, names, ctx)
+            except DataPlaneError as err:
+                err.ambiguous = False  # nothing is visible before it is published
+                await self._give_up(ctx, settled=isinstance(err, DataPlaneBadRequest))
+                raise
+        args = (
+            *(call.partition_id, call.sample_ids, ctx.op_id, await self._not_after(ctx), self.owner, call.tags, shares),
+            {name: form_of(column) for name, column in block.columns.items()},
+            {name: spec_to_wire(spec) for name, spec in block.observed().items()},
+            {name: sizes_of(column) for name, column in block.columns.items()},
+        )
+        incarnations, (ticket, garbage) = await self._mutate("publish", args, ctx, call.partition_id)
+        if ticket:
+            await self._sweep(ticket, garbage, min(ctx.deadline, anyio.current_time() + SWEEP_S))
+        return _meta(call, names, incarnations)
+
+    def _is_big(self, call: c.PutSamples) -> bool:
+        assert call.fields is not None  # noqa: S101 - asked by the caller
+        total = 0
+        for name in field_names(call.fields):
+            leaf = raw_leaf(call.fields, name)
+            if isinstance(leaf, torch.Tensor) and leaf.layout in (torch.strided, torch.jagged):
+                total += leaf.values().nbytes if leaf.layout == torch.jagged else leaf.nbytes
+        return total >= self._settings.split_bytes
+
+    async def _place(
+        self, ids: Sequence[str], call: c.PutSamples, names: tuple[str, ...], wanted: int, ctx: CallContext
+    ) -> tuple[Any, ...]:
+        silent = (await self._session.link(ctx.deadline)).silent()
+        args = (call.partition_id, ids, names, ctx.op_id, wanted, tuple(silent), max(0.0, ctx.remaining()))
+        placed: tuple[Any, ...] = await self._ask("place", args, ctx, call.partition_id)
+        return placed
+
+    async def _send(
+        self, block: Block, shares: Sequence[Share], call: c.PutSamples, names: tuple[str, ...], ctx: CallContext
+    ) -> list[Share]:
+        """Write all shares; what a unit did not take goes to another one, once. Returns where the rows went."""
+        starts = [0]
+        for _, _, count in shares:
+            starts.append(starts[-1] + count)
+        spans = list(zip(starts, shares, strict=False))
+        problems = await self._write(block, spans, ctx)
+        if not any(problems):
+            return list(shares)
+        out: list[Share] = []
+        for (start, share), problem in zip(spans, problems, strict=True):
+            if problem is None:
+                out.append(share)
+                continue
+            if not problem.retryable or ctx.remaining() <= 0:
+                raise problem
+            ids = call.sample_ids[start : start + share[2]]
+            again = await self._place(ids, call, names, 1, ctx)
+            if again[0] != "shares" or again[1][0][0] == share[0]:
+                raise problem
+            ctx.emit("host_skipped", host=share[0], reason=type(problem).__name__)
+            second = await self._write(block, [(start, again[1][0])], ctx)
+            if second[0] is not None:
+                raise second[0]
+            out.append(again[1][0])
+        return out
+
+    async def _write(
+        self, block: Block, spans: Sequence[tuple[int, Share]], ctx: CallContext
+    ) -> list[DataPlaneError | None]:
+        """Write spans of rows to their units, all at once, and wait for every one of them."""
+        link = await self._session.link(ctx.deadline)
+        problems: list[DataPlaneError | None] = [None] * len(spans)
+
+        async def one(at: int, start: int, share: Share) -> None:
+            unit, first, count = share
+            values = encode(block, start, start + count)
+            keys = range(first, first + count)
+            try:
+                await link.unit(unit).guard(lambda: link.client.put(unit, keys, values), ctx.deadline, host=unit)
+            except DataPlaneError as err:
+                problems[at] = err
+            except Exception as err:  # noqa: BLE001 - as a value: the other units are to settle
+                problems[at] = DataPlaneWriteError(f"{type(err).__name__}: {err}", host=unit, cause=err)
+
+        if len(spans) == 1:
+            await one(0, *spans[0])
+        else:
+            async with anyio.create_task_group() as group:
+                for at, (start, share) in enumerate(spans):
+                    group.start_soon(one, at, start, share)
+        return problems
+
+    async def _give_up(self, ctx: CallContext, *, settled: bool) -> None:
+        """Return reserved space, as far as time and the plane allow; else it comes back by itself."""
+        if ctx.remaining() > 0:
+            try:
+                await self._ask("abort", (ctx.op_id, settled), ctx)
+            except DataPlaneError:
+                return
+
+    # -- reads
+
+    @handles(s.Locate)
+    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
+        meant = None if call.handles is None else [None if h is None else h.incarnation for h in call.handles]
+        args = (call.partition_id, call.sample_ids, call.fields, meant)
+        groups, missing, found, specs, layouts, version = await self._ask("locate", args, ctx, call.partition_id)
+        link = await self._session.link(ctx.deadline)
+        epoch = int((link.epoch or "0")[:15], 16)
+        for layout, forms in layouts.items():
+            self._forms.setdefault((epoch, layout), dict(forms))
+        ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
+        hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
+        refs = [
+            s.SlotRef(hosts[unit], layout, version, fields, keys, rows) for unit, layout, fields, keys, rows in groups
+        ]
+        errors: dict[int, DataPlaneError] = {
+            at: refusal(kind, message, {**info, "partition_id": call.partition_id})
+            for at, (kind, message, info) in missing.items()
+        }
+        handles_ = [None if incarnation is None else RowHandle(incarnation) for incarnation in found]
+        known = {name: spec_from_wire(spec) for name, spec in specs.items()}
+        return s.Located(tuple(refs), errors, handles_, known)
+
+    @handles(s.ReadSlots)
+    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
+        """Read the rows of one unit; one request per set of fields."""
+        link = await self._session.link(ctx.deadline)
+        by_fields: dict[tuple[str, ...], list[int]] = {}
+        for at, ref in enumerate(call.refs):
+            by_fields.setdefault(ref.fields, []).append(at)
+        parts: list[s.Part] = []
+        errors: dict[int, DataPlaneError] = {}
+        for ats in by_fields.values():
+            try:
+                parts += await self._read_group(link, call, ats, errors, ctx)
+            except StaleSlotError as err:
+                if len(ats) == 1:
+                    errors[ats[0]] = err
+                    continue
+                for at in ats:  # one of them is gone: find out which
+                    try:
+                        parts += await self._read_group(link, call, [at], errors, ctx)
+                    except StaleSlotError as stale:
+                        errors[at] = stale
+        return s.ReadResult(tuple(parts), errors)
+
+    async def _read_group(
+        self, link: Link, call: s.ReadSlots, ats: Sequence[int], errors: dict[int, DataPlaneError], ctx: CallContext
+    ) -> list[s.Part]:
+        refs = [call.refs[at] for at in ats]
+        unit = call.host.id
+        keys = [key for ref in refs for key in ref.index]
+        canary = link.unit(unit)
+        values = await canary.guard(lambda: link.client.get(unit, keys, refs[0].fields), ctx.deadline, host=unit)
+        parts, first = [], 0
+        for at, ref in zip(ats, refs, strict=True):
+            count = len(ref.index)
+            forms = self._forms.get((call.host.epoch, ref.slot))
+            if forms is None:
+                errors[at] = StaleSlotError("the reference is of another life of the plane", host=unit)
+                continue
+            rows = values if count == len(keys) else {f: values[f][first : first + count] for f in ref.fields}
+            first += count
+            wanted = {name: forms[name] for name in ref.fields}
+            try:
+                if _nbytes(rows) >= BIG_READ_BYTES:
+                    block = await anyio.to_thread.run_sync(decode, rows, wanted, count)
+                else:
+                    block = decode(rows, wanted, count)
+            except DataPlaneReadError as err:
+                errors[at] = err
+                continue
+            parts.append(s.Part((at,), block, (block.nbytes,), block.schema_hash()))
+        return parts
+
+    # -- removing
+
+    async def _removed(self, op: str, args: Sequence[Any], ctx: CallContext) -> int:
+        """Have the directory remove rows, then the units; return how many there were.
+
+        Raises:
+            DataPlaneUnavailable: The rows are gone for every reader, but a unit that does not answer may still hold
+                their bytes. Sent again, the call tries it again; else that is done later.
+        """
+        (count, units), (ticket, garbage) = await self._mutate(op, args, ctx)
+        if ticket:
+            failed = await self._sweep(ticket, garbage, ctx.deadline)
+            mine = [failed[unit] for unit in units if unit in failed]
+            if mine:
+                msg = f"the samples are gone, but {mine[0].message}: it may still hold their bytes"
+                raise type(mine[0])(msg, host=mine[0].host, cause=mine[0])
+        return int(count)
+
+    async def _sweep(
+        self, ticket: int, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
+    ) -> dict[str, DataPlaneError]:
+        link = await self._session.link(deadline)
+        failed = await link.clear(garbage, deadline)
+        if not failed:
+            link.finished.append(ticket)
+        return failed
+
+
+def _nbytes(values: Mapping[str, Sequence[Any]]) -> int:
+    total = 0
+    for column in values.values():
+        if column:
+            one = column[0]
+            total += len(column) * (one.nbytes if isinstance(one, torch.Tensor) else len(one))
+    return total
+
+
+def _meta(call: c.PutSamples, names: tuple[str, ...], incarnations: Sequence[int]) -> KVBatchMeta:
+    return KVBatchMeta(
+        call.partition_id,
+        sample_ids=list(call.sample_ids),
+        fields=list(names),
+        sequence_lengths=lengths_of(call.tags),
+        tags=None if call.tags is None else [dict(row) for row in call.tags],
+        handles=[RowHandle(incarnation) for incarnation in incarnations],
+    )

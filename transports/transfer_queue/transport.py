@@ -1,0 +1,202 @@
+"""TQTransport: a client of a plane on TransferQueue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from asyncdp import calls as c
+from asyncdp import slots as s
+from asyncdp.calls import CallContext, handles
+from asyncdp.meta import (
+    ClaimInfo,
+    DataPlaneCapabilities,
+    DataPlaneGroupMeta,
+    KVBatchMeta,
+    PartitionInfo,
+    RowHandle,
+    lengths_of,
+)
+from asyncdp.reads import read_rows
+from asyncdp.transports.transfer_queue.private import ERROR_TABLE
+from asyncdp.transports.transfer_queue.rows import RowCodec
+from asyncdp.transports.transfer_queue.transfers import Transfers
+from asyncdp.waits import claim_until, partition_until
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.block import ObjectCodec
+
+__all__ = ["CAPABILITIES", "TQTransport"]
+
+
+class TQTransport(Transfers):
+    """The contract on TransferQueue: its controller runs the directory, its storage units hold the rows.
+
+    Made with ``bootstrap=True`` it starts controller and storage units in the Ray that is there (or in one of its own),
+    unless they are there already; that blocks, for most of a minute. Its close ends what it started. With
+    ``bootstrap=False``, or unpickled, it attaches when it is first used. Runs under asyncio only.
+
+    Args:
+        config: See :class:`~asyncdp.config.DataPlaneConfig` and :class:`~asyncdp.config.TransferQueueSettings`.
+        bootstrap: Whether to start a plane.
+
+    Raises:
+        ValueError: The config is wrong, or a plane of another config is there already.
+        DataPlaneNotReady: Ray has too few CPUs for the actors.
+    """
+
+    error_table = ERROR_TABLE
+
+    # -- what it is
+
+    def get_capabilities(self) -> DataPlaneCapabilities:
+        """Tell what it guarantees: all but outliving its controller, writes by slot, and filters."""
+        return CAPABILITIES
+
+    @property
+    def object_codec(self) -> ObjectCodec:
+        """Non-tensor values are pickled, as TransferQueue does."""
+        return CODEC
+
+    # -- the compositions, where no SlotMapping layer makes them
+
+    @handles(c.GetSamples)
+    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
+        return await read_rows(self.execute, call, ctx)
+
+    @handles(c.ClaimMeta)
+    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        return await claim_until(self.execute, call, ctx)
+
+    @handles(c.WaitPartition)
+    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
+        await partition_until(self.execute, call, ctx)
+
+    # -- claims
+
+    @handles(s.TryClaim)
+    async def _try_claim(self, call: s.TryClaim, ctx: CallContext) -> s.ClaimTry:
+        args = (
+            *(call.partition_id, call.task_name, call.required_fields, call.batch_size, call.min_rows),
+            *(ctx.op_id, await self._not_after(ctx), self.owner, self._lease_s),
+        )
+        what, *answer = await self._mutate("claim", args, ctx, call.partition_id)
+        fields = list(call.required_fields)
+        if what == "unready":
+            ready, oldest_s, waiting = answer
+            empty = KVBatchMeta(call.partition_id, call.task_name, [], fields, tags=[], handles=[])
+            return s.ClaimTry(empty, ready, oldest_s, tuple(waiting))
+        ids, tags, incarnations = answer
+        handles_ = [RowHandle(incarnation, ctx.op_id) for incarnation in incarnations]
+        meta = KVBatchMeta(
+            call.partition_id, call.task_name, ids, fields, lengths_of(tags), tags=tags, handles=list(handles_)
+        )
+        return s.ClaimTry(meta, ready=len(ids))
+
+    @handles(s.AbandonClaim)
+    async def _abandon(self, call: s.AbandonClaim, ctx: CallContext) -> None:
+        await self._ask("abandon", (call.partition_id, call.claim_id), ctx)
+
+    @handles(c.ReleaseClaim)
+    async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
+        args = (
+            call.partition_id,
+            call.task_name,
+            call.sample_ids,
+            call.claim_ids,
+            ctx.op_id,
+            await self._not_after(ctx),
+        )
+        await self._mutate("release", args, ctx, call.partition_id)
+
+    @handles(c.ReleaseClaims)
+    async def _release_all(self, call: c.ReleaseClaims, ctx: CallContext) -> None:
+        await self._mutate("release_owner", (call.partition_id, call.owner, ctx.op_id, await self._not_after(ctx)), ctx)
+
+    @handles(c.ListClaims)
+    async def _claims_of(self, call: c.ListClaims, ctx: CallContext) -> list[ClaimInfo]:
+        found = await self._ask("list_claims", (call.partition_id, call.task_name), ctx, call.partition_id)
+        return [ClaimInfo(*one) for one in found]
+
+    @handles(c.CheckConsumptionStatus)
+    async def _consumed(self, call: c.CheckConsumptionStatus, ctx: CallContext) -> bool:
+        answer: bool = await self._ask("consumed", (call.partition_id, call.task_names), ctx, call.partition_id)
+        return answer
+
+    # -- clears
+
+    @handles(c.ClearSamples, c.PopSamples, c.EvictSamples)
+    async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
+        args = (call.partition_id, call.sample_ids, ctx.op_id, await self._not_after(ctx), call.owner, call.claims)
+        return await self._removed("clear", args, ctx)
+
+    @handles(c.DropPartition)
+    async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
+        await self._removed("drop", (call.partition_id, ctx.op_id, await self._not_after(ctx)), ctx)
+        self._session.forget(call.partition_id)
+
+    # -- declarations and recovery
+
+    @handles(c.RegisterPartition)
+    async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
+        args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
+        await self._mutate("register", (*args, dict(call.enums)), ctx, call.partition_id)
+
+    @handles(s.TryPartition)
+    async def _try_partition(self, call: s.TryPartition, ctx: CallContext) -> bool:
+        there: bool = await self._ask("has", (call.partition_id,), ctx)
+        return there
+
+    @handles(s.Resolve)
+    async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
+        return s.Resolved(await self._ask("resolve", (call.op_id, call.age_s), ctx))
+
+    @handles(c.Ping)
+    async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
+        del call
+        await self._ask("hello", (), ctx)
+
+    @handles(c.ListMetadata)
+    async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:
+        groups: dict[str, DataPlaneGroupMeta] = {}
+        after: int | None = 0
+        while after is not None:
+            page, after = await self._ask("groups", (call.partition_id, after), ctx, call.partition_id)
+            silent = (await self._session.link(ctx.deadline)).silent()
+            for *facts, units in page:
+                lost = tuple(key for key, at in zip(facts[1], units, strict=True) if not silent.isdisjoint(at))
+                groups[facts[0]] = replace(DataPlaneGroupMeta(call.partition_id, *facts), lost_keys=lost)
+        return sorted(groups.values(), key=lambda group: group.created_at)
+
+    @handles(c.Depth)
+    async def _depth(self, call: c.Depth, ctx: CallContext) -> int:
+        silent = (await self._session.link(ctx.deadline)).silent()
+        count: int = await self._ask("depth", (call.partition_id, silent), ctx, call.partition_id)
+        return count
+
+    @handles(c.ListPartitions)
+    async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
+        del call
+        return [PartitionInfo(*one) for one in await self._ask("listing", (), ctx)]
+
+    @handles(c.DescribePartition)
+    async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
+        return PartitionInfo(*await self._ask("describe", (call.partition_id,), ctx, call.partition_id))
+
+
+CODEC = RowCodec()
+
+CAPABILITIES = DataPlaneCapabilities(
+    persistent_recovery=False,
+    server_side_filtering=False,
+    atomic_batch_put=True,
+    verified_clear=True,
+    mutation_dedup=True,
+    claim_release=True,
+    atomic_tags=True,
+    slot_addressable=True,
+    slot_writes=False,
+    claim_dedup=True,
+)
