@@ -1,5 +1,6 @@
 """The transports that the contract is run on: a new one is a line of ``TRANSPORTS``."""
 
+import importlib.util
 from collections.abc import AsyncIterator
 
 import pytest
@@ -11,6 +12,10 @@ TRANSPORTS: dict[str, Opener] = {
     "memory": memory(MemoryTransport),
     "memory-split": memory(MemoryTransport, rows_per_slot=1, checksum=True),
 }
+if importlib.util.find_spec("transfer_queue"):  # the extra tq
+    from tests.transfer_queue.opener import without_ray
+
+    TRANSPORTS["transfer_queue"] = without_ray()
 
 
 @pytest.fixture(params=TRANSPORTS)
