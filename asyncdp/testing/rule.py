@@ -23,6 +23,8 @@ DECIDING: Mapping[str, tuple[str, ...]] = {
     "claim_meta": ("TryClaim", "ClaimMeta"),
     "wait_partition": ("TryPartition", "WaitPartition"),
 }
+#: Requests that look up where samples lie, or may lie; a rule about one sample spares them, so that it fails alone.
+LOOKUPS = ("Locate", "Place")
 #: Requests that pay a debt of an earlier call; they run under the verb of the call that waits for them.
 DEBTS = ("Abort", "AbandonClaim", "Resolve")
 #: The verbs that make requests, and close, which pays debts.
@@ -125,7 +127,8 @@ class Where:
         verb: The user's verb, such as ``"get_samples"``.
         call: The request's type, such as ``"ReadSlots"``.
         host, port: The slot host it goes to, and through which of its ports.
-        sample: A sample that it names; of a read of many slots only those are hit that hold it.
+        sample: A sample that it names. Look-ups are spared, and of a read of many slots the others, where the kind
+            allows it, so that the sample fails alone.
         partition: The partition that it is about.
     """
 
@@ -240,7 +243,7 @@ class Rule:
             return call == "ReadSlots"
         if self.kind in ("lose_reply", "lose_request") and where.verb is not None:
             return call in DECIDING[verb] if verb in DECIDING else call not in DEBTS
-        return True
+        return where.sample is None or call not in LOOKUPS
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, flat."""
