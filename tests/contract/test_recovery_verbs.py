@@ -128,7 +128,7 @@ async def test_a_pickled_client_attaches(rig: Rig) -> None:
 
 
 async def test_a_client_attaches_by_config(rig: Rig) -> None:
-    """X4: build_data_plane_client(attach_config(), bootstrap=False) reaches the plane; closing it leaves the plane up."""
+    """X4: built from attach_config() with bootstrap=False it reaches the plane; closing it leaves the plane up."""
     await declare(rig.client)
     worker = build_data_plane_client(rig.client.attach_config(), bootstrap=False)
     await worker.put_samples(["a"], "p", {"x": torch.zeros(1)})
