@@ -30,7 +30,6 @@ from asyncdp import (
     SlotMapping,
     SlotRetry,
     TypedErrors,
-    default_layers,
     stack,
 )
 
