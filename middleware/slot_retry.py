@@ -25,7 +25,12 @@ R = TypeVar("R")
 
 def may_resend(call: Call[Any], err: DataPlaneError, client: BaseClient) -> bool:
     """Whether the same call may be sent again after this error, as far as the backend can tell it apart."""
-    if call.resend is Resend.ALWAYS or not err.ambiguous:
+    return _may_resend(call, client, unsure=err.ambiguous)
+
+
+def _may_resend(call: Call[Any], client: BaseClient, *, unsure: bool) -> bool:
+    """Whether a call may be sent again; ``unsure``: some attempt at it may have acted."""
+    if call.resend is Resend.ALWAYS or not unsure:
         return call.resend is not Resend.NEVER
     capabilities = client.get_capabilities()
     return (call.resend is Resend.DEDUP and capabilities.mutation_dedup) or (
@@ -38,7 +43,8 @@ class SlotRetry(Layer):
 
     The first attempt goes straight through; tenacity takes over after a retryable failure. Of a read of many slots only
     those that failed are asked for again; a StaleSlotError goes up at once. A mutation without mutation_dedup whose
-    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile.
+    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile, a claim only with
+    claim_dedup; the error of what must not be sent again is not ``retryable``, for the layers above either.
 
     Args:
         inner: The next layer.
@@ -67,9 +73,9 @@ class SlotRetry(Layer):
         try:
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
-            if not err.retryable or self.max_attempts == 1:
+            if not err.retryable:
                 raise
-            return await self._again(call, ctx, err, lambda e: may_resend(call, e, self.inner))
+            return await self._again(call, ctx, err, lambda unsure: _may_resend(call, self.inner, unsure=unsure))
         if type(call) is ReadSlots and result.errors:  # type: ignore[attr-defined]
             return await self._reread(call, ctx, result)  # type: ignore[arg-type,return-value]
         return result
@@ -80,14 +86,14 @@ class SlotRetry(Layer):
             try:
                 return await self.inner.execute(call, ctx)
             except DataPlaneError as err:
-                if not err.retryable or self.max_attempts == 1:
+                if not err.retryable:
                     raise
-                return await self._again(call, ctx, err, lambda e: not e.ambiguous or not watch.touched)
+                return await self._again(call, ctx, err, lambda unsure: not unsure or not watch.touched)
 
     async def _again(
-        self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[DataPlaneError], bool]
+        self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[bool], bool]
     ) -> R:
-        """Drive the retries of a call that failed as a whole."""
+        """Drive the retries of a call that failed as a whole; ``allowed`` is told whether it may have acted already."""
         unsure = err.ambiguous
 
         async def attempt(number: int) -> R:
@@ -96,12 +102,14 @@ class SlotRetry(Layer):
         def again(later: DataPlaneError) -> bool:
             nonlocal unsure
             unsure = unsure or later.ambiguous
-            return allowed(later)
+            return allowed(unsure)
 
         try:
             return await self._drive(ctx, err, attempt, again)
         except DataPlaneError as last:
-            last.ambiguous = last.ambiguous or (unsure and call.mutates)
+            unsure = unsure or last.ambiguous
+            last.ambiguous = unsure and call.mutates
+            last.retryable = last.retryable and allowed(unsure)
             raise
 
     async def _drive(
@@ -112,18 +120,18 @@ class SlotRetry(Layer):
         allowed: Callable[[DataPlaneError], bool],
     ) -> R:
         """Let tenacity go on from a first attempt that has already failed with ``err``."""
-        first: DataPlaneError | None = err
+        latest = err
 
         async def step() -> R:
-            nonlocal first
-            if first is not None:
-                failed, first = first, None
-                raise failed
+            nonlocal latest
             number = retrying.statistics["attempt_number"]
+            if number == 1 or not allowed(latest):  # what happened during the wait may forbid it
+                raise latest
             try:
                 return await attempt(number)
             except DataPlaneError as later:
                 later.attempts = max(later.attempts, number)
+                latest = later
                 raise
 
         def again(failed: BaseException) -> bool:

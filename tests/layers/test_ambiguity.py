@@ -1,0 +1,448 @@
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import (
+    CallContext,
+    DataPlaneError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    MemoryTransport,
+    SampleNotFound,
+)
+from asyncdp.calls import Call, PutSamples
+from asyncdp.slots import AbandonClaim, Resolve, TryClaim
+from asyncdp.testing import FaultPlan
+from tests.layers.rig import NONE, Rig, Swap, rows, virtual
+
+
+async def until(condition: Any) -> None:
+    """Wait, in small steps, until something is so."""
+    with anyio.fail_after(100.0):
+        while not condition():
+            await anyio.sleep(0.0005)
+
+
+async def value(rig: Rig, sample: str) -> float | None:
+    """Read a row by the plain client; None where there is none."""
+    try:
+        return float((await rig.plain.get_samples([sample], "p", ["x"]))["x"][0, 0])
+    except SampleNotFound:
+        return None
+
+
+# --- a backend that remembers op_ids
+
+
+@virtual
+async def test_a_put_whose_reply_was_lost_happens_once(swap: Swap = NONE) -> None:
+    """The put is sent again under its op_id and answered with the first result."""
+    plan = FaultPlan().lose_reply("put_samples", times=1)
+    async with Rig(plan, swap=swap) as rig:
+        meta = await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        first, second = rig.wire("Publish")
+        assert first.ctx.op_id == second.ctx.op_id
+        assert await value(rig, "a") == 3.0
+        assert meta.handles is not None
+        assert meta.handles[0].incarnation == rig.transport.plane.partitions["p"].rows["a"].incarnation
+        assert rig.slots()["ready"] == 1
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+async def test_a_lost_put_reply_does_not_bring_the_old_value_back(swap: Swap = NONE) -> None:
+    """P14: put's reply lost, a newer put of another writer acknowledged, the old one sent again: the newer one stays."""
+    plan = FaultPlan().lose_reply("put_samples", times=1)
+    async with Rig(plan, swap=swap) as rig:
+
+        async def newer() -> None:
+            await until(lambda: plan.counts["lose_reply"])
+            await rig.plain.put_samples(["a"], "p", {"x": rows(1, 8)})
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(newer)
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert len(rig.wire("Publish")) == 2
+        assert await value(rig, "a") == 8.0
+
+
+@virtual
+async def test_a_lost_clear_reply_does_not_delete_a_newer_row(swap: Swap = NONE) -> None:
+    """P13: clear's reply lost, a new put of another writer acknowledged, the clear sent again: the new row lives."""
+    plan = FaultPlan().lose_reply("clear_samples", times=1)
+    async with Rig(plan, swap=swap) as rig:
+        await rig.fill(1)
+
+        async def newer() -> None:
+            await until(lambda: plan.counts["lose_reply"])
+            await rig.plain.put_samples(["s0"], "p", {"x": rows(1, 8)})
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(newer)
+            await rig.client.clear_samples(["s0"], "p")
+        assert len(rig.wire("ClearSamples")) == 2
+        assert await value(rig, "s0") == 8.0
+
+
+@virtual
+async def test_a_cancelled_put_that_arrives_late_is_refused(swap: Swap = NONE) -> None:
+    """P15: a put is cancelled, the user clears the id, then the abandoned put arrives: nothing comes back."""
+    plan = FaultPlan().on(call="Publish").silent(times=1)
+    async with Rig(plan, swap=swap) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert len(rig.client.env.ledger) > 0
+        late = rig.wire("Publish")[0]
+        await rig.client.clear_samples(["a"], "p")
+        assert [s.kind for s in rig.sent if s.ctx.verb == "clear_samples"] == ["Resolve", "Abort", "ClearSamples"]
+        with pytest.raises(DataPlaneError, match="refused"):
+            await rig.transport.execute(late.call, late.ctx)
+        assert await value(rig, "a") is None
+        assert len(rig.client.env.ledger) == 0
+        assert rig.slots()["writing"] == 0
+
+
+@virtual
+async def test_a_cancelled_put_that_had_arrived_is_done(swap: Swap = NONE) -> None:
+    """A put whose reply was lost and that was then cancelled is found to be done, before the next put of the id."""
+    plan = FaultPlan().lose_reply("put_samples", raises=None, times=1)
+    async with Rig(plan, swap=swap) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert await value(rig, "a") == 3.0
+        await rig.client.put_samples(["a"], "p", {"x": rows(1, 4)})
+        assert await value(rig, "a") == 4.0
+        assert rig.events["settled"] == 1
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+async def test_debts_are_paid_by_mutations_of_the_same_ids_only(swap: Swap = NONE) -> None:
+    """Reads and mutations of other ids do not wait for what a cancel left; the same ids, and close, settle it."""
+    plan = FaultPlan().on(call="Publish").silent(times=1)
+    async with Rig(plan, swap=swap) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        await rig.client.ping()
+        await rig.client.depth("p")
+        await rig.client.put_samples(["b"], "p", {"x": rows(1, 4)})
+        await rig.client.clear_samples(["b"], "p")
+        assert rig.wire("Resolve") == []
+        await rig.client.close()
+        assert len(rig.wire("Resolve")) == 1
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+async def test_a_debt_that_cannot_be_settled_holds_the_mutation_up(swap: Swap = NONE) -> None:
+    """While nobody says what became of a put, the next one of that id fails with the real error and is not sent."""
+    plan = FaultPlan().on(call="Publish").silent(times=1).on(call="Resolve").refuse(times=8)
+    async with Rig(plan, swap=swap) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await rig.client.clear_samples(["a"], "p")
+        assert not caught.value.ambiguous
+        assert rig.wire("ClearSamples") == []
+        await anyio.sleep(1.0)
+        with pytest.raises(DataPlaneUnavailable):
+            await rig.client.clear_samples(["a"], "p")
+        await rig.client.clear_samples(["a"], "p")
+        assert len(rig.wire("ClearSamples")) == 1
+
+
+@virtual
+async def test_a_put_that_is_never_answered_is_ambiguous_and_settled(swap: Swap = NONE) -> None:
+    """A put whose every reply is lost goes up as ambiguous; the next mutation of the id settles it first."""
+    plan = FaultPlan().lose_reply("put_samples", times=4)
+    async with Rig(plan, swap=swap) as rig:
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert caught.value.ambiguous
+        assert await value(rig, "a") == 3.0
+        await rig.client.clear_samples(["a"], "p")
+        assert await value(rig, "a") is None
+        assert rig.events["settled"] == 1
+        assert rig.slots()["ready"] == rig.slots()["writing"] == 0
+
+
+@virtual
+async def test_a_put_that_failed_before_its_publish_is_not_ambiguous(swap: Swap = NONE) -> None:
+    """Nothing is visible before the publish: lost writes fail without doubt, and their slots come back."""
+    plan = FaultPlan().on(call="WriteSlots").lose_reply()
+    async with Rig(plan, swap=swap, hosts=2) as rig:
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert not caught.value.ambiguous
+        assert await value(rig, "a") is None
+        assert rig.slots()["writing"] == 0
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+async def test_a_dead_host_is_left_for_another(swap: Swap = NONE) -> None:
+    """A put goes to a spare host where the first one fails; nothing stays behind on the first."""
+    plan = FaultPlan().on(host="host-0", call="WriteSlots").reset()
+    async with Rig(plan, swap=swap, hosts=2, ports=2) as rig:
+        await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert await value(rig, "a") == 3.0
+        assert rig.hosts[0].counts()["writing"] == 0
+        assert rig.events["host_skipped"] == 1
+
+
+@virtual
+@pytest.mark.parametrize("raises", ["ConnectionResetError", "TimeoutError", None])
+async def test_a_lost_claim_is_the_same_batch_again(raises: str | None, swap: Swap = NONE) -> None:
+    """C3: a claim whose reply was lost is asked for again under its id: the same batch, never a second one."""
+    plan = FaultPlan().lose_reply("claim_meta", raises=raises, times=2)
+    async with Rig(plan, swap=swap, attempt_timeout_s=2.0) as rig:
+        await rig.fill(6)
+        meta = await rig.client.claim_meta("p", "t", ["x"], 3)
+        assert meta.sample_ids == ["s0", "s1", "s2"]
+        assert [c.sample_ids for c in await rig.plain.list_claims("p", "t")] == [("s0", "s1", "s2")]
+        assert len(rig.client.env.ledger) == 0
+        assert (await rig.plain.claim_meta("p", "t", ["x"], 3)).sample_ids == ["s3", "s4", "s5"]
+
+
+@virtual
+async def test_a_cancelled_claim_is_given_back(swap: Swap = NONE) -> None:
+    """A claim that was cancelled after the backend granted it is given back before this client's next claim."""
+    plan = FaultPlan().lose_reply("claim_meta", raises=None, times=1)
+    async with Rig(plan, swap=swap) as rig:
+        await rig.fill(3)
+        with anyio.move_on_after(1.0):
+            await rig.client.claim_meta("p", "t", ["x"], 3)
+        assert len(await rig.plain.list_claims("p", "t")) == 1
+        assert (await rig.client.claim_meta("p", "t", ["x"], 3)).sample_ids == ["s0", "s1", "s2"]
+        assert len(rig.wire("AbandonClaim")) == 1
+        assert len(await rig.plain.list_claims("p", "t")) == 1
+
+
+@virtual
+async def test_a_claim_that_arrives_late_is_refused(swap: Swap = NONE) -> None:
+    """A claim that was cancelled before it arrived takes nothing when it arrives after all."""
+    plan = FaultPlan().on(call="TryClaim").silent(times=1)
+    async with Rig(plan, swap=swap) as rig:
+        await rig.fill(3)
+        client = rig.attach(MemoryTransport(rig.transport.attach_config(), bootstrap=False))
+        with anyio.move_on_after(1.0):
+            await client.claim_meta("p", "t", ["x"], 3)
+        late = rig.wire("TryClaim")[0]
+        await client.close()
+        assert len(client.env.ledger) == 0
+        with pytest.raises(DataPlaneError, match="refused"):
+            await rig.transport.execute(late.call, late.ctx)
+        assert await rig.plain.list_claims("p", "t") == []
+
+
+@virtual
+async def test_a_claim_that_failed_is_given_back(swap: Swap = NONE) -> None:
+    """A blocking claim whose every reply is lost ends at its timeout with the real error; close gives it back."""
+    plan = FaultPlan().lose_reply("claim_meta")
+    async with Rig(plan, swap=swap) as rig:
+        await rig.fill(3)
+        began = anyio.current_time()
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await rig.client.claim_meta("p", "t", ["x"], 3, timeout_s=5.0)
+        assert anyio.current_time() - began <= 5.0
+        assert caught.value.ambiguous
+        watcher = MemoryTransport(rig.transport.attach_config(), bootstrap=False)
+        assert len(await watcher.list_claims("p", "t")) == 1
+        assert len({s.ctx.op_id for s in rig.wire("TryClaim")}) == 1
+        debts = list(rig.client.env.ledger)
+        assert [type(d.call) for d in debts] == [AbandonClaim]
+        await rig.client.close()
+        assert rig.transport._owned is not None
+        assert rig.transport._owned.partitions["p"].claims == {}
+
+
+@virtual
+async def test_what_is_past_its_record_stays_ambiguous(swap: Swap = NONE) -> None:
+    """Resolved after the backend forgot, a mutation stays unknown, and holds nobody up."""
+    plan = FaultPlan().on(call="Publish").silent(times=1)
+    async with Rig(plan, swap=swap) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)}, timeout_s=10.0)
+        await anyio.sleep(2000.0)
+        await rig.client.put_samples(["a"], "p", {"x": rows(1, 4)})
+        (asked,) = rig.wire("Resolve")
+        assert isinstance(asked.call, Resolve)
+        assert asked.call.age_s == pytest.approx(1991.0, abs=1.0)
+        assert await value(rig, "a") == 4.0
+
+
+@virtual
+async def test_close_is_bounded(swap: Swap = NONE) -> None:
+    """close() settles what it can within close_timeout_s; a silent plane cannot hold it."""
+    plan = FaultPlan().on(call="Publish").silent(times=2).on(call="Resolve").silent()
+    async with Rig(plan, swap=swap, close_timeout_s=3.0) as rig:
+        for name in ("a", "b"):
+            with anyio.move_on_after(1.0):
+                await rig.client.put_samples([name], "p", {"x": rows(1, 3)})
+        began = anyio.current_time()
+        await rig.client.close()
+        assert anyio.current_time() - began <= 3.0 + 1e-6
+
+
+# --- a backend that does not
+
+
+class Forgetful(MemoryTransport):
+    """A plane that cannot tell a repeated mutation from a new one, and takes puts as a whole."""
+
+    claim_dedup = False
+
+    def get_capabilities(self) -> Any:
+        """Say so."""
+        told = super().get_capabilities()
+        return replace(told, mutation_dedup=False, claim_dedup=self.claim_dedup, slot_writes=False)
+
+    def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Serve each request as one that was never seen before."""
+        if isinstance(call, PutSamples) or (call.mutates and hasattr(call, "sample_ids") and ctx.verb != "put_samples"):
+            ctx = replace(ctx, op_id=ctx.env.next_op_id())
+        if isinstance(call, TryClaim) and not self.claim_dedup:
+            ctx = replace(ctx, op_id=ctx.env.next_op_id())
+        return super().execute(call, ctx)
+
+
+class TokensOnly(Forgetful):
+    """As TransferQueue with claim tokens: claims may be sent again, puts and clears not."""
+
+    claim_dedup = True
+
+
+@virtual
+async def test_an_untouched_put_is_sent_again(swap: Swap = NONE) -> None:
+    """Without op_ids a lost put is sent again while nothing else touched its ids in this client."""
+    plan = FaultPlan().lose_reply("put_samples", times=2)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert len(rig.wire("PutSamples")) == 3
+        assert await value(rig, "a") == 3.0
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+@pytest.mark.parametrize("other", ["put", "clear", "clear all"])
+async def test_a_touched_put_is_not_sent_again(other: str, swap: Swap = NONE) -> None:
+    """Without op_ids a lost put is not sent again once this client changed the same id: it goes up as ambiguous."""
+    plan = FaultPlan().lose_reply("put_samples", times=1)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        await rig.fill(1)
+        caught: list[DataPlaneError] = []
+
+        async def first() -> None:
+            try:
+                await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+            except DataPlaneError as err:
+                caught.append(err)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(first)
+            await until(lambda: plan.counts["lose_reply"])
+            if other == "put":
+                await rig.client.put_samples(["a"], "p", {"x": rows(1, 8)})
+            elif other == "clear":
+                await rig.client.clear_samples(["a"], "p")
+            else:
+                await rig.client.drop_partition("p")
+        assert [(type(e), e.ambiguous) for e in caught] == [(DataPlaneUnavailable, True)]
+        if other != "clear all":
+            assert await value(rig, "a") == (8.0 if other == "put" else None)
+
+
+@virtual
+async def test_a_touched_clear_is_not_sent_again(swap: Swap = NONE) -> None:
+    """Without op_ids a lost clear is not sent again over a newer put of this client: the new row lives."""
+    plan = FaultPlan().lose_reply("clear_samples", times=1)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        await rig.fill(1)
+        caught: list[DataPlaneError] = []
+
+        async def clear() -> None:
+            try:
+                await rig.client.clear_samples(["s0"], "p")
+            except DataPlaneError as err:
+                caught.append(err)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(clear)
+            await until(lambda: plan.counts["lose_reply"])
+            await rig.client.put_samples(["s0"], "p", {"x": rows(1, 8)})
+        assert [e.ambiguous for e in caught] == [True]
+        assert await value(rig, "s0") == 8.0
+
+
+@virtual
+async def test_other_ids_do_not_count_as_touched(swap: Swap = NONE) -> None:
+    """Mutations of other ids do not keep a lost put from being sent again."""
+    plan = FaultPlan().lose_reply("put_samples", times=1)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        async with anyio.create_task_group() as group:
+            group.start_soon(rig.client.put_samples, ["a"], "p", {"x": rows(1, 3)})
+            await until(lambda: plan.counts["lose_reply"])
+            await rig.client.put_samples(["b"], "p", {"x": rows(1, 8)})
+        assert (await value(rig, "a"), await value(rig, "b")) == (3.0, 8.0)
+
+
+@virtual
+async def test_a_request_that_was_never_sent_may_be_sent_always(swap: Swap = NONE) -> None:
+    """Refused is not ambiguous: without op_ids it is sent again, whatever else happened."""
+    plan = FaultPlan().on("put_samples").refuse(times=1)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        async with anyio.create_task_group() as group:
+            group.start_soon(rig.client.put_samples, ["a"], "p", {"x": rows(1, 3)})
+            await until(lambda: plan.counts["refuse"])
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 8)})
+        assert await value(rig, "a") == 3.0
+
+
+@virtual
+@pytest.mark.parametrize("blocking", [True, False])
+async def test_a_lost_claim_without_tokens_is_not_asked_again(*, blocking: bool, swap: Swap = NONE) -> None:
+    """C3 without claim_dedup: an ambiguous error, never a second batch; the lost one shows in list_claims."""
+    plan = FaultPlan().lose_reply("claim_meta", times=1)
+    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+        await rig.fill(6)
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await rig.client.claim_meta("p", "t", ["x"], 3, blocking=blocking, timeout_s=5.0)
+        assert caught.value.ambiguous
+        assert [c.sample_ids for c in await rig.plain.list_claims("p", "t")] == [("s0", "s1", "s2")]
+        assert len(rig.client.env.ledger) == 0
+
+
+@virtual
+async def test_a_lost_claim_with_tokens_is_asked_again(swap: Swap = NONE) -> None:
+    """With claim_dedup alone a lost claim is the same batch again."""
+    plan = FaultPlan().lose_reply("claim_meta", times=1)
+    async with Rig(plan, swap=swap, transport=TokensOnly) as rig:
+        await rig.fill(6)
+        assert (await rig.client.claim_meta("p", "t", ["x"], 3)).sample_ids == ["s0", "s1", "s2"]
+        assert len(await rig.plain.list_claims("p", "t")) == 1
+
+
+@virtual
+async def test_an_attempt_that_timed_out_may_have_acted(swap: Swap = NONE) -> None:
+    """A mutation that nobody answers is ambiguous, a read is not."""
+    plan = FaultPlan().on("clear_samples").silent().on("depth").silent()
+    async with Rig(plan, swap=swap, transport=Forgetful, attempt_timeout_s=1.0, max_attempts=1) as rig:
+        with pytest.raises(DataPlaneTimeout) as caught:
+            await rig.client.clear_samples(["a"], "p")
+        assert caught.value.ambiguous
+        with pytest.raises(DataPlaneTimeout) as caught:
+            await rig.client.depth("p")
+        assert not caught.value.ambiguous
+
+
+@virtual
+async def test_whole_puts_of_all_kinds_arrive(swap: Swap = NONE) -> None:
+    """A plane without slot writes gets its puts as they are."""
+    async with Rig(swap=swap, transport=Forgetful) as rig:
+        await rig.client.put_samples(["a", "b"], "p", {"x": rows(2)}, [{"n": 1}, {"n": 2}])
+        await rig.client.put_samples(["a"], "p", tags=[{"m": 3}])
+        assert torch.equal((await rig.get(["a", "b"]))["x"], rows(2))
+        assert [s.kind for s in rig.sent][:2] == ["PutSamples", "PutSamples"]
