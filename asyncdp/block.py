@@ -205,6 +205,10 @@ class Dense(Column):
         """Hold ``values`` without a copy."""
         self.values = values
 
+    def fill(self, out: torch.Tensor) -> None:
+        """Copy all rows into ``out``, ``(n, *shape)``; a transport whose rows lie elsewhere copies them from there."""
+        out.copy_(self.values)
+
     def __len__(self) -> int:
         return self.values.shape[0]
 
@@ -251,6 +255,10 @@ class Ragged(Column):
         self.offsets = offsets
         self.dim = dim
         self.nested = nested
+
+    def fill(self, out: torch.Tensor) -> None:
+        """Copy all steps into ``out``, ``(sum of lengths, *rest)``; see :meth:`Dense.fill`."""
+        out.copy_(self.values)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -617,7 +625,7 @@ def _join_dense(pieces: Sequence[tuple[Dense, Rows]], n: int) -> Dense:
         if span is None:
             _scatter(out, torch.as_tensor(rows, dtype=torch.int64), column.values)
         else:
-            out[span[0] : span[1]] = column.values
+            column.fill(out[span[0] : span[1]])
     return Dense(out)
 
 
@@ -635,7 +643,7 @@ def _join_ragged(pieces: Sequence[tuple[Ragged, Rows]], n: int) -> Ragged:
             at = torch.from_numpy(_steps(offsets[np.asarray(rows, dtype=np.int64)], column.offsets))
             _scatter(out, at, column.values)
         else:
-            out[int(offsets[span[0]]) : int(offsets[span[1]])] = column.values
+            column.fill(out[int(offsets[span[0]]) : int(offsets[span[1]])])
     return Ragged(out, offsets, dim=first.dim, nested=any(c.nested for c, _ in pieces))
 
 

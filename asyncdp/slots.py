@@ -237,13 +237,17 @@ class WriteSlots(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Call[tuple[RowHandle, ...]]):
-    """Make written slots the content of samples, all at once, tags included. Returns a handle per row."""
+    """Make written slots the content of samples, all at once, tags included. Returns a handle per row.
+
+    ``nbytes`` has the payload bytes per field, one number per sample: a directory does not see the slots.
+    """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     refs: tuple[SlotRef, ...]
     tags: tuple[Tags, ...] | None
     specs: Mapping[str, FieldSpec]
+    nbytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp.block import Block, FieldSpec, field_names
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 __all__ = ["write_rows"]
 
 
+class _Stored(NamedTuple):
+    """What was written and waits to be published, in the order of Publish's fields."""
+
+    refs: tuple[SlotRef, ...]
+    specs: Mapping[str, FieldSpec]
+    nbytes: Mapping[str, tuple[int, ...]]
+
+
 async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
     """Serve PutSamples: place, reserve, write, publish. Nothing is visible before publish, which is all or nothing.
 
@@ -26,7 +34,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
     names = field_names(call.fields)
     touched: list[Debt] = []
     try:
-        refs, specs = await _store(send, call, names, touched, ctx) if names else ((), {})
+        stored = await _store(send, call, names, touched, ctx) if names else _Stored((), {}, {})
     except BaseException as err:
         # Owed from here on only: another mutation of this client would settle it, and this one was still under way.
         for debt in touched:
@@ -36,7 +44,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
             await _give_back(send, touched, ctx)
         raise
     try:
-        handles = await send(Publish(call.sample_ids, call.partition_id, refs, call.tags, specs), ctx)
+        handles = await send(Publish(call.sample_ids, call.partition_id, stored.refs, call.tags, *stored[1:]), ctx)
     except DataPlaneError as err:
         if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
             for debt in touched:
@@ -55,7 +63,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
 
 async def _store(
     send: Send, call: PutSamples, names: tuple[str, ...], touched: list[Debt], ctx: CallContext
-) -> tuple[tuple[SlotRef, ...], Mapping[str, FieldSpec]]:
+) -> _Stored:
     """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
     n = len(call.sample_ids)
     placed = await send(Place(call.sample_ids, call.partition_id, names), ctx)
@@ -70,7 +78,8 @@ async def _store(
         share = (first, sizes[first : first + count])
         refs += await _write_share(send, (host, *placed.spare), names, part, share, touched, ctx)
         first += count
-    return tuple(refs), block.observed()
+    nbytes = {name: tuple(column.row_nbytes().tolist()) for name, column in block.columns.items()}
+    return _Stored(tuple(refs), block.observed(), nbytes)
 
 
 async def _write_share(

@@ -42,6 +42,11 @@ class Row:
     claimed: dict[str, str] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
 
+    @property
+    def order(self) -> int:
+        """Age among samples."""
+        return self.incarnation
+
 
 @dataclass(slots=True, eq=False)
 class Group:
@@ -50,6 +55,11 @@ class Group:
     id: str
     rows: dict[str, Row] = field(default_factory=dict)
     expected: int | None = None
+
+    @property
+    def order(self) -> int:
+        """Age among groups: that of the oldest row, or 0 where there is none."""
+        return min((row.incarnation for row in self.rows.values()), default=0)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,7 +92,6 @@ class ReadyIndex:
         self._ready: dict[Any, int] = {}
         self._size: dict[Any, int] = {}
         self._heap: list[tuple[int, int, Any]] = []
-        self._pushed = 0
         self.rows = 0
 
     def ready_since(self, row: Row) -> int | None:
@@ -122,8 +131,8 @@ class ReadyIndex:
         self._size[unit] = size
         if self._ready.get(unit) != since:
             self._ready[unit] = since
-            self._pushed += 1
-            heapq.heappush(self._heap, (since, self._pushed, unit))
+            # Of what became ready in the same moment, the older comes first, whatever was claimed and released since.
+            heapq.heappush(self._heap, (since, unit.order, unit))
 
     def take(self, most: int, least: int) -> list[Row]:
         """Return the first ready rows: ``least`` to ``most`` of them, whole units, or none. They stay ready."""
