@@ -1,0 +1,314 @@
+"""Where the parts of a payload lie.
+
+A payload is what one slot holds and what one message carries: n rows of some columns::
+
+    prefix     32 B   magic, version, flags, head bytes, CRC-32 of the head, rows, whole length
+    schema            msgpack: per column name, kind, dtype, the sizes that rows share
+    lengths           int64 per row, for each column whose rows differ in length
+    data              per column all rows end to end, each column on a 64-byte boundary
+
+All offsets follow from schema, rows and lengths, so that nothing from outside is used as an address.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from asyncdp.block import Column, Dense, Objects, Ragged, schema_hash
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from asyncdp.block import Block
+
+__all__ = ["ALIGN", "MAX_HEAD_BYTES", "ColumnMeta", "Layout", "bound", "read_layout"]
+
+ALIGN: Final = 64
+#: Columns of a payload are described in at most this many bytes: a few thousand columns.
+MAX_HEAD_BYTES: Final = 1 << 20
+_PREFIX: Final = struct.Struct("<4sBBHIQQI")
+PREFIX_BYTES: Final = 32
+_MAGIC: Final = b"ADPP"
+_VERSION: Final = 1
+_MAX_RANK: Final = 16
+#: Rows that hold no bytes (a size of 0 in their shape) could claim any length.
+_MAX_EMPTY_STEPS: Final = 1 << 26
+
+DENSE, RAGGED, OBJECTS = range(3)
+
+_DTYPES: Final = {
+    name: dtype
+    for name in dir(torch)
+    if isinstance(dtype := getattr(torch, name), torch.dtype)
+    and str(dtype) == f"torch.{name}"
+    and not name.startswith(("q", "bits"))
+    and name.lstrip("u").removeprefix("int") not in set("1234567")
+}
+
+
+class ColumnMeta(msgspec.Struct, array_like=True, frozen=True):
+    """One column, without its rows.
+
+    Attributes:
+        name: Of the field.
+        kind: 0 dense, 1 ragged, 2 objects.
+        dtype: Torch's name of it; empty for objects.
+        shape: Of a row; for ragged columns without the dimension in which rows differ.
+        dim, nested: As in :class:`~asyncdp.block.Ragged`.
+    """
+
+    name: str
+    kind: int
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    dim: int = 0
+    nested: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype itself."""
+        return _DTYPES[self.dtype]
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one row (dense), of one step along the ragged dimension, or of one byte (objects)."""
+        return 1 if self.kind == OBJECTS else math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @classmethod
+    def of(cls, name: str, column: Column) -> ColumnMeta:
+        """Describe a column."""
+        if isinstance(column, Objects):
+            return cls(name, OBJECTS)
+        if not isinstance(column, (Dense, Ragged)):
+            raise TypeError(f"a column of type {type(column).__name__} cannot travel")
+        dtype = str(column.values.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES or column.values.ndim > _MAX_RANK:
+            msg = f"field {name!r}: a tensor of {dtype} with {column.values.ndim} dimensions cannot be kept unchanged"
+            raise DataPlaneBadRequest(msg, field=name)
+        shape = tuple(column.values.shape[1:])
+        if isinstance(column, Dense):
+            return cls(name, DENSE, dtype, shape)
+        return cls(name, RAGGED, dtype, shape, column.dim, column.nested)
+
+    def empty(self) -> Column:
+        """Return a column of this kind without rows."""
+        if self.kind == OBJECTS:
+            return Objects([])
+        values = torch.empty((0, *self.shape), dtype=self.torch_dtype)
+        if self.kind == DENSE:
+            return Dense(values)
+        return Ragged(values, np.zeros(1, np.int64), dim=self.dim, nested=self.nested)
+
+
+def _up(value: int) -> int:
+    return -(-value // ALIGN) * ALIGN
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where the parts of one payload lie.
+
+    Attributes:
+        n: Rows.
+        metas: The columns.
+        offsets: Per column int64 ``(n + 1,)``, in steps of its unit; None for dense columns.
+        schema: The encoded columns.
+        data_at: Per column where its data begins, in bytes from the payload's begin.
+        data_bytes: Per column how long its data is.
+        head_bytes: Where the data of all columns begins.
+        nbytes: Length of the whole payload.
+    """
+
+    n: int
+    metas: tuple[ColumnMeta, ...]
+    offsets: tuple[npt.NDArray[np.int64] | None, ...]
+    schema: bytes
+    data_at: tuple[int, ...]
+    data_bytes: tuple[int, ...]
+    head_bytes: int
+    nbytes: int
+
+    @classmethod
+    def make(
+        cls,
+        n: int,
+        metas: tuple[ColumnMeta, ...],
+        offsets: Sequence[npt.NDArray[np.int64] | None],
+        schema: bytes | None = None,
+    ) -> Layout:
+        """Lay out ``n`` rows."""
+        if schema is None:
+            schema = msgspec.msgpack.encode(metas)
+        ragged = sum(column is not None for column in offsets)
+        head = at = _up(_up(PREFIX_BYTES + len(schema)) + ragged * n * 8)
+        places, sizes = [], []
+        for meta, steps in zip(metas, offsets, strict=True):
+            size = (n if steps is None else int(steps[-1])) * meta.unit
+            places.append(at)
+            sizes.append(size)
+            at = _up(at + size)
+        return cls(n, metas, tuple(offsets), schema, tuple(places), tuple(sizes), head, at)
+
+    @classmethod
+    def of(cls, block: Block) -> Layout:
+        """Lay out a block.
+
+        Raises:
+            DataPlaneBadRequest: A column cannot be kept; the message names the field.
+        """
+        metas = tuple(ColumnMeta.of(name, column) for name, column in block.columns.items())
+        offsets: list[npt.NDArray[np.int64] | None] = []
+        for column in block.columns.values():
+            if isinstance(column, Ragged):
+                offsets.append(column.offsets)
+            elif isinstance(column, Objects):
+                offsets.append(ends(column.row_nbytes()))
+            else:
+                offsets.append(None)
+        return cls.make(block.n, metas, offsets)
+
+    def head(self) -> bytes:
+        """Prefix, schema and lengths, padded to where the data begins."""
+        parts = [self.schema, bytes(_up(PREFIX_BYTES + len(self.schema)) - PREFIX_BYTES - len(self.schema))]
+        parts += [np.diff(steps).tobytes() for steps in self.offsets if steps is not None]
+        body = b"".join(parts)
+        body += bytes(self.head_bytes - PREFIX_BYTES - len(body))
+        crc = zlib.crc32(body)
+        return _PREFIX.pack(_MAGIC, _VERSION, 0, 0, len(self.schema), self.n, self.nbytes, crc) + body
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Where the padding after each column lies: (begin, end)."""
+        ends_ = [at + size for at, size in zip(self.data_at, self.data_bytes, strict=True)]
+        begins = [*self.data_at[1:], self.nbytes] if ends_ else []
+        return [(end, begin) for end, begin in zip(ends_, begins, strict=True) if end < begin]
+
+    def column(self, name: str) -> int | None:
+        """Position of a column, or None."""
+        return next((at for at, meta in enumerate(self.metas) if meta.name == name), None)
+
+
+def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the n + 1 offsets of rows with these lengths."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
+    """Bytes that a payload of these fields never exceeds, where ``sizes`` are the data bytes of its rows."""
+    names = sum(len(name.encode()) for name in fields)
+    described = names + len(fields) * (48 + 9 * _MAX_RANK)
+    lengths = 8 * len(sizes) * len(fields)
+    return _up(_up(PREFIX_BYTES + 16 + described) + lengths) + sum(sizes) + ALIGN * len(fields)
+
+
+@lru_cache(maxsize=1024)
+def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
+    """Decode and check the columns; a pure function of bytes, remembered since a put's slots share them."""
+    metas = msgspec.msgpack.decode(schema, type=tuple[ColumnMeta, ...])
+    if len({meta.name for meta in metas}) != len(metas):
+        raise ValueError("two columns have one name")
+    for meta in metas:
+        if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in _DTYPES):
+            raise ValueError(f"column {meta.name!r} is of an unknown kind or dtype")
+        if len(meta.shape) > _MAX_RANK or any(not 0 <= size < 1 << 40 for size in meta.shape):
+            raise ValueError(f"column {meta.name!r} has a shape that cannot be")
+        if meta.kind == RAGGED and not 0 <= meta.dim <= len(meta.shape):
+            raise ValueError(f"column {meta.name!r} is ragged in a dimension that it has not")
+    return metas
+
+
+@lru_cache(maxsize=1024)
+def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
+    """What ``Block.schema_hash`` gives for rows of these columns."""
+    return schema_hash({meta.name: meta.empty() for meta in metas})
+
+
+def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layout:
+    """Read prefix, schema and lengths of a payload; every length is checked before it is used.
+
+    Args:
+        buffer: Bytes that begin with a payload.
+        rows: How many rows are expected, where known.
+
+    Raises:
+        CorruptPayload: The bytes are no payload, or not one of so many rows.
+    """
+    try:
+        return _read(buffer, rows)
+    except CorruptPayload:
+        raise
+    except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError) as err:
+        raise _corrupt(str(err)) from err
+
+
+def _corrupt(why: str) -> CorruptPayload:
+    return CorruptPayload(f"not a payload: {why}")
+
+
+def _prefix(buffer: npt.NDArray[np.uint8], rows: int | None) -> tuple[int, int, int, int]:
+    """Return bytes of schema, rows, bytes of the payload and CRC-32 of its head."""
+    magic, version, flags, spare, schema_bytes, n, nbytes, crc = _PREFIX.unpack(buffer[:PREFIX_BYTES].tobytes())
+    if magic != _MAGIC or version != _VERSION or flags or spare:
+        raise _corrupt(f"magic {magic!r}, version {version}")
+    size = len(buffer)
+    if nbytes > size or schema_bytes > min(MAX_HEAD_BYTES, size - PREFIX_BYTES):
+        raise _corrupt(f"it announces {nbytes} bytes, {schema_bytes} of schema, in {size}")
+    if n >= 1 << 40 or (rows is not None and n != rows):
+        raise _corrupt(f"{n} rows where {rows} were expected")
+    return schema_bytes, n, nbytes, crc
+
+
+def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt.NDArray[np.int64]:
+    """Check the lengths of a column's rows against the bytes that are there."""
+    most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > most or lengths.sum(dtype=np.float64) > most):
+        raise _corrupt(f"lengths of column {meta.name!r} do not fit")
+    return ends(lengths)
+
+
+def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
+    size = len(buffer)
+    if size < PREFIX_BYTES:
+        raise _corrupt(f"{size} bytes are too few")
+    schema_bytes, n, nbytes, crc = _prefix(buffer, rows)
+    schema = buffer[PREFIX_BYTES : PREFIX_BYTES + schema_bytes].tobytes()
+    metas = _metas(schema)
+    begin = _up(PREFIX_BYTES + schema_bytes)
+    lengthy = sum(meta.kind != DENSE for meta in metas)
+    head = _up(begin + lengthy * n * 8)
+    if head > size:
+        raise _corrupt(f"the lengths of {n} rows do not fit into {size} bytes")
+    if zlib.crc32(buffer[PREFIX_BYTES:head].data) != crc:
+        raise _corrupt("the checksum of its head does not match")
+    offsets: list[npt.NDArray[np.int64] | None] = []
+    for meta in metas:
+        if meta.kind == DENSE:
+            offsets.append(None)
+        else:
+            offsets.append(_offsets(buffer[begin : begin + n * 8].view(np.int64), meta, size))
+            begin += n * 8
+    layout = Layout.make(n, metas, offsets, schema)
+    if layout.nbytes != nbytes:
+        raise _corrupt(f"{nbytes} bytes where its columns need {layout.nbytes}")
+    return layout
+
+
+def spans(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Turn counts into (first, stop) pairs that follow each other."""
+    marks = [0]
+    for count in counts:
+        marks.append(marks[-1] + count)
+    return list(pairwise(marks))
