@@ -13,9 +13,9 @@ TRANSPORTS: dict[str, Opener] = {
     "memory-split": memory(MemoryTransport, rows_per_slot=1, checksum=True),
 }
 if importlib.util.find_spec("transfer_queue"):  # the extra tq
-    from tests.transfer_queue.opener import without_ray
+    from tests.transfer_queue.opener import on_ray
 
-    TRANSPORTS["transfer_queue"] = without_ray()
+    TRANSPORTS["transfer_queue"] = on_ray()
 
 
 @pytest.fixture(params=TRANSPORTS)

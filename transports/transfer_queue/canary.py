@@ -11,8 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
-import zmq
-import zmq.asyncio
+from zmq.constants import Event, SocketOption, SocketType
 from zmq.utils.monitor import recv_monitor_message
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout, DataPlaneUnavailable
@@ -22,13 +21,13 @@ __all__ = ["Canary"]
 R = TypeVar("R")
 
 _EVENTS = (
-    zmq.EVENT_CONNECTED
-    | zmq.EVENT_CONNECT_DELAYED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_HANDSHAKE_SUCCEEDED
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_MONITOR_STOPPED
+    Event.CONNECTED
+    | Event.CONNECT_DELAYED
+    | Event.CLOSED
+    | Event.DISCONNECTED
+    | Event.HANDSHAKE_SUCCEEDED
+    | Event.HANDSHAKE_FAILED_NO_DETAIL
+    | Event.MONITOR_STOPPED
 )
 
 
@@ -46,9 +45,7 @@ class Canary:
         refused: Nothing listens at its address any more: the process is gone, and all that it held.
     """
 
-    def __init__(
-        self, context: zmq.asyncio.Context, name: str, address: str, *, interval_s: float, timeout_s: float
-    ) -> None:
+    def __init__(self, context: Any, name: str, address: str, *, interval_s: float, timeout_s: float) -> None:
         """Begin to watch, in the running event loop; until the first news the server counts as up."""
         self.name = name
         self.address = address
@@ -57,14 +54,14 @@ class Canary:
         self.closed = False
         self._scopes: set[anyio.CancelScope] = set()
         self._reached = False
-        socket = context.socket(zmq.DEALER)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
-        socket.setsockopt(zmq.HANDSHAKE_IVL, max(100, int(timeout_s * 1e3)))
-        socket.setsockopt(zmq.RECONNECT_IVL, 100)
+        socket = context.socket(SocketType.DEALER)
+        socket.setsockopt(SocketOption.LINGER, 0)
+        socket.setsockopt(SocketOption.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
+        socket.setsockopt(SocketOption.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
+        socket.setsockopt(SocketOption.HANDSHAKE_IVL, max(100, int(timeout_s * 1e3)))
+        socket.setsockopt(SocketOption.RECONNECT_IVL, 100)
         if address.startswith("tcp://["):
-            socket.setsockopt(zmq.IPV6, 1)
+            socket.setsockopt(SocketOption.IPV6, 1)
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_EVENTS)
         socket.connect(address)
@@ -73,20 +70,20 @@ class Canary:
     async def _watch(self) -> None:
         while True:
             event = (await recv_monitor_message(self._monitor))["event"]
-            if event == zmq.EVENT_MONITOR_STOPPED:
+            if event == Event.MONITOR_STOPPED:
                 return
             self._take(event)
 
     def _take(self, event: int) -> None:
         """Take one piece of news."""
-        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+        if event == Event.HANDSHAKE_SUCCEEDED:
             self.down = self.refused = False
-        elif event == zmq.EVENT_CONNECT_DELAYED:
+        elif event == Event.CONNECT_DELAYED:
             self._reached = False
-        elif event == zmq.EVENT_CONNECTED:
+        elif event == Event.CONNECTED:
             self._reached = True
             self.refused = False
-        elif event == zmq.EVENT_CLOSED:
+        elif event == Event.CLOSED:
             if not self._reached:
                 self.refused = True
                 self._fall()

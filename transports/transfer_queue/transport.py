@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
+from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import (
     ClaimInfo,
     DataPlaneCapabilities,
@@ -156,7 +157,10 @@ class TQTransport(Transfers):
     @handles(c.Ping)
     async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
         del call
-        await self._ask("hello", (), ctx)
+        facts = await self._ask("hello", (), ctx)
+        if "config" not in facts:
+            msg = "the controller answers, but the plane has ended"
+            raise DataPlaneUnavailable(msg, blames_port=False)
 
     @handles(c.ListMetadata)
     async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:

@@ -1,0 +1,67 @@
+"""Opens planes on TransferQueue for the contract suite: servers for the whole session, a namespace per plane."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import sniffio
+
+from tests.contract.rig import Door, Opener
+from tests.transfer_queue.ray_cluster import RayCluster
+from tests.transfer_queue.servers import Servers, config_for
+
+__all__ = ["CLUSTER", "SERVERS", "on_ray", "without_ray"]
+
+_NUMBER = itertools.count()
+
+
+class _Lazy:
+    """Starts something when it is first asked for, and ends it with the process."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: Any = None
+
+    def __call__(self) -> Any:
+        if self._made is None:
+            self._made = self._make()
+            atexit.register(self._made.close)
+        return self._made
+
+
+#: TransferQueue's classes without Ray, and with it; both live as long as the test session, once asked for.
+SERVERS = _Lazy(Servers)
+CLUSTER = _Lazy(RayCluster)
+
+
+def _opener(servers: Callable[[], Any]) -> Opener:
+    @asynccontextmanager
+    async def opened(config: dict[str, Any]) -> AsyncIterator[Door]:
+        if sniffio.current_async_library() != "asyncio":
+            pytest.skip("TransferQueue is a library for asyncio")
+        from asyncdp.transports.transfer_queue import TQTransport
+
+        whole = config_for(servers().endpoints, f"test-{next(_NUMBER)}", **config)
+        transport = TQTransport(whole)
+
+        def attach(differing: dict[str, Any]) -> Any:
+            return TQTransport({**transport.attach_config(), **differing}, bootstrap=False)
+
+        yield Door(transport, attach)
+
+    return opened
+
+
+def without_ray() -> Opener:
+    """Open planes on TransferQueue's own classes, in processes of their own but without Ray."""
+    return _opener(SERVERS)
+
+
+def on_ray() -> Opener:
+    """Open planes on a TransferQueue in a real Ray cluster."""
+    return _opener(CLUSTER)

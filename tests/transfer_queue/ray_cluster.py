@@ -1,0 +1,57 @@
+"""One Ray cluster with one TransferQueue for a whole test session."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+__all__ = ["RayCluster", "base_config", "start_ray"]
+
+
+def start_ray(**more: Any) -> Any:
+    """Start a small Ray on this machine and return it."""
+    import ray
+
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=78643200,
+        _node_ip_address="127.0.0.1",
+        log_to_driver=False,
+        **more,
+    )
+    return ray
+
+
+def base_config(**more: Any) -> dict[str, Any]:
+    """Return a config for a plane on the Ray that this process is connected to."""
+    return {
+        "enabled": True,
+        "impl": "transfer_queue",
+        "backend": "simple",
+        "storage_capacity": 1 << 20,
+        "num_storage_units": 2,
+        "claim_meta_poll_interval_s": 0.01,
+        "global_segment_size": 1,
+        "local_buffer_size": 1,
+        **more,
+    }
+
+
+class RayCluster:
+    """Ray, and a controller with two storage units in it, started by a client of this transport."""
+
+    def __init__(self) -> None:
+        """Start both; blocks for 10 to 60 s."""
+        from asyncdp.transports.transfer_queue import TQTransport
+
+        self._ray = start_ray()
+        self.keeper = TQTransport(base_config(transfer_queue={"namespace": "keeper"}))
+        self.endpoints = Endpoints.from_config(self.keeper.attach_config()["transfer_queue"]["endpoints"])
+
+    def close(self) -> None:
+        """End the actors, then Ray."""
+        asyncio.run(self.keeper.close())
+        self._ray.shutdown()
