@@ -43,8 +43,8 @@ class SlotRetry(Layer):
 
     The first attempt goes straight through; tenacity takes over after a retryable failure. Of a read of many slots only
     those that failed are asked for again; a StaleSlotError goes up at once. A mutation without mutation_dedup whose
-    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile, a claim only with
-    claim_dedup; the error of what must not be sent again is not ``retryable``, for the layers above either.
+    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile, a claim only
+    with claim_dedup; the error of what must not be sent again is not ``retryable``, for the layers above either.
 
     Args:
         inner: The next layer.
@@ -90,9 +90,7 @@ class SlotRetry(Layer):
                     raise
                 return await self._again(call, ctx, err, lambda unsure: not unsure or not watch.touched)
 
-    async def _again(
-        self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[bool], bool]
-    ) -> R:
+    async def _again(self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[bool], bool]) -> R:
         """Drive the retries of a call that failed as a whole; ``allowed`` is told whether it may have acted already."""
         unsure = err.ambiguous
 

@@ -6,7 +6,9 @@ import functools
 import inspect
 import random
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -39,24 +41,31 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 Swap = Mapping[type[Any], type[Any]]
-NONE: Swap = {}
 BACKENDS = ("asyncio", "trio")
+#: Which layers a rig replaces by broken ones.
+SWAP: ContextVar[Swap] = ContextVar("swap", default={})  # noqa: B039 - read only
+
+
+@contextmanager
+def swapped(swap: Swap) -> Iterator[None]:
+    """Break the layers of every rig that is made meanwhile."""
+    token = SWAP.set(swap)
+    try:
+        yield
+    finally:
+        SWAP.reset(token)
 
 
 def virtual(fn: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """Make an async test a test on both event loops, in virtual time.
-
-    A test may take ``swap``, the layers to be replaced by broken ones; the plain function stays there as ``.check``.
-    """
+    """Make an async test a test on both event loops, in virtual time; the plain function stays there as ``.check``."""
 
     def test(backend: str, **kwargs: Any) -> None:
         run_virtual(partial(fn, **kwargs), backend)
 
     functools.update_wrapper(test, fn)
     del test.__wrapped__  # type: ignore[attr-defined]
-    taken = [p for p in inspect.signature(fn).parameters.values() if p.default is p.empty]
     backend = inspect.Parameter("backend", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    test.__signature__ = inspect.Signature([backend, *taken])  # type: ignore[attr-defined]
+    test.__signature__ = inspect.Signature([backend, *inspect.signature(fn).parameters.values()])  # type: ignore[attr-defined]
     test.check = fn  # type: ignore[attr-defined]
     return pytest.mark.parametrize("backend", BACKENDS)(test)
 
@@ -114,7 +123,6 @@ class Rig:
         rows_per_slot: 1, so that rows can fail alone.
         slots: Slots per host; None: as many as needed.
         checksum: Whether payloads carry checksums.
-        swap: Layers (or Host) to be replaced by broken ones.
         transport: What to put the layers around.
         config: Further keys of the config.
         seed: Of jitter and rotation.
@@ -130,7 +138,6 @@ class Rig:
         rows_per_slot: int | None = 1,
         slots: int | None = None,
         checksum: bool = False,
-        swap: Swap = NONE,
         transport: type[MemoryTransport] = MemoryTransport,
         config: Mapping[str, Any] | None = None,
         seed: int = 0,
@@ -142,11 +149,11 @@ class Rig:
         if slots is not None:
             memory["slots_per_host"] = slots
         self.transport = transport({**DEFAULTS, "num_storage_units": hosts, "memory": memory, **(config or {})})
-        if Host in swap:
+        self.swap = SWAP.get()
+        if Host in self.swap:
             for host in self.transport.plane.hosts.values():
-                host.__class__ = swap[Host]
+                host.__class__ = self.swap[Host]
         self.seed = seed
-        self.swap = swap
         self.settings = settings
         self.sent: list[Sent] = []
         self.client = self.attach(self.transport, call_timeout_s=call_timeout_s)
@@ -246,3 +253,12 @@ class Rig:
 def rows(n: int, first: int = 0, value: float = 0.0) -> torch.Tensor:
     """Return the rows that ``Rig.fill`` puts, shape (n, 2)."""
     return (torch.arange(float(first), float(first + n)) + value)[:, None].expand(n, 2).contiguous()
+
+
+async def until(condition: Any) -> None:
+    """Wait, in small steps, until something is so."""
+    for _ in range(100_000):
+        if condition():
+            return
+        await anyio.sleep(0.0005)
+    pytest.fail("it never was so")

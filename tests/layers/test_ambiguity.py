@@ -16,14 +16,7 @@ from asyncdp import (
 from asyncdp.calls import Call, PutSamples
 from asyncdp.slots import AbandonClaim, Resolve, TryClaim
 from asyncdp.testing import FaultPlan
-from tests.layers.rig import NONE, Rig, Swap, rows, virtual
-
-
-async def until(condition: Any) -> None:
-    """Wait, in small steps, until something is so."""
-    with anyio.fail_after(100.0):
-        while not condition():
-            await anyio.sleep(0.0005)
+from tests.layers.rig import Rig, rows, until, virtual
 
 
 async def value(rig: Rig, sample: str) -> float | None:
@@ -38,10 +31,10 @@ async def value(rig: Rig, sample: str) -> float | None:
 
 
 @virtual
-async def test_a_put_whose_reply_was_lost_happens_once(swap: Swap = NONE) -> None:
+async def test_a_put_whose_reply_was_lost_happens_once() -> None:
     """The put is sent again under its op_id and answered with the first result."""
     plan = FaultPlan().lose_reply("put_samples", times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         meta = await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         first, second = rig.wire("Publish")
         assert first.ctx.op_id == second.ctx.op_id
@@ -53,10 +46,10 @@ async def test_a_put_whose_reply_was_lost_happens_once(swap: Swap = NONE) -> Non
 
 
 @virtual
-async def test_a_lost_put_reply_does_not_bring_the_old_value_back(swap: Swap = NONE) -> None:
-    """P14: put's reply lost, a newer put of another writer acknowledged, the old one sent again: the newer one stays."""
+async def test_a_lost_put_reply_does_not_bring_the_old_value_back() -> None:
+    """P14: put's reply lost, a newer put of another writer acknowledged, the old one sent again: the newer stays."""
     plan = FaultPlan().lose_reply("put_samples", times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
 
         async def newer() -> None:
             await until(lambda: plan.counts["lose_reply"])
@@ -70,10 +63,10 @@ async def test_a_lost_put_reply_does_not_bring_the_old_value_back(swap: Swap = N
 
 
 @virtual
-async def test_a_lost_clear_reply_does_not_delete_a_newer_row(swap: Swap = NONE) -> None:
+async def test_a_lost_clear_reply_does_not_delete_a_newer_row() -> None:
     """P13: clear's reply lost, a new put of another writer acknowledged, the clear sent again: the new row lives."""
     plan = FaultPlan().lose_reply("clear_samples", times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         await rig.fill(1)
 
         async def newer() -> None:
@@ -88,10 +81,10 @@ async def test_a_lost_clear_reply_does_not_delete_a_newer_row(swap: Swap = NONE)
 
 
 @virtual
-async def test_a_cancelled_put_that_arrives_late_is_refused(swap: Swap = NONE) -> None:
+async def test_a_cancelled_put_that_arrives_late_is_refused() -> None:
     """P15: a put is cancelled, the user clears the id, then the abandoned put arrives: nothing comes back."""
     plan = FaultPlan().on(call="Publish").silent(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert len(rig.client.env.ledger) > 0
@@ -106,10 +99,10 @@ async def test_a_cancelled_put_that_arrives_late_is_refused(swap: Swap = NONE) -
 
 
 @virtual
-async def test_a_cancelled_put_that_had_arrived_is_done(swap: Swap = NONE) -> None:
+async def test_a_cancelled_put_that_had_arrived_is_done() -> None:
     """A put whose reply was lost and that was then cancelled is found to be done, before the next put of the id."""
     plan = FaultPlan().lose_reply("put_samples", raises=None, times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert await value(rig, "a") == 3.0
@@ -120,10 +113,10 @@ async def test_a_cancelled_put_that_had_arrived_is_done(swap: Swap = NONE) -> No
 
 
 @virtual
-async def test_debts_are_paid_by_mutations_of_the_same_ids_only(swap: Swap = NONE) -> None:
+async def test_debts_are_paid_by_mutations_of_the_same_ids_only() -> None:
     """Reads and mutations of other ids do not wait for what a cancel left; the same ids, and close, settle it."""
     plan = FaultPlan().on(call="Publish").silent(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         await rig.client.ping()
@@ -137,10 +130,10 @@ async def test_debts_are_paid_by_mutations_of_the_same_ids_only(swap: Swap = NON
 
 
 @virtual
-async def test_a_debt_that_cannot_be_settled_holds_the_mutation_up(swap: Swap = NONE) -> None:
+async def test_a_debt_that_cannot_be_settled_holds_the_mutation_up() -> None:
     """While nobody says what became of a put, the next one of that id fails with the real error and is not sent."""
     plan = FaultPlan().on(call="Publish").silent(times=1).on(call="Resolve").refuse(times=8)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         with pytest.raises(DataPlaneUnavailable) as caught:
@@ -155,10 +148,10 @@ async def test_a_debt_that_cannot_be_settled_holds_the_mutation_up(swap: Swap = 
 
 
 @virtual
-async def test_a_put_that_is_never_answered_is_ambiguous_and_settled(swap: Swap = NONE) -> None:
+async def test_a_put_that_is_never_answered_is_ambiguous_and_settled() -> None:
     """A put whose every reply is lost goes up as ambiguous; the next mutation of the id settles it first."""
     plan = FaultPlan().lose_reply("put_samples", times=4)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with pytest.raises(DataPlaneUnavailable) as caught:
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert caught.value.ambiguous
@@ -170,10 +163,10 @@ async def test_a_put_that_is_never_answered_is_ambiguous_and_settled(swap: Swap 
 
 
 @virtual
-async def test_a_put_that_failed_before_its_publish_is_not_ambiguous(swap: Swap = NONE) -> None:
+async def test_a_put_that_failed_before_its_publish_is_not_ambiguous() -> None:
     """Nothing is visible before the publish: lost writes fail without doubt, and their slots come back."""
     plan = FaultPlan().on(call="WriteSlots").lose_reply()
-    async with Rig(plan, swap=swap, hosts=2) as rig:
+    async with Rig(plan, hosts=2) as rig:
         with pytest.raises(DataPlaneUnavailable) as caught:
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert not caught.value.ambiguous
@@ -183,10 +176,10 @@ async def test_a_put_that_failed_before_its_publish_is_not_ambiguous(swap: Swap 
 
 
 @virtual
-async def test_a_dead_host_is_left_for_another(swap: Swap = NONE) -> None:
+async def test_a_dead_host_is_left_for_another() -> None:
     """A put goes to a spare host where the first one fails; nothing stays behind on the first."""
     plan = FaultPlan().on(host="host-0", call="WriteSlots").reset()
-    async with Rig(plan, swap=swap, hosts=2, ports=2) as rig:
+    async with Rig(plan, hosts=2, ports=2) as rig:
         await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert await value(rig, "a") == 3.0
         assert rig.hosts[0].counts()["writing"] == 0
@@ -195,10 +188,10 @@ async def test_a_dead_host_is_left_for_another(swap: Swap = NONE) -> None:
 
 @virtual
 @pytest.mark.parametrize("raises", ["ConnectionResetError", "TimeoutError", None])
-async def test_a_lost_claim_is_the_same_batch_again(raises: str | None, swap: Swap = NONE) -> None:
+async def test_a_lost_claim_is_the_same_batch_again(raises: str | None) -> None:
     """C3: a claim whose reply was lost is asked for again under its id: the same batch, never a second one."""
     plan = FaultPlan().lose_reply("claim_meta", raises=raises, times=2)
-    async with Rig(plan, swap=swap, attempt_timeout_s=2.0) as rig:
+    async with Rig(plan, attempt_timeout_s=2.0) as rig:
         await rig.fill(6)
         meta = await rig.client.claim_meta("p", "t", ["x"], 3)
         assert meta.sample_ids == ["s0", "s1", "s2"]
@@ -208,10 +201,10 @@ async def test_a_lost_claim_is_the_same_batch_again(raises: str | None, swap: Sw
 
 
 @virtual
-async def test_a_cancelled_claim_is_given_back(swap: Swap = NONE) -> None:
+async def test_a_cancelled_claim_is_given_back() -> None:
     """A claim that was cancelled after the backend granted it is given back before this client's next claim."""
     plan = FaultPlan().lose_reply("claim_meta", raises=None, times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         await rig.fill(3)
         with anyio.move_on_after(1.0):
             await rig.client.claim_meta("p", "t", ["x"], 3)
@@ -222,10 +215,10 @@ async def test_a_cancelled_claim_is_given_back(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_claim_that_arrives_late_is_refused(swap: Swap = NONE) -> None:
+async def test_a_claim_that_arrives_late_is_refused() -> None:
     """A claim that was cancelled before it arrived takes nothing when it arrives after all."""
     plan = FaultPlan().on(call="TryClaim").silent(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         await rig.fill(3)
         client = rig.attach(MemoryTransport(rig.transport.attach_config(), bootstrap=False))
         with anyio.move_on_after(1.0):
@@ -239,10 +232,10 @@ async def test_a_claim_that_arrives_late_is_refused(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_claim_that_failed_is_given_back(swap: Swap = NONE) -> None:
+async def test_a_claim_that_failed_is_given_back() -> None:
     """A blocking claim whose every reply is lost ends at its timeout with the real error; close gives it back."""
     plan = FaultPlan().lose_reply("claim_meta")
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         await rig.fill(3)
         began = anyio.current_time()
         with pytest.raises(DataPlaneUnavailable) as caught:
@@ -260,10 +253,10 @@ async def test_a_claim_that_failed_is_given_back(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_what_is_past_its_record_stays_ambiguous(swap: Swap = NONE) -> None:
+async def test_what_is_past_its_record_stays_ambiguous() -> None:
     """Resolved after the backend forgot, a mutation stays unknown, and holds nobody up."""
     plan = FaultPlan().on(call="Publish").silent(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)}, timeout_s=10.0)
         await anyio.sleep(2000.0)
@@ -275,10 +268,10 @@ async def test_what_is_past_its_record_stays_ambiguous(swap: Swap = NONE) -> Non
 
 
 @virtual
-async def test_close_is_bounded(swap: Swap = NONE) -> None:
+async def test_close_is_bounded() -> None:
     """close() settles what it can within close_timeout_s; a silent plane cannot hold it."""
     plan = FaultPlan().on(call="Publish").silent(times=2).on(call="Resolve").silent()
-    async with Rig(plan, swap=swap, close_timeout_s=3.0) as rig:
+    async with Rig(plan, close_timeout_s=3.0) as rig:
         for name in ("a", "b"):
             with anyio.move_on_after(1.0):
                 await rig.client.put_samples([name], "p", {"x": rows(1, 3)})
@@ -316,10 +309,10 @@ class TokensOnly(Forgetful):
 
 
 @virtual
-async def test_an_untouched_put_is_sent_again(swap: Swap = NONE) -> None:
+async def test_an_untouched_put_is_sent_again() -> None:
     """Without op_ids a lost put is sent again while nothing else touched its ids in this client."""
     plan = FaultPlan().lose_reply("put_samples", times=2)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert len(rig.wire("PutSamples")) == 3
         assert await value(rig, "a") == 3.0
@@ -328,10 +321,10 @@ async def test_an_untouched_put_is_sent_again(swap: Swap = NONE) -> None:
 
 @virtual
 @pytest.mark.parametrize("other", ["put", "clear", "clear all"])
-async def test_a_touched_put_is_not_sent_again(other: str, swap: Swap = NONE) -> None:
+async def test_a_touched_put_is_not_sent_again(other: str) -> None:
     """Without op_ids a lost put is not sent again once this client changed the same id: it goes up as ambiguous."""
     plan = FaultPlan().lose_reply("put_samples", times=1)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         await rig.fill(1)
         caught: list[DataPlaneError] = []
 
@@ -356,10 +349,10 @@ async def test_a_touched_put_is_not_sent_again(other: str, swap: Swap = NONE) ->
 
 
 @virtual
-async def test_a_touched_clear_is_not_sent_again(swap: Swap = NONE) -> None:
+async def test_a_touched_clear_is_not_sent_again() -> None:
     """Without op_ids a lost clear is not sent again over a newer put of this client: the new row lives."""
     plan = FaultPlan().lose_reply("clear_samples", times=1)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         await rig.fill(1)
         caught: list[DataPlaneError] = []
 
@@ -378,10 +371,10 @@ async def test_a_touched_clear_is_not_sent_again(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_other_ids_do_not_count_as_touched(swap: Swap = NONE) -> None:
+async def test_other_ids_do_not_count_as_touched() -> None:
     """Mutations of other ids do not keep a lost put from being sent again."""
     plan = FaultPlan().lose_reply("put_samples", times=1)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         async with anyio.create_task_group() as group:
             group.start_soon(rig.client.put_samples, ["a"], "p", {"x": rows(1, 3)})
             await until(lambda: plan.counts["lose_reply"])
@@ -390,10 +383,10 @@ async def test_other_ids_do_not_count_as_touched(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_request_that_was_never_sent_may_be_sent_always(swap: Swap = NONE) -> None:
+async def test_a_request_that_was_never_sent_may_be_sent_always() -> None:
     """Refused is not ambiguous: without op_ids it is sent again, whatever else happened."""
     plan = FaultPlan().on("put_samples").refuse(times=1)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         async with anyio.create_task_group() as group:
             group.start_soon(rig.client.put_samples, ["a"], "p", {"x": rows(1, 3)})
             await until(lambda: plan.counts["refuse"])
@@ -403,10 +396,10 @@ async def test_a_request_that_was_never_sent_may_be_sent_always(swap: Swap = NON
 
 @virtual
 @pytest.mark.parametrize("blocking", [True, False])
-async def test_a_lost_claim_without_tokens_is_not_asked_again(*, blocking: bool, swap: Swap = NONE) -> None:
+async def test_a_lost_claim_without_tokens_is_not_asked_again(*, blocking: bool) -> None:
     """C3 without claim_dedup: an ambiguous error, never a second batch; the lost one shows in list_claims."""
     plan = FaultPlan().lose_reply("claim_meta", times=1)
-    async with Rig(plan, swap=swap, transport=Forgetful) as rig:
+    async with Rig(plan, transport=Forgetful) as rig:
         await rig.fill(6)
         with pytest.raises(DataPlaneUnavailable) as caught:
             await rig.client.claim_meta("p", "t", ["x"], 3, blocking=blocking, timeout_s=5.0)
@@ -416,20 +409,20 @@ async def test_a_lost_claim_without_tokens_is_not_asked_again(*, blocking: bool,
 
 
 @virtual
-async def test_a_lost_claim_with_tokens_is_asked_again(swap: Swap = NONE) -> None:
+async def test_a_lost_claim_with_tokens_is_asked_again() -> None:
     """With claim_dedup alone a lost claim is the same batch again."""
     plan = FaultPlan().lose_reply("claim_meta", times=1)
-    async with Rig(plan, swap=swap, transport=TokensOnly) as rig:
+    async with Rig(plan, transport=TokensOnly) as rig:
         await rig.fill(6)
         assert (await rig.client.claim_meta("p", "t", ["x"], 3)).sample_ids == ["s0", "s1", "s2"]
         assert len(await rig.plain.list_claims("p", "t")) == 1
 
 
 @virtual
-async def test_an_attempt_that_timed_out_may_have_acted(swap: Swap = NONE) -> None:
+async def test_an_attempt_that_timed_out_may_have_acted() -> None:
     """A mutation that nobody answers is ambiguous, a read is not."""
     plan = FaultPlan().on("clear_samples").silent().on("depth").silent()
-    async with Rig(plan, swap=swap, transport=Forgetful, attempt_timeout_s=1.0, max_attempts=1) as rig:
+    async with Rig(plan, transport=Forgetful, attempt_timeout_s=1.0, max_attempts=1) as rig:
         with pytest.raises(DataPlaneTimeout) as caught:
             await rig.client.clear_samples(["a"], "p")
         assert caught.value.ambiguous
@@ -439,9 +432,9 @@ async def test_an_attempt_that_timed_out_may_have_acted(swap: Swap = NONE) -> No
 
 
 @virtual
-async def test_whole_puts_of_all_kinds_arrive(swap: Swap = NONE) -> None:
+async def test_whole_puts_of_all_kinds_arrive() -> None:
     """A plane without slot writes gets its puts as they are."""
-    async with Rig(swap=swap, transport=Forgetful) as rig:
+    async with Rig(transport=Forgetful) as rig:
         await rig.client.put_samples(["a", "b"], "p", {"x": rows(2)}, [{"n": 1}, {"n": 2}])
         await rig.client.put_samples(["a"], "p", tags=[{"m": 3}])
         assert torch.equal((await rig.get(["a", "b"]))["x"], rows(2))

@@ -1,10 +1,12 @@
+from itertools import pairwise
+
 import anyio
 import pytest
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, ReadSlots
 from asyncdp.middleware.permit import Health
 from asyncdp.testing import FaultPlan
-from tests.layers.rig import NONE, Rig, Swap, rows, virtual
+from tests.layers.rig import Rig, rows, virtual
 
 H = "host-0"
 
@@ -22,10 +24,10 @@ async def read(rig: Rig, ids: list[str], times: int, every_s: float = 0.1) -> li
 
 
 @virtual
-async def test_a_dead_port_costs_one_refused_connection(swap: Swap = NONE) -> None:
+async def test_a_dead_port_costs_one_refused_connection() -> None:
     """The first read on a dead port is refused once and goes on at once; later ones never try it before its time."""
     plan = FaultPlan().on(host=H, port=1).refuse()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(4)
         took = await read(rig, ids, 40)
         assert max(took) == 0.0
@@ -36,10 +38,10 @@ async def test_a_dead_port_costs_one_refused_connection(swap: Swap = NONE) -> No
 
 
 @virtual
-async def test_a_dead_port_comes_back_after_a_good_probe(swap: Swap = NONE) -> None:
+async def test_a_dead_port_comes_back_after_a_good_probe() -> None:
     """After 30 s one request probes the port; it answers, and has its share of requests again."""
     plan = FaultPlan().on(host=H, port=1).refuse(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(4)
         await read(rig, ids, 8)
         await anyio.sleep(28.0)
@@ -53,23 +55,23 @@ async def test_a_dead_port_comes_back_after_a_good_probe(swap: Swap = NONE) -> N
 
 
 @virtual
-async def test_a_failed_probe_costs_one_request_and_doubles_the_time(swap: Swap = NONE) -> None:
+async def test_a_failed_probe_costs_one_request_and_doubles_the_time() -> None:
     """A port that stays dead is tried after 30, 60 and 120 s more, once each, and never by a call that then fails."""
     plan = FaultPlan().on(host=H, port=1).refuse()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(1)
         await read(rig, ids, 250, every_s=1.0)
         gone = [round(s.at) for s in rig.wire("ReadSlots", port=1)]
-        gaps = [b - a for a, b in zip(gone, gone[1:], strict=False)]
+        gaps = [b - a for a, b in pairwise(gone)]
         assert len(gaps) == 3
         assert gaps == [pytest.approx(30, abs=4), pytest.approx(60, abs=4), pytest.approx(120, abs=4)]
 
 
 @virtual
-async def test_a_silent_port_costs_one_attempt_timeout(swap: Swap = NONE) -> None:
+async def test_a_silent_port_costs_one_attempt_timeout() -> None:
     """A port that accepts and never answers costs one attempt timeout, then it is left alone until its probe."""
     plan = FaultPlan().on(host=H, port=1).silent()
-    async with Rig(plan, swap=swap, attempt_timeout_s=2.0) as rig:
+    async with Rig(plan, attempt_timeout_s=2.0) as rig:
         ids = await rig.fill(4)
         took = await read(rig, ids, 200)
         assert sorted(took)[-2:] == [0.0, pytest.approx(2.0)]
@@ -82,10 +84,10 @@ async def test_a_silent_port_costs_one_attempt_timeout(swap: Swap = NONE) -> Non
 
 
 @virtual
-async def test_a_port_that_answered_and_falls_silent_is_quarantined(swap: Swap = NONE) -> None:
+async def test_a_port_that_answered_and_falls_silent_is_quarantined() -> None:
     """Once it has answered, a port has no patience left: its first timeout is a quarantine."""
     plan = FaultPlan().on(host=H, port=1).silent(after=1)
-    async with Rig(plan, swap=swap, attempt_timeout_s=2.0) as rig:
+    async with Rig(plan, attempt_timeout_s=2.0) as rig:
         ids = await rig.fill(4)
         took = await read(rig, ids, 40)
         assert sorted(took)[-2:] == [0.0, pytest.approx(2.0)]
@@ -93,10 +95,10 @@ async def test_a_port_that_answered_and_falls_silent_is_quarantined(swap: Swap =
 
 
 @virtual
-async def test_a_slow_first_contact_is_no_quarantine(swap: Swap = NONE) -> None:
+async def test_a_slow_first_contact_is_no_quarantine() -> None:
     """S12: a port whose first answer takes longer than an attempt is spared, not quarantined, and is used later."""
     plan = FaultPlan().on(host=H, port=1).delay(15.0, for_s=25.0)
-    async with Rig(plan, swap=swap, attempt_timeout_s=10.0) as rig:
+    async with Rig(plan, attempt_timeout_s=10.0) as rig:
         ids = await rig.fill(4)
         took = await read(rig, ids, 400)
         assert sorted(took)[-2:] == [0.0, pytest.approx(10.0)]
@@ -106,10 +108,10 @@ async def test_a_slow_first_contact_is_no_quarantine(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_cold_host_is_waited_for(swap: Swap = NONE) -> None:
+async def test_a_cold_host_is_waited_for() -> None:
     """S12: where all ports are slow at first contact they are used in turn, and none is quarantined."""
     plan = FaultPlan().on(call="ReadSlots").silent(for_s=12.0)
-    async with Rig(plan, swap=swap, attempt_timeout_s=3.0) as rig:
+    async with Rig(plan, attempt_timeout_s=3.0) as rig:
         ids = await rig.fill(2)
         (took,) = await read(rig, ids, 1)
         assert 12.0 < took < 20.0
@@ -118,10 +120,10 @@ async def test_a_cold_host_is_waited_for(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_resetting_port_is_left(swap: Swap = NONE) -> None:
+async def test_a_resetting_port_is_left() -> None:
     """S5: a reset is the port's fault: next port, quarantine."""
     plan = FaultPlan().on(host=H, port=2).reset()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         took = await read(rig, await rig.fill(4), 20)
         assert max(took) == 0.0
         assert len(rig.wire("ReadSlots", port=2)) == 1
@@ -129,10 +131,10 @@ async def test_a_resetting_port_is_left(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_truncating_port_is_left(swap: Swap = NONE) -> None:
+async def test_a_truncating_port_is_left() -> None:
     """S5: a short payload is noticed and is the port's fault; its rows come through another one."""
     plan = FaultPlan().on(host=H, port=2).truncate()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         took = await read(rig, await rig.fill(4), 20)
         assert max(took) < 0.06
         assert len(rig.wire("ReadSlots", port=2)) == 1
@@ -140,10 +142,10 @@ async def test_a_truncating_port_is_left(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_with_all_ports_out_the_least_bad_is_used(swap: Swap = NONE) -> None:
+async def test_with_all_ports_out_the_least_bad_is_used() -> None:
     """S6: when every port is quarantined one is used all the same, and a success brings it back."""
     plan = FaultPlan().on(host=H).refuse(times=4)
-    async with Rig(plan, swap=swap, ports=4) as rig:
+    async with Rig(plan, ports=4) as rig:
         ids = await rig.fill(1)
         await read(rig, ids, 3)
         assert plan.counts["refuse"] == 4
@@ -152,10 +154,10 @@ async def test_with_all_ports_out_the_least_bad_is_used(swap: Swap = NONE) -> No
 
 
 @virtual
-async def test_a_cancelled_probe_is_given_back(swap: Swap = NONE) -> None:
+async def test_a_cancelled_probe_is_given_back() -> None:
     """S7: when the probe is cancelled, the next call may probe."""
     plan = FaultPlan().on(host=H, port=1).refuse(times=1).on(host=H, port=1).silent(times=1)
-    async with Rig(plan, swap=swap, ports=2) as rig:
+    async with Rig(plan, ports=2) as rig:
         ids = await rig.fill(1)
         await read(rig, ids, 2)
         await anyio.sleep(30.0)
@@ -171,20 +173,20 @@ async def test_a_cancelled_probe_is_given_back(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_what_is_not_the_ports_fault_is_not_held_against_it(swap: Swap = NONE) -> None:
+async def test_what_is_not_the_ports_fault_is_not_held_against_it() -> None:
     """S8: an old connection that had to be replaced is retried; its port stays in use."""
     plan = FaultPlan().on(call="ReadSlots").error(DataPlaneUnavailable, attributes={"blames_port": False}, times=1)
-    async with Rig(plan, swap=swap, ports=2) as rig:
+    async with Rig(plan, ports=2) as rig:
         await read(rig, await rig.fill(1), 4)
         assert rig.events == {"retry": 1}
         assert {s.port for s in rig.wire("ReadSlots")} == {1, 2}
 
 
 @virtual
-async def test_a_busy_host_is_not_held_against_its_port(swap: Swap = NONE) -> None:
+async def test_a_busy_host_is_not_held_against_its_port() -> None:
     """NotReady is no fault: it is waited out as long as asked, costs no token, quarantines nothing."""
     plan = FaultPlan().on(call="ReadSlots").not_ready(1.5, times=2)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         before = rig.client.env.budget.balance(anyio.current_time())
         (took,) = await read(rig, await rig.fill(1), 1, every_s=0.0)
         assert 3.0 <= took < 3.2
@@ -193,10 +195,10 @@ async def test_a_busy_host_is_not_held_against_its_port(swap: Swap = NONE) -> No
 
 
 @virtual
-async def test_all_ports_dead_ends_with_the_real_error_in_time(swap: Swap = NONE) -> None:
+async def test_all_ports_dead_ends_with_the_real_error_in_time() -> None:
     """T10: with every port refusing the call ends with that error, long before its timeout."""
     plan = FaultPlan().on(host=H).refuse()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(3)
         began = anyio.current_time()
         with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
@@ -209,10 +211,10 @@ async def test_all_ports_dead_ends_with_the_real_error_in_time(swap: Swap = NONE
 
 
 @virtual
-async def test_all_ports_silent_ends_by_the_timeout(swap: Swap = NONE) -> None:
+async def test_all_ports_silent_ends_by_the_timeout() -> None:
     """T10: with every port silent the call ends with DataPlaneTimeout at its timeout, not a tick later."""
     plan = FaultPlan().on(host=H).silent()
-    async with Rig(plan, swap=swap, attempt_timeout_s=2.0) as rig:
+    async with Rig(plan, attempt_timeout_s=2.0) as rig:
         ids = await rig.fill(3)
         began = anyio.current_time()
         with pytest.raises(DataPlaneTimeout) as caught:
@@ -223,10 +225,10 @@ async def test_all_ports_silent_ends_by_the_timeout(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_one_bad_port_among_256_slots_costs_one_token(swap: Swap = NONE) -> None:
+async def test_one_bad_port_among_256_slots_costs_one_token() -> None:
     """256 slots behind one refusing port are one wire request, one failure, one retry token."""
     plan = FaultPlan().on(host=H, call="ReadSlots").refuse(times=1)
-    async with Rig(plan, swap=swap, config={"storage_capacity": 1000}) as rig:
+    async with Rig(plan, config={"storage_capacity": 1000}) as rig:
         ids = await rig.fill(256)
         before = rig.client.env.budget.balance(anyio.current_time())
         await read(rig, ids, 1, every_s=0.0)
@@ -237,10 +239,10 @@ async def test_one_bad_port_among_256_slots_costs_one_token(swap: Swap = NONE) -
 
 
 @virtual
-async def test_256_slots_that_fail_as_values_cost_one_token(swap: Swap = NONE) -> None:
+async def test_256_slots_that_fail_as_values_cost_one_token() -> None:
     """256 errors in one answer are one retry, for all of them together."""
     plan = FaultPlan().on(host=H).truncate(times=256)
-    async with Rig(plan, swap=swap, config={"storage_capacity": 1000}) as rig:
+    async with Rig(plan, config={"storage_capacity": 1000}) as rig:
         ids = await rig.fill(256)
         before = rig.client.env.budget.balance(anyio.current_time())
         began = anyio.current_time()
@@ -253,10 +255,10 @@ async def test_256_slots_that_fail_as_values_cost_one_token(swap: Swap = NONE) -
 
 
 @virtual
-async def test_writes_rotate_too(swap: Swap = NONE) -> None:
+async def test_writes_rotate_too() -> None:
     """A put goes on through another port where one is dead; nothing is written twice."""
     plan = FaultPlan().on(host=H, port=1).refuse().on(host=H, port=2).reset(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         for first in range(6):
             await rig.client.put_samples([f"s{first}"], "p", {"x": rows(1, first)})
         await read(rig, [f"s{i}" for i in range(6)], 1)

@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import anyio
 import pytest
@@ -16,22 +17,22 @@ from asyncdp import (
     StaleSlotError,
 )
 from asyncdp.testing import FaultPlan
-from tests.layers.rig import NONE, Rig, Swap, rows, virtual
+from tests.layers.rig import Rig, rows, until, virtual
 
 FLOOR = 100  # tokens: ten a second, saved up for ten seconds
 
 
 @virtual
-async def test_a_passing_fault_is_retried_with_full_jitter(swap: Swap = NONE) -> None:
+async def test_a_passing_fault_is_retried_with_full_jitter() -> None:
     """Three failures are cured by the fourth attempt; waits lie between 0 and 50, 100, 200 ms."""
     ceilings: list[list[float]] = [[], [], []]
     for seed in range(30):
         plan = FaultPlan().on("ping").refuse(times=3)
-        async with Rig(plan, swap=swap, seed=seed) as rig:
+        async with Rig(plan, seed=seed) as rig:
             await rig.client.ping(timeout_s=60.0)
             at = [s.at for s in rig.wire("Ping")]
             assert len(at) == 4
-            for number, (a, b) in enumerate(zip(at, at[1:], strict=False)):
+            for number, (a, b) in enumerate(pairwise(at)):
                 ceilings[number].append(b - a)
             assert rig.events == {"retry": 3}
     for number, waits in enumerate(ceilings):
@@ -42,10 +43,10 @@ async def test_a_passing_fault_is_retried_with_full_jitter(swap: Swap = NONE) ->
 
 
 @virtual
-async def test_attempts_end(swap: Swap = NONE) -> None:
+async def test_attempts_end() -> None:
     """After four attempts the real error goes up, with their number, and is not retryable any more."""
     plan = FaultPlan().on("ping").reset()
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with pytest.raises(DataPlaneUnavailable, match="reset") as caught:
             await rig.client.ping(timeout_s=60.0)
         assert len(rig.wire("Ping")) == 4
@@ -57,20 +58,20 @@ async def test_attempts_end(swap: Swap = NONE) -> None:
 @pytest.mark.parametrize(
     "error", ["ValueError", "KeyError", "DataPlaneBadRequest", "StaleSlotError", "DataPlaneClosed", "SampleNotFound"]
 )
-async def test_what_may_not_pass_is_not_retried(error: str, swap: Swap = NONE) -> None:
+async def test_what_may_not_pass_is_not_retried(error: str) -> None:
     """An allow-list: an error that is not known to be retryable is raised after one attempt."""
     plan = FaultPlan().on("list_metadata").error(error)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with pytest.raises(DataPlaneError):
             await rig.client.list_metadata("p")
         assert len(rig.wire("ListMetadata")) == 1
 
 
 @virtual
-async def test_no_attempt_begins_that_could_not_end_in_time(swap: Swap = NONE) -> None:
+async def test_no_attempt_begins_that_could_not_end_in_time() -> None:
     """A backoff that would outlast the call is not slept: the error goes up at once."""
     plan = FaultPlan().on("ping").refuse()
-    async with Rig(plan, swap=swap, backoff_base_s=30.0, backoff_cap_s=30.0, max_attempts=10) as rig:
+    async with Rig(plan, backoff_base_s=30.0, backoff_cap_s=30.0, max_attempts=10) as rig:
         began = anyio.current_time()
         with pytest.raises(DataPlaneUnavailable):
             await rig.client.ping(timeout_s=5.0)
@@ -78,11 +79,11 @@ async def test_no_attempt_begins_that_could_not_end_in_time(swap: Swap = NONE) -
 
 
 @virtual
-async def test_only_the_slots_that_failed_are_asked_again(swap: Swap = NONE) -> None:
+async def test_only_the_slots_that_failed_are_asked_again() -> None:
     """Of a read of eight slots the two that failed are asked for again, until they come."""
     plan = FaultPlan().on("get_samples", sample="s2").error(DataPlaneUnavailable, times=2)
     plan.on("get_samples", sample="s5").error(CorruptPayload, times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(8)
         assert torch.equal((await rig.get(ids))["x"], rows(8))
         asked = [[ref.rows[0] for ref in s.call.refs] for s in rig.wire("ReadSlots")]
@@ -90,13 +91,13 @@ async def test_only_the_slots_that_failed_are_asked_again(swap: Swap = NONE) -> 
 
 
 @virtual
-async def test_a_slot_that_fails_otherwise_keeps_its_own_error(swap: Swap = NONE) -> None:
+async def test_a_slot_that_fails_otherwise_keeps_its_own_error() -> None:
     """Errors stay with their rows, however the retry of the others ends; attempts are counted."""
     plan = (
         FaultPlan().on("get_samples", sample="s2").error(DataPlaneUnavailable, "two", attributes={"blames_port": False})
     )
     plan.on("get_samples", sample="s5").error(DataPlaneReadError, "five").on("get_samples", sample="s6").stale()
-    async with Rig(plan, swap=swap, max_rounds=1) as rig:
+    async with Rig(plan, max_rounds=1) as rig:
         with pytest.raises(PartialReadError) as caught:
             await rig.get(await rig.fill(8))
         errors = caught.value.errors
@@ -138,10 +139,10 @@ async def storm(rig: Rig, verb: str, calls: int, every_s: float) -> tuple[int, f
 
 
 @virtual
-async def test_a_storm_does_not_feed_itself(swap: Swap = NONE) -> None:
+async def test_a_storm_does_not_feed_itself() -> None:
     """When every attempt fails with p=0.5, wire requests stay within 1.3 x calls + floor; errors are the real ones."""
     plan = FaultPlan(3).on("ping").error(DataPlaneUnavailable, "the real one", p=0.5)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         calls = 4000
         failed, took, texts = await storm(rig, "ping", calls, 0.001)
         assert len(rig.wire("Ping")) <= 1.3 * calls + FLOOR + 10 * took
@@ -152,10 +153,10 @@ async def test_a_storm_does_not_feed_itself(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_slots_and_rounds_pay_from_one_purse(swap: Swap = NONE) -> None:
+async def test_slots_and_rounds_pay_from_one_purse() -> None:
     """Reads have retries on ports, slots and rounds; all of them together stay within the same bound."""
     plan = FaultPlan(3).on("get_samples", call="ReadSlots").error(DataPlaneUnavailable, "the real one", p=0.5)
-    async with Rig(plan, swap=swap, ports=8) as rig:
+    async with Rig(plan, ports=8) as rig:
         await rig.fill(1)
         calls = 3000
         failed, took, texts = await storm(rig, "get", calls, 0.001)
@@ -166,32 +167,32 @@ async def test_slots_and_rounds_pay_from_one_purse(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_rare_faults_are_all_cured(swap: Swap = NONE) -> None:
+async def test_rare_faults_are_all_cured() -> None:
     """With one attempt in twenty failing no call fails: there is always budget."""
     plan = FaultPlan(3).on("ping").refuse(p=0.05)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         failed, _, _ = await storm(rig, "ping", 2000, 0.001)
         assert failed == 0
         assert rig.events["budget_refused"] == 0
 
 
 @virtual
-async def test_waiting_for_a_full_plane_costs_no_budget(swap: Swap = NONE) -> None:
+async def test_waiting_for_a_full_plane_costs_no_budget() -> None:
     """NotReady is asked again after retry_after_s and takes no token."""
     plan = FaultPlan().on("ping").not_ready(2.0, times=3)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         balance = rig.client.env.budget.balance
         before = balance(anyio.current_time())
         await rig.client.ping(timeout_s=60.0)
         at = [s.at for s in rig.wire("Ping")]
-        assert all(2.0 <= b - a <= 2.2 for a, b in zip(at, at[1:], strict=False))
+        assert all(2.0 <= b - a <= 2.2 for a, b in pairwise(at))
         assert balance(anyio.current_time()) >= before
 
 
 @virtual
-async def test_a_plane_that_stays_full_is_the_error(swap: Swap = NONE) -> None:
+async def test_a_plane_that_stays_full_is_the_error() -> None:
     """A put on a full plane ends with DataPlaneNotReady, nothing of it visible, no space lost (P4)."""
-    async with Rig(swap=swap, slots=4) as rig:
+    async with Rig(slots=4) as rig:
         await rig.fill(4)
         with pytest.raises(DataPlaneNotReady):
             await rig.client.put_samples(["a", "b"], "p", {"x": rows(2)})
@@ -206,14 +207,14 @@ async def test_a_plane_that_stays_full_is_the_error(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_second_round_asks_for_the_one_row(swap: Swap = NONE) -> None:
+async def test_a_second_round_asks_for_the_one_row() -> None:
     """P2: of 64 rows one fails beyond its attempts; the second round asks for that one only."""
     plan = (
         FaultPlan()
         .on("get_samples", sample="s33")
         .error(DataPlaneUnavailable, attributes={"blames_port": False}, times=4)
     )
-    async with Rig(plan, swap=swap, config={"storage_capacity": 1000}) as rig:
+    async with Rig(plan, config={"storage_capacity": 1000}) as rig:
         ids = await rig.fill(64)
         assert torch.equal((await rig.get(ids))["x"], rows(64))
         assert [len(s.call.sample_ids) for s in rig.wire("Locate")] == [64, 1]
@@ -222,7 +223,7 @@ async def test_a_second_round_asks_for_the_one_row(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_rounds_end_with_the_survivors(swap: Swap = NONE) -> None:
+async def test_rounds_end_with_the_survivors() -> None:
     """After three rounds PartialReadError has the rows that came and the real error of those that did not."""
     plan = (
         FaultPlan()
@@ -230,7 +231,7 @@ async def test_rounds_end_with_the_survivors(swap: Swap = NONE) -> None:
         .error(DataPlaneUnavailable, "gone", attributes={"blames_port": False})
     )
     plan.on("get_samples", sample="s2").error(DataPlaneReadError, "rotten")
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with pytest.raises(PartialReadError) as caught:
             await rig.get(await rig.fill(4))
         err = caught.value
@@ -243,19 +244,18 @@ async def test_rounds_end_with_the_survivors(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_no_row_is_of_two_lives_over_rounds(swap: Swap = NONE) -> None:
+async def test_no_row_is_of_two_lives_over_rounds() -> None:
     """A row that is cleared and put anew between two rounds is stale: the batch was of the life before."""
     plan = (
         FaultPlan()
         .on("get_samples", sample="s1")
         .error(DataPlaneUnavailable, attributes={"blames_port": False}, times=4)
     )
-    async with Rig(plan, swap=swap, round_backoff_base_s=2.0) as rig:
+    async with Rig(plan, round_backoff_base_s=2.0) as rig:
         ids = await rig.fill(3)
 
         async def renew() -> None:
-            while not any(s.ctx.attempt == 4 for s in rig.wire("ReadSlots")):
-                await anyio.sleep(0.001)
+            await until(lambda: any(s.ctx.attempt == 4 for s in rig.wire("ReadSlots")))
             await rig.plain.clear_samples(["s1"], "p")
             await rig.plain.put_samples(["s1"], "p", {"x": rows(1, 99)})
 
@@ -268,10 +268,10 @@ async def test_no_row_is_of_two_lives_over_rounds(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_rounds_keep_the_order_and_the_shape(swap: Swap = NONE) -> None:
+async def test_rounds_keep_the_order_and_the_shape() -> None:
     """Rows that came in several rounds are put together in the order asked: dense, ragged, text, duplicates."""
     plan = FaultPlan(5).on("get_samples", call="ReadSlots").truncate(p=0.4)
-    async with Rig(plan, swap=swap, max_attempts=2, max_rounds=30, ports=8) as rig:
+    async with Rig(plan, max_attempts=2, max_rounds=30, ports=8) as rig:
         n = 24
         ids = [f"r{i}" for i in range(n)]
         await rig.plain.register_partition("q", ["d", "j", "s", "e"], n, ["t"], enums={"e": ["lo", "hi"]})
@@ -290,10 +290,10 @@ async def test_rounds_keep_the_order_and_the_shape(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_rounds_respect_the_deadline(swap: Swap = NONE) -> None:
+async def test_rounds_respect_the_deadline() -> None:
     """A read that cannot be completed in time ends by its timeout with the real errors and what came."""
     plan = FaultPlan().on("get_samples", sample="s1").silent()
-    async with Rig(plan, swap=swap, attempt_timeout_s=1.0, hosts=2) as rig:
+    async with Rig(plan, attempt_timeout_s=1.0, hosts=2) as rig:
         await rig.fill(1)
         await rig.plain.put_samples(["s1"], "p", {"x": rows(1, 1)})
         assert (
@@ -309,9 +309,9 @@ async def test_rounds_respect_the_deadline(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_bad_request_has_one_round(swap: Swap = NONE) -> None:
+async def test_a_bad_request_has_one_round() -> None:
     """What cannot get better is asked once."""
-    async with Rig(swap=swap) as rig:
+    async with Rig() as rig:
         with pytest.raises(DataPlaneBadRequest):
             await rig.client.get_samples(["a"], "nowhere", ["x"])
         assert [s.kind for s in rig.sent] == ["Locate"]

@@ -15,7 +15,7 @@ from asyncdp import (
 )
 from asyncdp.testing import FaultPlan
 from asyncdp.transports.memory.host import GENERATIONS
-from tests.layers.rig import NONE, Rig, Swap, rows, virtual
+from tests.layers.rig import Rig, rows, virtual
 
 
 class Stalling(MemoryTransport):
@@ -40,10 +40,10 @@ def sent_for(rig: Rig, slot: int) -> int:
 
 @virtual
 @pytest.mark.parametrize("how", ["cleared", "reborn"])
-async def test_a_recycled_slot_is_stale_at_once(how: str, swap: Swap = NONE) -> None:
-    """S1: a slot recycled by another payload is StaleSlotError after one request; the other rows of the batch arrive."""
+async def test_a_recycled_slot_is_stale_at_once(how: str) -> None:
+    """S1: a slot recycled by another payload is StaleSlotError after one request; the batch's other rows arrive."""
     plan = FaultPlan().recycle("s3", how=how, times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(6)
         began = anyio.current_time()
         with pytest.raises(PartialReadError) as caught:
@@ -58,10 +58,10 @@ async def test_a_recycled_slot_is_stale_at_once(how: str, swap: Swap = NONE) -> 
 
 
 @virtual
-async def test_a_stale_slot_alone_is_the_error_itself(swap: Swap = NONE) -> None:
+async def test_a_stale_slot_alone_is_the_error_itself() -> None:
     """S1: where no row came the StaleSlotError itself goes up, after one wire request for the slot."""
     plan = FaultPlan().recycle(times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(1)
         with pytest.raises(StaleSlotError) as caught:
             await rig.get(ids)
@@ -71,10 +71,10 @@ async def test_a_stale_slot_alone_is_the_error_itself(swap: Swap = NONE) -> None
 
 
 @virtual
-async def test_a_stale_answer_is_believed(swap: Swap = NONE) -> None:
+async def test_a_stale_answer_is_believed() -> None:
     """A host that calls a slot stale is asked once, even if the directory still knows the slot."""
     plan = FaultPlan().stale("s1")
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         with pytest.raises(PartialReadError) as caught:
             await rig.get(await rig.fill(4))
         assert caught.value.failed.sample_ids == ["s1"]
@@ -82,10 +82,10 @@ async def test_a_stale_answer_is_believed(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_moved_row_is_read_where_it_lies_now(swap: Swap = NONE) -> None:
+async def test_a_moved_row_is_read_where_it_lies_now() -> None:
     """A row that was put again meanwhile is looked up once more and read whole (P17)."""
     plan = FaultPlan().recycle("s2", how="moved", times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         assert torch.equal((await rig.get(await rig.fill(4)))["x"], rows(4))
         assert len(rig.wire("Locate")) == 2
         assert len(rig.wire("ReadSlots")) == 2
@@ -93,10 +93,10 @@ async def test_a_moved_row_is_read_where_it_lies_now(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_row_is_never_put_together_from_two_lives(swap: Swap = NONE) -> None:
+async def test_a_row_is_never_put_together_from_two_lives() -> None:
     """Fields of one row in two slots, one of them recycled by a new life of the id: stale, never half and half."""
     plan = FaultPlan().on(call="ReadSlots").delay(1.0, times=1)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         await rig.fill(1)
         await rig.plain.put_samples(["s0"], "p", {"y": rows(1)})
 
@@ -114,9 +114,9 @@ async def test_a_row_is_never_put_together_from_two_lives(swap: Swap = NONE) -> 
 
 
 @virtual
-async def test_a_slot_under_read_is_read_by_others(swap: Swap = NONE) -> None:
+async def test_a_slot_under_read_is_read_by_others() -> None:
     """S2: while one reader stalls in a slot, another gets the data; busy is not stale."""
-    async with Rig(swap=swap, transport=Stalling) as rig:
+    async with Rig(transport=Stalling) as rig:
         ids = await rig.fill(1)
         rig.transport.gate = anyio.Event()
         async with anyio.create_task_group() as group:
@@ -129,9 +129,9 @@ async def test_a_slot_under_read_is_read_by_others(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_slot_cleared_under_its_reader_is_freed_by_it(swap: Swap = NONE) -> None:
+async def test_a_slot_cleared_under_its_reader_is_freed_by_it() -> None:
     """S2: a slot cleared while it is read is stale for the reader, kept until the reader ends, then free."""
-    async with Rig(swap=swap, transport=Stalling, slots=2) as rig:
+    async with Rig(transport=Stalling, slots=2) as rig:
         ids = await rig.fill(1)
         rig.transport.gate = anyio.Event()
         caught: list[Exception] = []
@@ -156,9 +156,9 @@ async def test_a_slot_cleared_under_its_reader_is_freed_by_it(swap: Swap = NONE)
 
 
 @virtual
-async def test_a_late_finish_changes_nothing(swap: Swap = NONE) -> None:
+async def test_a_late_finish_changes_nothing() -> None:
     """S3: a read attempt that ends after its slot was recycled, or twice, changes nothing and warns."""
-    async with Rig(swap=swap) as rig:
+    async with Rig() as rig:
         ids = await rig.fill(1)
         located = rig.transport.plane.locate("p", ids, ["x"], None)
         host = rig.hosts[0]
@@ -181,10 +181,10 @@ async def test_a_late_finish_changes_nothing(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_another_epoch_is_stale(swap: Swap = NONE) -> None:
+async def test_another_epoch_is_stale() -> None:
     """S9: a host that came back empty, in a new epoch, with other content in the same slots: StaleSlotError, once."""
     plan = FaultPlan().crash_host("host-0", at_s=10, restart_at_s=11, adopt=False)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(4)
         await rig.get(ids)
         await anyio.sleep(12.0)
@@ -199,10 +199,10 @@ async def test_another_epoch_is_stale(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_an_adopted_host_serves_its_slots_again(swap: Swap = NONE) -> None:
+async def test_an_adopted_host_serves_its_slots_again() -> None:
     """A host that adopts its slots is unavailable while it is down, with the real error, and serves afterwards."""
     plan = FaultPlan().crash_host("host-0", at_s=10, restart_at_s=20, adopt=True)
-    async with Rig(plan, swap=swap) as rig:
+    async with Rig(plan) as rig:
         ids = await rig.fill(4)
         await rig.get(ids)
         await anyio.sleep(12.0)
@@ -213,9 +213,9 @@ async def test_an_adopted_host_serves_its_slots_again(swap: Swap = NONE) -> None
 
 
 @virtual
-async def test_first_last_and_wrapped_slots_are_like_any_other(swap: Swap = NONE) -> None:
+async def test_first_last_and_wrapped_slots_are_like_any_other() -> None:
     """S11: slot 0, the last slot and a generation that wraps to 0 are written, read, recycled and stale like any."""
-    async with Rig(swap=swap, slots=3) as rig:
+    async with Rig(slots=3) as rig:
         ids = await rig.fill(3)
         assert torch.equal((await rig.get(ids))["x"], rows(3))
         host = rig.hosts[0]
@@ -234,9 +234,9 @@ async def test_first_last_and_wrapped_slots_are_like_any_other(swap: Swap = NONE
 
 
 @virtual
-async def test_a_meta_of_a_former_life_is_stale(swap: Swap = NONE) -> None:
+async def test_a_meta_of_a_former_life_is_stale() -> None:
     """A claim whose rows were cleared and put anew is StaleSlotError; nothing is read (P8)."""
-    async with Rig(swap=swap) as rig:
+    async with Rig() as rig:
         ids = await rig.fill(2)
         meta: KVBatchMeta = await rig.client.claim_meta("p", "t", ["x"], 2)
         await rig.plain.clear_samples(ids, "p")
@@ -248,9 +248,9 @@ async def test_a_meta_of_a_former_life_is_stale(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_what_is_not_there_is_said_at_once(swap: Swap = NONE) -> None:
+async def test_what_is_not_there_is_said_at_once() -> None:
     """An unknown id is SampleNotFound without any retry, beside the rows that are there."""
-    async with Rig(swap=swap) as rig:
+    async with Rig() as rig:
         await rig.fill(2)
         with pytest.raises(PartialReadError) as caught:
             await rig.get(["s0", "nobody", "s1"])
@@ -261,10 +261,10 @@ async def test_what_is_not_there_is_said_at_once(swap: Swap = NONE) -> None:
 
 
 @virtual
-async def test_a_corrupt_payload_comes_again(swap: Swap = NONE) -> None:
-    """A flipped bit is noticed by its checksum; the row is asked for again, through another port, and the rest is kept."""
+async def test_a_corrupt_payload_comes_again() -> None:
+    """A flipped bit is noticed by its checksum; the row is asked for again through another port, the rest is kept."""
     plan = FaultPlan().corrupt(times=1).corrupt(schema=True, times=1, after=5)
-    async with Rig(plan, swap=swap, checksum=True) as rig:
+    async with Rig(plan, checksum=True) as rig:
         ids = await rig.fill(4)
         for _ in range(3):
             assert torch.equal((await rig.get(ids))["x"], rows(4))
