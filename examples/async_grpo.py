@@ -53,6 +53,7 @@ class Report:
     balance: Balance
     progress: Progress
     evicted_by_reason: dict[str, int]
+    puts: dict[str, int]
 
     @property
     def reward_start(self) -> float:
@@ -78,6 +79,7 @@ class Report:
             **self.balance.as_dict(),
             "adds_up": self.balance.adds_up,
             "evicted_by_reason": self.evicted_by_reason,
+            **self.puts,
             "reward_start": self.reward_start,
             "reward_end": self.reward_end,
             "steps": self.progress.steps,
@@ -126,4 +128,4 @@ async def _run(config: DemoConfig, view: View | None) -> Report:
                 stop.set()
         # The clients are closed: each has found out what became of what it sent, and nothing of theirs is under way.
         balance = account.balance(await controller.left())
-    return Report(config, balance, progress, account.evicted_by_reason)
+    return Report(config, balance, progress, account.evicted_by_reason, account.puts)

@@ -66,6 +66,7 @@ class Account:
     def __init__(self) -> None:
         self._produced: set[str] = set()
         self._unanswered: dict[str, tuple[str, ...]] = {}
+        self._given_up = 0
         self._trained: Counter[str] = Counter()
         self._evicted: dict[str, str] = {}
 
@@ -80,6 +81,10 @@ class Account:
         """
         put = tuple(sample_ids)
         self._unanswered.update(dict.fromkeys(put, put))
+
+    def given_up(self, sample_ids: Iterable[str]) -> None:
+        """Note samples whose put failed for certain: they never were in the plane, and are no part of the balance."""
+        self._given_up += len(list(sample_ids))
 
     def seen(self, sample_ids: Iterable[str]) -> None:
         """Note samples that the plane holds: a put that brought them did arrive, answered or not."""
@@ -108,6 +113,12 @@ class Account:
     def evicted_by_reason(self) -> dict[str, int]:
         """How many samples were evicted so far, and why."""
         return dict(Counter(self._evicted.values()))
+
+    @property
+    def puts(self) -> dict[str, int]:
+        """How many samples were given up, were never acknowledged, and of those turned up all the same."""
+        arrived = len(self._unanswered.keys() & self._produced)
+        return {"given_up": self._given_up, "unanswered": len(self._unanswered), "arrived_unanswered": arrived}
 
     def balance(self, left: Iterable[str]) -> Balance:
         """Compare everything with the ids that the plane still holds, once no producer has a put under way."""

@@ -39,9 +39,9 @@ __all__ = ["Trainer"]
 class Trainer:
     """Trains until told to stop, or until it has reached its goal; then it sets ``stop`` itself.
 
-    Who removes what is settled by one rule, so that nobody evicts what another is about to train on: a sample may be
-    evicted for its age only. The trainer looks at the age when it begins with a batch, and publishes the next version
-    of the weights, which makes everything older, only after it has popped that batch.
+    Two rules see to it that nobody evicts what another is about to train on. A sample that the trainer has claimed may
+    be evicted by others for its age only. And the trainer looks at the age when it begins with a batch, and publishes
+    the next version of the weights, which makes everything older, only after it has popped that batch.
 
     Args:
         plane: A client of its own.
@@ -74,9 +74,10 @@ class Trainer:
 
     async def _add_advantages(self) -> None:
         """Claim groups that have rewards, and write their advantages beside them."""
-        meta, data = await self._claim(ADVANTAGE, ["rewards"], wait_s=2.0)
-        if meta is None or data is None:
+        batch = await self._claim(ADVANTAGE, ["rewards"], wait_s=2.0)
+        if batch is None:
             return
+        meta, data = batch
         advantages = grpo_advantages(data["rewards"], _groups(meta))
         try:
             await self.plane.put_samples(meta.sample_ids, ROLLOUTS, {"advantages": advantages})
@@ -86,9 +87,10 @@ class Trainer:
 
     async def _train(self) -> bool:
         """Claim groups that have advantages and take a step on them; return whether there were any."""
-        meta, data = await self._claim(TRAIN, [*SAMPLE_FIELDS, "advantages"], wait_s=0.0)
-        if meta is None or data is None:
+        batch = await self._claim(TRAIN, [*SAMPLE_FIELDS, "advantages"], wait_s=0.0)
+        if batch is None:
             return False
+        meta, data = batch
         rollouts = Rollouts(data["input_ids"].unbind(), data["logprobs"].unbind(), data["mask"].unbind())
         await anyio.to_thread.run_sync(train_step, self.policy, self._optimizer, rollouts, data["advantages"])
         self.account.trained(meta.sample_ids)
@@ -105,9 +107,7 @@ class Trainer:
         with suppress(*FAULTS):  # the next version comes soon, and workers go on with the one they have
             await self.plane.put_samples([POLICY], WEIGHTS, fields, [{"weight_version": self.version}])
 
-    async def _claim(
-        self, task: str, fields: Sequence[str], wait_s: float
-    ) -> tuple[KVBatchMeta | None, TensorDict | None]:
+    async def _claim(self, task: str, fields: Sequence[str], wait_s: float) -> tuple[KVBatchMeta, TensorDict] | None:
         """Claim whole groups for a task and read them; None where nothing came."""
         size = self.config.groups_per_step * self.config.group_size
         try:
@@ -115,14 +115,14 @@ class Trainer:
                 ROLLOUTS, task, fields, size, blocking=wait_s > 0, timeout_s=wait_s or None
             )
         except ClaimNotReady:
-            return None, None  # rollout is behind; nothing was claimed
+            return None  # rollout is behind; nothing was claimed
         except FAULTS:
-            return None, None
+            return None  # if it was claimed all the same, the client gives it back before its next claim
         stale = [i for i, v in zip(claimed.sample_ids, _versions(claimed), strict=True) if v < self._oldest]
         await self._evict(stale, "stale")
         return await self._read(claimed.drop(stale))
 
-    async def _read(self, meta: KVBatchMeta | None) -> tuple[KVBatchMeta | None, TensorDict | None]:
+    async def _read(self, meta: KVBatchMeta | None) -> tuple[KVBatchMeta, TensorDict] | None:
         """Read a claimed batch; groups with a row that did not come are left out, as a whole."""
         while meta is not None:
             try:
@@ -139,7 +139,7 @@ class Trainer:
             if later.size:
                 await self._release(later)
             meta = meta.drop(lost | away)
-        return None, None
+        return None
 
     @property
     def _oldest(self) -> int:

@@ -65,7 +65,7 @@ class LiveView:
         facts = Table.grid(padding=(0, 2))
         facts.add_row("samples", "   ".join(f"{what} {count}" for what, count in account.counts.items()))
         facts.add_row("evicted", _tally(account.evicted_by_reason))
-        facts.add_row("ages", "   ".join(f"{age}: {count}" for age, count in sorted(progress.ages.items())) or "-")
+        facts.add_row("ages", _ages(progress))
         facts.add_row("ports", _ports(progress))
         facts.add_row("retries", _tally(count_events(clients, "retry", "reason")))
         facts.add_row("rotations", _tally(count_events(clients, "rotation", "reason")))
@@ -137,12 +137,18 @@ def _tally(counts: Counter[str] | dict[str, int]) -> str:
     return "   ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda c: -c[1])) or "-"
 
 
+def _ages(progress: Progress) -> str:
+    seen = sorted(progress.ages.items())
+    return "   ".join(f"{count} groups {age} behind" for age, count in seen) or "-"
+
+
 def _ports(progress: Progress) -> Text:
-    """Draw a dot per port: green where all clients use it, else how many of them leave it alone."""
+    """Draw a green dot for each port that all clients use, for others how many of them leave it alone."""
     text, host_before = Text(), ""
     for (host, _), out in ports_out(progress.clients.values()).items():
         if host != host_before:
             text.append(f"{'   ' if host_before else ''}{host} ")
             host_before = host
         text.append(f"{out} " if out else "● ", style="red" if out else "green")
+    text.append(f"  clients of {len(progress.clients)} that leave it alone", style="dim")
     return text

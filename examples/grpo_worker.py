@@ -119,6 +119,8 @@ class RolloutWorker:
                 elif isinstance(err, DataPlaneNotReady):
                     await anyio.sleep(err.retry_after_s or 0.1)  # nothing was written: the same samples again
                     continue
+                else:
+                    self.account.given_up(samples.sample_ids)
             else:
                 self.account.produced(samples.sample_ids)
             return
