@@ -198,7 +198,7 @@ def test_a_pop_is_repeated_until_it_is_answered(backend: str, monkeypatch: pytes
     async def main() -> None:
         plan = FaultPlan().on("pop").reset(times=13)
         async with _roles(plan) as roles:
-            ids = await roles.put()
+            ids = [*await roles.put(), *await roles.put()]
             await roles.trainer._add_advantages()
             assert await roles.trainer._train()
             assert await roles.left() == set()
