@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -143,6 +144,8 @@ class Faults(Layer):
         last = hits[-1].rule if hits else None
         if last is not None and _stops(last, call):
             await self._fail(last)
+        if last is not None and last.kind == "lose_reply":
+            await self._lose(call, ctx, last)
         if type(call) is ReadSlots and any(hit.slots for hit in hits):
             result: Any = await self._read(call, ctx, hits)
         else:
@@ -151,8 +154,6 @@ class Faults(Layer):
         late = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and hit.rule.options.get("reply"))
         if late:
             await ctx.env.clock.sleep(late)
-        if last is not None and last.kind == "lose_reply":
-            await self._fail(last)
         return result  # type: ignore[no-any-return]
 
     # -- which faults
@@ -185,6 +186,12 @@ class Faults(Layer):
         fault = Injected(hit.rule.kind, request.verb, request.call, request.host, request.port, ids, now)
         self.plan.injected.append(fault)
         ctx.emit("fault", what=fault.kind, verb=fault.verb, host=fault.host, port=fault.port)
+
+    async def _lose(self, call: Call[Any], ctx: CallContext, rule: Rule) -> None:
+        """Execute the request and lose its reply, whatever it is."""
+        with suppress(Exception):
+            await self.inner.execute(call, ctx)
+        await self._fail(rule)
 
     @staticmethod
     async def _fail(rule: Rule) -> Any:
