@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, cast, runtime_checkable
 
+import anyio
 from tensordict import TensorDict, TensorDictBase
 
 from asyncdp import calls as c
@@ -42,6 +43,8 @@ R = TypeVar("R")
 
 #: How many claim ids a client remembers for plain ids given to pop; the oldest are forgotten first.
 CLAIMS_REMEMBERED = 1 << 20
+#: How long close() waits, in seconds, for calls whose waits it has ended: a tick, unless a backend does not let go.
+CALLS_END_S = 1.0
 #: How many ids a message names.
 SHOWN = 8
 
@@ -368,6 +371,7 @@ class BaseClient:
         self.__pid = os.getpid()
         self.__home: int | None = None
         self.__in_flight = 0
+        self.__idle: anyio.Event | None = None
         self._closed = False
         #: Set by stack() on what it returns: errors that leave it are not to be retried by anybody in it any more.
         self.outermost = False
@@ -458,6 +462,8 @@ class BaseClient:
             raise leaving from leaving.__cause__
         finally:
             self.__in_flight -= 1
+            if self.__idle is not None and not self.__in_flight:
+                self.__idle.set()
 
     def __enter(self, verb: str) -> None:
         """Notice a second event loop, a second thread, a forked child."""
@@ -749,7 +755,13 @@ class BaseClient:
         self._closed = True
         if self._env is not None:
             self._env.life.end()
-        await self.on_close()
+        try:
+            if self.__in_flight and self.__home == threading.get_ident():
+                self.__idle = anyio.Event()  # what they leave to be settled is settled in on_close
+                with anyio.move_on_after(CALLS_END_S):
+                    await self.__idle.wait()
+        finally:
+            await self.on_close()
 
     async def on_close(self) -> None:
         """Free what a subclass holds; called once."""

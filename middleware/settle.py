@@ -119,19 +119,19 @@ class Settle(Layer):
     async def on_close(self) -> None:
         """Settle what is open, within close_timeout_s, then close what is inside."""
         env = self.env
-        if len(env.ledger):
-            life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
-            with anyio.move_on_after(self.close_timeout_s):
-                ctx = CallContext(env, "", env.clock.now() + self.close_timeout_s, "close")
-                for debt in env.ledger:
-                    try:
-                        await self._pay(debt, ctx)
-                    except DataPlaneError as err:
-                        ctx.emit("unsettled", what=type(debt.call).__name__, reason=type(err).__name__)
-                for debt in env.ledger:
-                    try:
-                        await self._pay(debt, ctx)
-                    except DataPlaneError:
-                        continue
+        life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
+        try:
+            if len(env.ledger):
+                with anyio.move_on_after(self.close_timeout_s):
+                    await self._settle_all(CallContext(env, "", env.clock.now() + self.close_timeout_s, "close"))
+        finally:
             env.life = life
-        await self.inner.close()
+            await self.inner.close()
+
+    async def _settle_all(self, ctx: CallContext) -> None:
+        """Pay what can be paid."""
+        for debt in ctx.env.ledger:
+            try:
+                await self._pay(debt, ctx)
+            except DataPlaneError as err:
+                ctx.emit("unsettled", what=type(debt.call).__name__, reason=type(err).__name__)

@@ -27,8 +27,9 @@ BASE: Mapping[str, Any] = {
     "num_storage_units": 2,
     "claim_meta_poll_interval_s": 0.01,
 }
-#: Retries of the suite wait as short as they can: that they happen is the promise, not how long they take.
-FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001}
+#: Retries of the suite wait as short as they can: that they happen is the promise, not how long they take. So does a
+#: close that settles what it can.
+FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 0.3}
 #: Seconds that any step of a test may take before the test fails instead of hanging.
 PATIENCE_S = 10.0
 
@@ -112,14 +113,24 @@ class Rig:
         return self._stacked(door.transport, door, faults)
 
     async def attach(
-        self, *faults: Callable[[BaseClient], Any], to: BaseClient | None = None, **config: Any
+        self,
+        *faults: Callable[[BaseClient], Any],
+        to: BaseClient | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **config: Any,
     ) -> BaseClient:
-        """Return another client of the plane of ``to`` (default: of ``client``)."""
+        """Return another client of the plane of ``to`` (default: of ``client``), with ``settings`` of its layers."""
         door = self._doors[self.client if to is None else to]
-        return self._stacked(door.attach(config), door, faults)
+        return self._stacked(door.attach(config), door, faults, settings)
 
-    def _stacked(self, transport: Any, door: Door, faults: tuple[Callable[[BaseClient], Any], ...]) -> BaseClient:
-        client = stack(transport, [*default_layers(**FAST), *faults])
+    def _stacked(
+        self,
+        transport: Any,
+        door: Door,
+        faults: tuple[Callable[[BaseClient], Any], ...],
+        settings: Mapping[str, Any] | None = None,
+    ) -> BaseClient:
+        client = stack(transport, [*default_layers(**{**FAST, **(settings or {})}), *faults])
         self._doors[client] = door
         self._clients.append(client)
         return client
