@@ -1,0 +1,243 @@
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.transports.ucxx.adoption import adopt
+from asyncdp.transports.ucxx.arena import PAGE, Arena, arena_name, sweep_arenas
+from asyncdp.transports.ucxx.process import Process, this_machine, this_process
+from asyncdp.transports.ucxx.slot_header import Header, Outcome, State, read_state, write_outcome
+from asyncdp.transports.ucxx.slot_table import SlotTable
+from tests.ucxx import segments
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """/dev/shm looks afterwards as it did before."""
+    before = segments.leftovers()
+    yield
+    assert segments.leftovers() == before
+
+
+def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, to its end."""
+    script = "import os, signal, sys\nfrom tests.ucxx import segments\n" + code
+    return subprocess.run(
+        [sys.executable, "-c", script, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_a_name_belongs_to_a_host_of_a_plane() -> None:
+    """The same at each start; another for another host or plane."""
+    names = {arena_name("h"), arena_name("g"), arena_name("h", "plane")}
+    assert len(names) == 3
+    assert arena_name("h") == arena_name("h")
+
+
+def test_the_header_tells_whose_it_is() -> None:
+    """Who attaches sees epoch, units and data of the owner, and nothing where host or epoch are others."""
+    with segments.arena() as made:
+        other = Arena.attach(made.name, "h", 7)
+        assert other is not None
+        assert (other.epoch, other.units, other.unit_bytes) == (7, made.units, made.unit_bytes)
+        made.data[-1] = 42
+        assert other.data[-1] == 42
+        other.close()
+        assert Arena.attach(made.name, "g", 7) is None
+        assert Arena.attach(made.name, "h", 8) is None
+    assert Arena.attach(made.name, "h", 7) is None
+
+
+def test_payloads_begin_a_cache_line_past_a_page() -> None:
+    """Where copies are fast."""
+    with segments.arena() as made:
+        assert {made.payload_at(slot) % PAGE for slot in range(made.units)} == {64}
+
+
+def test_too_little_shared_memory_is_an_error_in_words() -> None:
+    """Docker's 64 MB: an error at the start that says what is needed, no SIGBUS later, and no segment left."""
+    with pytest.raises(DataPlaneUnavailable, match="shm-size") as caught:
+        Arena.create(segments.fresh_name(), "h", epoch=1, data_bytes=1 << 44, unit_bytes=1 << 30)
+    assert not caught.value.retryable
+
+
+def test_a_process_that_only_attached_leaves_the_arena_alone() -> None:
+    """Python 3.11's SharedMemory would unlink it at that process's exit."""
+    with segments.arena() as made:
+        code = "from asyncdp.transports.ucxx.arena import Arena\nassert Arena.attach(sys.argv[1], 'h', 7).data[-1] == 9"
+        made.data[-1] = 9
+        done = run(code, made.name)
+        assert done.returncode == 0, done.stderr
+        assert made.name in segments.leftovers()
+
+
+def test_a_host_that_lives_keeps_its_arena() -> None:
+    """A second host of that name, and the sweeper, are told so by the lock."""
+    with segments.arena() as made:
+        for take in (lambda: Arena.adopt(made.name, "h"), lambda: Arena.discard(made.name)):
+            with pytest.raises(DataPlaneUnavailable, match="lives"):
+                take()
+        assert made.name not in sweep_arenas(-1e9)
+
+
+def test_arenas_of_hosts_that_never_return_are_swept() -> None:
+    """Only those that no host holds, and whose host has been silent for long enough."""
+    with segments.arena() as lives:
+        dead = Arena.create(segments.fresh_name(), "h", epoch=7, data_bytes=1 << 16)
+        watcher = Arena.attach(dead.name, "h", 7)
+        assert watcher is not None
+        dead.close()
+        assert dead.name not in sweep_arenas(60.0)
+        assert dead.name in sweep_arenas(60.0, now=time.time() + 61)
+        assert watcher.given_up
+        assert lives.name in segments.leftovers()
+        watcher.close()
+
+
+def test_a_damaged_or_foreign_segment_is_not_adopted() -> None:
+    """Another host's, or one whose header does not add up: None, and a fresh one can be made after discard."""
+    with segments.arena() as made:
+        name = made.name
+        made.close()
+        assert Arena.adopt(name, "g") is None
+        again = Arena.adopt(name, "h")
+        assert again is not None
+        again.data[20] ^= 1
+        again.close()
+        assert Arena.adopt(name, "h") is None
+        assert Arena.discard(name)
+        assert not Arena.discard(name)
+        made.words.release()
+        assert name not in segments.leftovers()
+        made._given_up[0] = 1
+
+
+CRASH = """
+from asyncdp.transports.ucxx.arena import Arena
+from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.transports.ucxx.slot_header import Outcome, write_outcome
+from asyncdp.transports.ucxx.process import Process, this_process
+made = Arena.create(sys.argv[1], "h", epoch=7, data_bytes=1 << 20)
+table = SlotTable(made, max_slot_bytes=1 << 19)
+segments.put(table, "ready", segments.rows(4, fill=5.0))
+segments.put(table, "freed", segments.rows(4, fill=6.0))
+for number, generation in table.of_op("freed"):
+    table.drop(number, generation, range(4))
+parent = Process(int(sys.argv[2]), int(sys.argv[3]))
+for op, writer in (("remote", None), ("lives", parent), ("dies", this_process()), ("finished", this_process())):
+    for grant in table.reserve(op, ("a",), [32], 0, 1e18, writer):
+        segments.write(table, grant, segments.rows(1, fill=7.0))
+        if op == "finished":
+            write_outcome(made, grant.slot, grant.generation, Outcome.WRITTEN)
+for op in ("ready", "freed", "remote", "lives", "dies", "finished"):
+    print(op, *[f"{n}:{g}" for n, g in table.of_op(op)], flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_killed_host_adopts_its_arena() -> None:
+    """READY slots serve on, WRITING ones live while their writer does, and the space of the others comes back."""
+    name, me = segments.fresh_name(), this_process()
+    done = run(CRASH, name, str(me.pid), str(me.start))
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    places = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
+    arena = Arena.adopt(name, "h")
+    assert arena is not None
+    try:
+        table = SlotTable(arena, max_slot_bytes=1 << 19)
+        assert adopt(table) == {"kept": 3, "freed": 2, "damaged": 0}
+        assert arena.epoch == 7
+        for op, fill, n in (("ready", 5.0, 4), ("finished", 7.0, 1)):
+            number, generation = map(int, places[op].split(":"))
+            attempt = table.begin_read(number, generation, ("a",), range(n))
+            assert not isinstance(attempt, Exception), attempt
+            payload = table.payload(attempt, ("a",), range(n))
+            assert not isinstance(payload, Exception)
+            assert (segments.values(payload) == fill).all()
+            assert table.finish_read(attempt)
+        assert table.of_op("lives")
+        assert not table.of_op("remote")
+        assert not table.of_op("dies")
+        for op in ("ready", "finished", "lives"):
+            table.abort(op, 0.0, idle=True)
+        assert table.free_bytes == arena.units * arena.unit_bytes
+        assert table.extents.largest == arena.units
+    finally:
+        arena.unlink()
+
+
+def test_with_adoption_off_the_old_segment_is_gone_and_says_so() -> None:
+    """Who has it mapped sees that nothing in it is content any more."""
+    with segments.arena() as old:
+        reader = Arena.attach(old.name, "h", 7)
+        assert reader is not None
+        old.close()
+        assert Arena.discard(old.name)
+        new = Arena.create(old.name, "h", epoch=8, data_bytes=1 << 16)
+        assert reader.given_up
+        assert Arena.attach(new.name, "h", 7) is None
+        new.unlink()
+        reader.close()
+
+
+def test_damaged_slot_headers_cost_their_slots_only() -> None:
+    """A header whose checksum is wrong, or that overlaps another, is freed; the others are kept."""
+    with segments.arena() as made:
+        table = SlotTable(made, max_slot_bytes=1 << 19)
+        first, second, third = (segments.put(table, op, segments.rows(2))[0] for op in "abc")
+        made.words[second.slot * 16 + 5] ^= 1
+        header = Header.read(made, third.slot, third.generation)
+        assert header is not None
+        Header(made.units * 2, 2, 1, None, b"x" * 16, 0.0, 0, 64).write(made, third.slot, third.generation)
+        table = SlotTable(made, max_slot_bytes=1 << 19)
+        assert adopt(table) == {"kept": 1, "freed": 0, "damaged": 2}
+        assert list(table.slots) == [first.slot]
+        assert read_state(made, second.slot) == (State.FREE, second.generation)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_nonsense_in_the_table_crashes_nobody(seed: int) -> None:
+    """Random headers: none is taken over, and the arena is usable."""
+    with segments.arena(1 << 18) as made:
+        noise = np.random.default_rng(seed).integers(0, 256, made.units * 128, dtype=np.uint8)
+        made.data[PAGE : PAGE + len(noise)] = noise
+        table = SlotTable(made, max_slot_bytes=1 << 17)
+        adopt(table)
+        assert not table.slots
+        assert segments.put(table, "a", segments.rows(2))
+
+
+def test_a_process_is_known_by_pid_and_start() -> None:
+    """A pid that was given to another process is another process; a dead one does not live."""
+    me = this_process()
+    assert me.lives()
+    assert not Process(me.pid, me.start + 1).lives()
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        start = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        assert Process(child.pid, start).lives()
+        child.kill()
+        while Process(child.pid, start).lives():  # a zombie counts as dead, before it is waited for
+            time.sleep(0.001)
+    finally:
+        child.communicate()
+    assert this_machine() == this_machine()
+
+
+def test_the_writer_s_word_is_of_its_generation() -> None:
+    """What a late writer says about an older generation is not heard."""
+    with segments.arena() as made:
+        table = SlotTable(made, max_slot_bytes=1 << 19)
+        (grant,) = table.reserve("a", ("a",), [32], 0, 1e18, this_process())
+        write_outcome(made, grant.slot, grant.generation - 1, Outcome.WRITTEN)
+        slot = table.find(grant.slot, grant.generation)
+        assert slot is not None
+        assert table.settle(slot) is State.WRITING

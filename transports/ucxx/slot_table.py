@@ -1,0 +1,439 @@
+"""The slots of one host: FREE -> WRITING -> READY -> FREE.
+
+READING is no state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is read
+is doomed: freed when its last reader ends. A transition that meets an unexpected state changes nothing and warns.
+A WRITING slot is taken back only when its writer can write no more: a writer on the shared-memory lane has said so or
+its process is dead; a remote one cannot once the host's own receive has ended. Never by time, and not because a
+connection broke. What is under way may be slow; what is given up is only marked.
+
+Only the host's thread calls this; what it does to the arena, lane readers see at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+from asyncdp.errors import (
+    CorruptPayload,
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneWriteError,
+    StaleSlotError,
+)
+from asyncdp.transports.ucxx.extents import Extents, size_class
+from asyncdp.transports.ucxx.layout import bound
+from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
+from asyncdp.transports.ucxx.slot_header import (
+    GENERATIONS,
+    Header,
+    Outcome,
+    State,
+    digest_of,
+    read_outcome,
+    read_state,
+    write_state,
+)
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.arena import Arena
+    from asyncdp.transports.ucxx.process import Process
+
+__all__ = ["OnFull", "SlotTable"]
+
+#: What a put does where the arena is full: ``wait`` for space until its time runs out, ``raise`` at once, or
+#: ``overwrite_oldest``: rows that are not being read make room, oldest first (their readers get StaleSlotError).
+OnFull = Literal["wait", "raise", "overwrite_oldest"]
+
+
+class SlotTable:
+    """Slots of an arena.
+
+    Args:
+        arena: Where they lie; a fresh one, or one that was adopted (then call :func:`adopt` first).
+        max_slot_bytes: Largest payload: a put is cut into slots of so many bytes at most, a larger row is refused.
+        rows_per_slot: Rows of one put that share a slot at most; None: as many as fit.
+        overwrite_oldest: Whether rows make room for newer ones.
+        on_free: Called when space came back.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        max_slot_bytes: int,
+        rows_per_slot: int | None = None,
+        overwrite_oldest: bool = False,
+        on_free: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin with all slots FREE."""
+        self.arena = arena
+        self.extents = Extents(arena.units)
+        self.slots: dict[int, Slot] = {}
+        self.max_slot_bytes = max_slot_bytes
+        self.rows_per_slot = rows_per_slot
+        self.overwrite_oldest = overwrite_oldest
+        self.overwritten = 0
+        self._on_free = on_free
+        self._by_op: dict[bytes, list[int]] = {}
+        self._refused: dict[bytes, float] = {}
+        self._attempts = 0
+        self._log = structlog.get_logger("asyncdp.ucxx")
+
+    # -- writing
+
+    def reserve(
+        self,
+        op_id: str,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None = None,
+    ) -> list[Grant]:
+        """Reserve slots for rows of a put, all or none; the same op_id and first row get the same slots again.
+
+        Args:
+            op_id: Of the put.
+            fields: Names of its fields, in the order of the payload's columns.
+            sizes: Data bytes per row.
+            first_row: Position, in the put, of the first of these rows.
+            not_after: When the put can publish no more, by the directory's clock.
+            writer: The process that will copy into them; None: the host receives.
+
+        Raises:
+            DataPlaneNotReady: There is no space; nothing was reserved.
+            DataPlaneBadRequest: A row is larger than the largest slot.
+            DataPlaneWriteError: The put was given up.
+        """
+        op = digest_of(op_id)
+        self._refuse_given_up(op)
+        again = self._reserved(op, first_row, len(sizes))
+        if again:
+            return again
+        taken: list[Slot] = []
+        for start, stop, capacity in self._shares(fields, sizes):
+            slot = self._take(fields, stop - start, first_row + start, capacity, op, not_after, writer)
+            if slot is None:
+                for other in taken:
+                    self._free(other)
+                msg = f"the arena is full: {self.free_bytes} bytes are free, {bound(fields, sizes)} are needed"
+                raise DataPlaneNotReady(msg, retry_after_s=0.05)
+            taken.append(slot)
+        return [self._grant(slot) for slot in taken]
+
+    def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
+        """Return what the same request got before."""
+        known = [self.slots[number] for number in self._by_op.get(op, ()) if number in self.slots]
+        share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
+        return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
+
+    def _shares(self, fields: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Cut rows into slots: (first, stop, capacity)."""
+        most = self.rows_per_slot or max(1, len(sizes))
+        whole = bound(fields, sizes)
+        if len(sizes) <= most and whole <= self.max_slot_bytes:
+            return [(0, len(sizes), whole)]
+        fixed, per_row = bound(fields, ()), 8 * len(fields)
+        shares, start, used = [], 0, fixed
+        for at, size in enumerate(sizes):
+            if fixed + per_row + size > self.max_slot_bytes:
+                msg = f"a row of {size} bytes is larger than the largest slot (max_slot_bytes={self.max_slot_bytes})"
+                raise DataPlaneBadRequest(msg)
+            if at - start == most or used + per_row + size > self.max_slot_bytes:
+                shares.append((start, at, bound(fields, sizes[start:at])))
+                start, used = at, fixed
+            used += per_row + size
+        return [*shares, (start, len(sizes), bound(fields, sizes[start:]))]
+
+    def _take(
+        self,
+        fields: Sequence[str],
+        rows: int,
+        first_row: int,
+        capacity: int,
+        op: bytes,
+        not_after: float,
+        writer: Process | None,
+    ) -> Slot | None:
+        arena, cols = self.arena, len(fields)
+        units = size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // arena.unit_bytes))
+        number = self.extents.take(units)
+        while number is None and self.overwrite_oldest and self._make_room():
+            number = self.extents.take(units)
+        if number is None:
+            return None
+        generation = (read_state(arena, number)[1] + 1) % GENERATIONS
+        header = Header(units, rows, cols, writer, op, not_after, first_row, capacity)
+        slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
+        header.write(arena, number, generation)
+        slot.live(arena)[:] = 1
+        # Whatever lay here before must not be taken for the payload of this generation.
+        arena.slice(arena.payload_at(number), 32)[:] = 0
+        write_state(arena, number, State.WRITING, generation)
+        self.slots[number] = slot
+        self._by_op.setdefault(op, []).append(number)
+        return slot
+
+    def _make_room(self) -> bool:
+        """Free the slot that has been READY longest and is not being read."""
+        for slot in list(self.slots.values()):
+            if self.state(slot) is State.READY and not slot.readers:
+                self.overwritten += 1
+                self._free(slot)
+                return True
+        return False
+
+    def _grant(self, slot: Slot) -> Grant:
+        header = slot.header
+        at = self.arena.payload_at(slot.number)
+        return Grant(slot.number, slot.generation, header.rows, header.first_row, at, header.capacity)
+
+    def _refuse_given_up(self, op: bytes) -> None:
+        if op in self._refused:
+            raise DataPlaneWriteError("this write was given up and is refused")
+
+    def writable(self, number: int, generation: int, op_id: str) -> Slot:
+        """Return a slot that the host may receive into.
+
+        Raises:
+            DataPlaneWriteError: It is not reserved for this put, or not any more.
+        """
+        op = digest_of(op_id)
+        self._refuse_given_up(op)
+        slot = self.find(number, generation)
+        if slot is None or slot.header.op != op or self.state(slot) is not State.WRITING or slot.receiving:
+            raise DataPlaneWriteError(f"slot {number} is not reserved for this write any more")
+        return slot
+
+    def seal(self, slot: Slot, now: float = 0.0) -> bool:
+        """WRITING -> READY, where the payload that lies there is right. Whether it is READY now.
+
+        Raises:
+            CorruptPayload: What lies there is not the payload that was announced.
+        """
+        if not self._current(slot) or self.state(slot) is not State.WRITING:
+            return self._warn("seal", slot)
+        self._look(slot)
+        write_state(self.arena, slot.number, State.READY, slot.generation)
+        slot.ready_since = now
+        return True
+
+    def _look(self, slot: Slot) -> Payload:
+        """Read where the rows of a slot lie, once."""
+        if slot.payload is None:
+            grant = self._grant(slot)
+            payload = Payload.read(self.arena.slice(grant.at, grant.capacity), slot.header.rows)
+            if len(payload.layout.metas) != slot.header.cols:
+                raise CorruptPayload(f"{len(payload.layout.metas)} columns where {slot.header.cols} were reserved")
+            slot.payload = payload
+            slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
+        return slot.payload
+
+    def settle(self, slot: Slot, now: float = 0.0) -> State:
+        """Take note of what a lane writer said in its word; returns the state afterwards."""
+        state = self.state(slot)
+        if state not in (State.WRITING, State.GIVEN_UP):
+            return state
+        outcome = read_outcome(self.arena, slot.number, slot.generation)
+        if outcome is Outcome.NONE:
+            return state
+        if state is State.WRITING and outcome is Outcome.WRITTEN:
+            try:
+                self.seal(slot, now)
+            except CorruptPayload as err:
+                self._log.warning("a lane writer left no payload", slot=slot.number, why=str(err))
+            else:
+                return State.READY
+        self._free(slot)
+        return State.FREE
+
+    def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
+        """Free what a put reserved; what of it arrives later is refused.
+
+        Args:
+            op_id: Of the put.
+            now: Kept with the refusal.
+            idle: Whether the writer itself says that no copy of it is under way.
+            keep: (slot, generation) of slots that the directory says are published.
+
+        Returns:
+            How many slots stay occupied for now, since something is still written into or read from them.
+        """
+        op = digest_of(op_id)
+        self._refused[op] = now
+        published = set(keep)
+        left = 0
+        for number in list(self._by_op.get(op, ())):
+            slot = self.slots.get(number)
+            if slot is None or (number, slot.generation) in published:
+                continue
+            state = self.settle(slot)
+            if state in (State.WRITING, State.GIVEN_UP) and (slot.receiving or not (idle or self._writer_gone(slot))):
+                write_state(self.arena, number, State.GIVEN_UP, slot.generation)
+                left += 1
+            elif state is State.READY and slot.readers:
+                self.drop(number, slot.generation, range(slot.header.rows))
+                left += 1
+            elif state is not State.FREE:
+                self._free(slot)
+        return left
+
+    def received(self, slot: Slot) -> None:
+        """Note that the host's own receive into a slot has ended, well or not."""
+        slot.receiving = False
+        if self._current(slot) and self.state(slot) is State.GIVEN_UP:
+            self._free(slot)
+
+    def _writer_gone(self, slot: Slot) -> bool:
+        writer = slot.header.writer
+        return not slot.receiving if writer is None else not writer.lives()
+
+    def sweep(self, now: float) -> int:
+        """Take back slots whose writers are dead, or (where the host receives) can publish no more; say how many."""
+        freed = 0
+        for slot in [slot for slot in self.slots.values() if self.state(slot) in (State.WRITING, State.GIVEN_UP)]:
+            state = self.settle(slot, now)
+            late = slot.header.writer is not None or state is State.GIVEN_UP or slot.header.not_after < now
+            if state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot):
+                self._free(slot)
+                freed += 1
+        return freed
+
+    def forget(self, before: float) -> None:
+        """Drop refusals that nobody can need any more."""
+        for op in [op for op, since in self._refused.items() if since < before]:
+            del self._refused[op]
+
+    # -- reading
+
+    def begin_read(
+        self, number: int, generation: int, fields: Sequence[str], index: Sequence[int]
+    ) -> ReadAttempt | DataPlaneError:
+        """Begin one read attempt, or say why not. Many readers of one slot are fine."""
+        slot = self.find(number, generation)
+        state = State.FREE if slot is None else self.settle(slot)
+        if slot is None or state in (State.FREE, State.GIVEN_UP):
+            return StaleSlotError(f"slot {number} holds another generation")
+        if state is State.WRITING:
+            return DataPlaneNotReady(f"slot {number} is still being written", retry_after_s=0.01)
+        try:
+            self._look(slot)
+        except CorruptPayload as err:
+            return err
+        if not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {number} does not hold these rows any more")
+        self._attempts += 1
+        slot.readers.add(self._attempts)
+        return ReadAttempt(number, generation, self._attempts)
+
+    def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | StaleSlotError:
+        """Return what an attempt reads; the rows must still live (ask again after the copy)."""
+        slot = self.find(attempt.slot, attempt.generation)
+        if slot is None or slot.payload is None or not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
+        return slot.payload
+
+    def finish_read(self, attempt: ReadAttempt) -> bool:
+        """End a read attempt; ended twice, or after the slot was recycled, it changes nothing and warns."""
+        slot = self.find(attempt.slot, attempt.generation)
+        if slot is None or attempt.number not in slot.readers:
+            self._log.warning("late finish of a read changes nothing", slot=attempt.slot, generation=attempt.generation)
+            return False
+        slot.readers.discard(attempt.number)
+        if not slot.readers and self.state(slot) is State.READY and not slot.live(self.arena).any():
+            self._free(slot)
+        return True
+
+    # -- clearing
+
+    def drop(self, number: int, generation: int, index: Sequence[int], fields: Sequence[str] | None = None) -> bool:
+        """End the life of rows, or of some of their fields; a slot without life is freed when its last reader ends.
+
+        Returns whether the slot held this generation; repeated, or after the slot was recycled, it changes nothing.
+        """
+        slot = self.find(number, generation)
+        if slot is None or self.settle(slot) is not State.READY:
+            return False
+        self._look_safely(slot)
+        if slot.kill(self.arena, index, fields) and not slot.readers:
+            self._free(slot)
+        return True
+
+    def _look_safely(self, slot: Slot) -> None:
+        try:
+            self._look(slot)
+        except CorruptPayload:
+            slot.fields = {}
+
+    # -- what there is
+
+    def find(self, number: int, generation: int) -> Slot | None:
+        """Return a slot in this very generation."""
+        slot = self.slots.get(number)
+        return slot if slot is not None and slot.generation == generation else None
+
+    def state(self, slot: Slot) -> State:
+        """State of a slot in use."""
+        return read_state(self.arena, slot.number)[0]
+
+    @property
+    def free_bytes(self) -> int:
+        """Space that is not in use, in bytes."""
+        return self.extents.free_units * self.arena.unit_bytes
+
+    def of_op(self, op_id: str) -> list[tuple[int, int]]:
+        """(slot, generation) of what a put has reserved here."""
+        numbers = self._by_op.get(digest_of(op_id), ())
+        return [(number, self.slots[number].generation) for number in numbers if number in self.slots]
+
+    def counts(self) -> dict[str, int]:
+        """Count slots by state, those being read, and free bytes."""
+        out = {"writing": 0, "ready": 0, "given_up": 0, "reading": 0}
+        for slot in self.slots.values():
+            out[self.state(slot).name.lower()] += 1
+            out["reading"] += bool(slot.readers)
+        return {**out, "free_bytes": self.free_bytes, "overwritten": self.overwritten}
+
+    def _current(self, slot: Slot) -> bool:
+        return self.slots.get(slot.number) is slot
+
+    def _warn(self, what: str, slot: Slot) -> bool:
+        state, generation = read_state(self.arena, slot.number)
+        self._log.warning(
+            f"{what} of a slot in an unexpected state changes nothing",
+            slot=slot.number,
+            generation=slot.generation,
+            state=state.name,
+            current=generation,
+        )
+        return False
+
+    def _free(self, slot: Slot) -> bool:
+        if not self._current(slot):
+            return self._warn("free", slot)
+        # The state first: a lane reader that is copying sees it before the space is used again.
+        write_state(self.arena, slot.number, State.FREE, slot.generation)
+        del self.slots[slot.number]
+        numbers = self._by_op.get(slot.header.op, [])
+        if slot.number in numbers:
+            numbers.remove(slot.number)
+        if not numbers:
+            self._by_op.pop(slot.header.op, None)
+        self.extents.give(slot.number, slot.header.units)
+        self._on_free()
+        return True
+
+    # -- adoption
+
+    def restore(self, slot: Slot) -> bool:
+        """Take a slot over from an earlier life of the host; False where its space is taken already."""
+        if not self.extents.take_at(slot.number, slot.header.units):
+            return False
+        self.slots[slot.number] = slot
+        self._by_op.setdefault(slot.header.op, []).append(slot.number)
+        return True
