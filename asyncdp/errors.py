@@ -154,7 +154,7 @@ class DataPlaneError(Exception):
             self.op = op
         if self.partition_id is None:
             self.partition_id = partition_id
-        if self.host is None:
+        if self.host is None or (self.host == host and self.port is None):
             self.host = host
             self.port = port
         return self

@@ -68,7 +68,8 @@ class TypedErrors(Layer):
             raise self.typed(err, call, ctx) from err
         if result.errors:
             raw: dict[int, Exception] = dict(result.errors)  # a transport may leave its own exceptions in here
-            typed = {at: self.typed(err, call, ctx) for at, err in raw.items()}
+            place: dict[str, Any] = {"op": ctx.verb, "host": call.host.id, "port": call.port}
+            typed = {at: self.typed(err, call, ctx).located(**place) for at, err in raw.items()}
             result = ReadResult(result.parts, typed, verified=result.verified)
         return verify(result, call)
 
