@@ -51,6 +51,16 @@ def _settings_of(layer: type[BaseClient]) -> list[str]:
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
+def _setting(key: str, value: Any, layer: type[BaseClient], path: str) -> Any:
+    """Check a setting's type and range; what else may be wrong with it is the layer's to say."""
+    kind = str(inspect.signature(layer).parameters[key].annotation)
+    types = {"int": (int,), "float": (int, float)}.get(kind)
+    if types is not None and (isinstance(value, bool) or not isinstance(value, types) or not value > 0):
+        msg = f"{path}: must be a positive {'whole number' if kind == 'int' else 'number'}, not {value!r}"
+        raise ValueError(msg)
+    return value
+
+
 def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> list[LayerFactory]:
     """Return the default layers below Metrics, outermost first, to use as they are or with others among them.
 
@@ -59,7 +69,7 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
         **settings: Settings by their own names, which no two layers share: ``attempt_timeout_s=5.0``.
 
     Raises:
-        ValueError: No layer of that name, or no layer has that setting.
+        ValueError: No layer of that name, no layer has that setting, or its value is of another type or not positive.
     """
     chosen: dict[str, dict[str, Any]] = {name: {} for name in DEFAULT_LAYERS}
     for name, values in (by_layer or {}).items():
@@ -70,13 +80,13 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
             if key not in _settings_of(DEFAULT_LAYERS[name]):
                 msg = f"layers.{name}.{key}: no such setting; there are {_settings_of(DEFAULT_LAYERS[name])}"
                 raise ValueError(msg)
-            chosen[name][key] = value
+            chosen[name][key] = _setting(key, value, DEFAULT_LAYERS[name], f"layers.{name}.{key}")
     for key, value in settings.items():
         homes = [name for name, layer in DEFAULT_LAYERS.items() if key in _settings_of(layer)]
         if not homes:
             msg = f"{key}: no layer has this setting"
             raise ValueError(msg)
-        chosen[homes[0]][key] = value
+        chosen[homes[0]][key] = _setting(key, value, DEFAULT_LAYERS[homes[0]], key)
     return [partial(layer, **chosen[name]) if chosen[name] else layer for name, layer in DEFAULT_LAYERS.items()]
 
 
