@@ -236,6 +236,13 @@ def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
     return schema_hash({meta.name: meta.empty() for meta in metas})
 
 
+@lru_cache(maxsize=1024)
+def _dense(n: int, schema: bytes) -> Layout:
+    """Lay out rows of which none differs in length; a pure function, remembered since a batch of slots shares it."""
+    metas = _metas(schema)
+    return Layout.make(n, metas, (None,) * len(metas), schema)
+
+
 def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layout:
     """Read prefix, schema and lengths of a payload; every length is checked before it is used.
 
@@ -293,14 +300,19 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
         raise _corrupt(f"the lengths of {n} rows do not fit into {size} bytes")
     if zlib.crc32(buffer[PREFIX_BYTES:head].data) != crc:
         raise _corrupt("the checksum of its head does not match")
-    offsets: list[npt.NDArray[np.int64] | None] = []
-    for meta in metas:
-        if meta.kind == DENSE:
-            offsets.append(None)
-        else:
-            offsets.append(_offsets(buffer[begin : begin + n * 8].view(np.int64), meta, size))
-            begin += n * 8
-    layout = Layout.make(n, metas, offsets, schema)
+    if not lengthy:
+        layout = _dense(n, schema)
+    else:
+        offsets: list[npt.NDArray[np.int64] | None] = []
+        for meta in metas:
+            if meta.kind == DENSE:
+                offsets.append(None)
+            else:
+                # A copy: another process may still change what lies there.
+                lengths = buffer[begin : begin + n * 8].view(np.int64).copy()
+                offsets.append(_offsets(lengths, meta, size))
+                begin += n * 8
+        layout = Layout.make(n, metas, offsets, schema)
     if layout.nbytes != nbytes:
         raise _corrupt(f"{nbytes} bytes where its columns need {layout.nbytes}")
     return layout

@@ -1,0 +1,69 @@
+"""Memory for results, used again once every tensor on it is gone.
+
+Fresh pages cost more than the copy into them: two thirds of a large read (measured: 1.2 against 5 GB/s).
+"""
+
+from __future__ import annotations
+
+import mmap
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from asyncdp.transports.ucxx.extents import size_class
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["BufferPool"]
+
+_GRAIN: Final = 64 << 10
+
+
+class BufferPool:
+    """Lends byte arrays.
+
+    Args:
+        keep_bytes: Most memory that is kept for another use.
+        least_bytes: Smaller arrays are not pooled: malloc reuses those by itself.
+    """
+
+    def __init__(self, *, keep_bytes: int = 1 << 30, least_bytes: int = 1 << 20) -> None:
+        """Begin empty."""
+        self.keep_bytes = keep_bytes
+        self.least_bytes = least_bytes
+        self.hits = 0
+        self.misses = 0
+        self._free: list[mmap.mmap] = []
+        # Filled by finalizers, which run in any thread and at any time: appending is all they do.
+        self._returned: deque[mmap.mmap] = deque()
+
+    def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return ``nbytes`` bytes of any content; they come back by themselves when nothing refers to them any more."""
+        if nbytes < self.least_bytes:
+            return np.empty(nbytes, np.uint8)
+        memory = self._take(nbytes)
+        # Not an array that owns its memory: views of views then refer to this very array, whose end is the loan's.
+        lent = np.frombuffer(memory, np.uint8, count=nbytes)
+        weakref.finalize(lent, self._returned.append, memory).atexit = False
+        return lent
+
+    def _take(self, nbytes: int) -> mmap.mmap:
+        while self._returned:
+            self._free.append(self._returned.popleft())
+        fitting = [memory for memory in self._free if nbytes <= len(memory) <= 2 * nbytes]
+        if fitting:
+            memory = min(fitting, key=len)
+            self._free.remove(memory)
+            self.hits += 1
+        else:
+            self.misses += 1
+            memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                memory.madvise(mmap.MADV_HUGEPAGE)
+        held = sum(map(len, self._free))
+        while self._free and held > self.keep_bytes:
+            held -= len(self._free.pop(0))
+        return memory
