@@ -12,6 +12,7 @@ per field, and none when everything came in one piece.
 
 from __future__ import annotations
 
+import io
 import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,12 +54,38 @@ class ObjectCodec(Protocol):
         """Decode what ``dumps`` made."""
 
 
+def _frozen(values: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
+    """Return a tensor as bytes: torch's own pickles of float8 and unsigned tensors cannot be read again."""
+    return bytes(_raw(values)), values.dtype, tuple(values.shape)
+
+
+def _thawed(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """Return the tensor that ``_frozen`` took apart."""
+    if not data:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(shape)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles what pickle does, and plain tensors of any dtype."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """Take plain tensors apart ourselves."""
+        if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
+            return NotImplemented
+        if value.is_nested or value.is_quantized or value.requires_grad or value.is_conj() or value.is_neg():
+            return NotImplemented
+        return _thawed, _frozen(value)
+
+
 class PickleCodec:
     """Keeps every picklable value exactly. Only for bytes that never leave this process."""
 
     def dumps(self, value: Any) -> bytes:
         """Encode one value."""
-        return pickle.dumps(value, protocol=5)
+        out = io.BytesIO()
+        _Pickler(out, protocol=5).dump(value)
+        return out.getvalue()
 
     def loads(self, data: bytes) -> Any:
         """Decode what ``dumps`` made."""
@@ -205,6 +232,12 @@ class Dense(Column):
         """Hold ``values`` without a copy."""
         self.values = values
 
+    def __getstate__(self) -> tuple[Any, ...]:
+        return _frozen(self.values)
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.values = _thawed(*state)
+
     def fill(self, out: torch.Tensor) -> None:
         """Copy all rows into ``out``, ``(n, *shape)``; a transport whose rows lie elsewhere copies them from there."""
         out.copy_(self.values)
@@ -255,6 +288,13 @@ class Ragged(Column):
         self.offsets = offsets
         self.dim = dim
         self.nested = nested
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return _frozen(self.values), self.offsets, self.dim, self.nested
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        values, self.offsets, self.dim, self.nested = state
+        self.values = _thawed(*values)
 
     def fill(self, out: torch.Tensor) -> None:
         """Copy all steps into ``out``, ``(sum of lengths, *rest)``; see :meth:`Dense.fill`."""

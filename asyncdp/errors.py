@@ -235,6 +235,15 @@ class PartialReadError(DataPlaneReadError):
             self._rows = self._rows.to_tensordict()
         return self._rows  # type: ignore[return-value]
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the rows in columnar form: a TensorDict's pickle loses float8 and unsigned tensors."""
+        rebuild, (kind, state) = super().__reduce__()
+        try:
+            state["_rows"] = self.block
+        except DataPlaneError:  # leaves of somebody else's client that no column holds: as they are
+            state["_rows"] = self._rows
+        return rebuild, (kind, state)
+
     @property
     def block(self) -> Block:
         """The same rows in columnar form, for layers that go on with them."""
