@@ -9,6 +9,7 @@ slots that were reserved).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,11 +57,12 @@ class Debt:
 class Ledger:
     """The open debts of one client, oldest first."""
 
-    __slots__ = ("_debts",)
+    __slots__ = ("_debts", "_under_way")
 
     def __init__(self) -> None:
         """Begin with none."""
         self._debts: dict[int, Debt] = {}
+        self._under_way: set[str] = set()
 
     def __len__(self) -> int:
         """Return the number of open debts."""
@@ -82,4 +84,17 @@ class Ledger:
     def due(self, partition_id: str | None, sample_ids: Iterable[str] | None, task_name: str | None) -> list[Debt]:
         """Return the debts that a mutation of these ids, or of this task, has to wait for."""
         ids = sample_ids if sample_ids is None else list(sample_ids)
-        return [debt for debt in self._debts.values() if debt.concerns(partition_id, ids, task_name)]
+        return [
+            debt
+            for debt in self._debts.values()
+            if debt.op_id not in self._under_way and debt.concerns(partition_id, ids, task_name)
+        ]
+
+    @contextmanager
+    def under_way(self, op_id: str) -> Iterator[None]:
+        """Let nobody else settle what a user call leaves open while it may still get its answer by asking again."""
+        self._under_way.add(op_id)
+        try:
+            yield
+        finally:
+            self._under_way.discard(op_id)

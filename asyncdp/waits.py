@@ -41,8 +41,15 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
     )
     if not call.blocking:
         return (await send(look, ctx)).meta
+    with ctx.env.ledger.under_way(ctx.op_id):
+        return await _look_until(send, look, call, need, ctx)
+
+
+async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ctx: CallContext) -> KVBatchMeta:
+    """Look again and again until there is a batch, or no time for another look."""
     env = ctx.env
     margin = _margin(ctx.remaining())
+    unsure = False  # some look since the last answer may have claimed
     while True:
         began = env.clock.now()
         left = max(0.0, ctx.deadline - margin - began)
@@ -51,7 +58,9 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
         seen: ClaimTry | None = None
         try:
             seen = await send(replace(look, wait_s=wait), ctx)
+            unsure = False
         except DataPlaneError as err:
+            unsure = err.ambiguous = err.ambiguous or unsure
             if not err.retryable:
                 raise
             problem = err

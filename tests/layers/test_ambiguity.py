@@ -201,6 +201,38 @@ async def test_a_lost_claim_is_the_same_batch_again(raises: str | None) -> None:
 
 
 @virtual
+async def test_a_claim_under_way_is_not_given_back_by_another() -> None:
+    """A blocking claim that lost its replies and goes on asking keeps its batch while other claims come and go."""
+    plan = FaultPlan().lose_reply("claim_meta", times=4)
+    async with Rig(plan) as rig:
+        await rig.fill(6)
+        got: list[list[str]] = []
+
+        async def claim() -> None:
+            got.append((await rig.client.claim_meta("p", "t", ["x"], 3, timeout_s=20.0)).sample_ids)
+
+        rig.client.env.claim_poll_s = 5.0
+        async with anyio.create_task_group() as group:
+            group.start_soon(claim)
+            await until(lambda: len(rig.client.env.ledger))
+            await claim()
+        assert sorted(got) == [["s0", "s1", "s2"], ["s3", "s4", "s5"]]
+        assert len(rig.client.env.ledger) == 0
+        assert len(await rig.plain.list_claims("p", "t")) == 2
+
+
+@virtual
+async def test_a_claim_that_may_have_happened_stays_ambiguous() -> None:
+    """A claim whose first reply was lost and that then reaches nobody fails as ambiguous, whatever its last error."""
+    plan = FaultPlan().lose_reply("claim_meta", times=4).on("claim_meta").refuse()
+    async with Rig(plan) as rig:
+        await rig.fill(3)
+        with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
+            await rig.client.claim_meta("p", "t", ["x"], 3, timeout_s=5.0)
+        assert caught.value.ambiguous
+
+
+@virtual
 async def test_a_cancelled_claim_is_given_back() -> None:
     """A claim that was cancelled after the backend granted it is given back before this client's next claim."""
     plan = FaultPlan().lose_reply("claim_meta", raises=None, times=1)
