@@ -655,7 +655,33 @@ def _stack(values: list[Any]) -> NonTensorStack:
 Piece = tuple[Column, Rows]
 
 
+def _in_place(pieces: Sequence[tuple[Dense, Rows]], n: int) -> torch.Tensor | None:
+    """Return the tensor of which the pieces are parts that lie where they belong, if they do: nothing is to copy then.
+
+    A transport that knows all of a read beforehand has its parts arrive in one buffer.
+    """
+    first = pieces[0][0].values
+    storage, per_row, covered = first.untyped_storage().data_ptr(), first[:1].nbytes, 0
+    begins: int | None = None
+    for column, rows in pieces:
+        span, values = _span(rows), column.values
+        if span is None or values.dtype != first.dtype or not values.is_contiguous():
+            return None
+        begin = values.data_ptr() - span[0] * per_row
+        if values.untyped_storage().data_ptr() != storage or begin != (begin if begins is None else begins):
+            return None
+        begins = begin
+        covered += len(values)
+    if begins is None or covered != n or not per_row:
+        return None
+    offset = (begins - storage) // first.element_size()
+    return first.as_strided((n, *first.shape[1:]), first.new_empty((1, *first.shape[1:])).stride(), offset)
+
+
 def _join_dense(pieces: Sequence[tuple[Dense, Rows]], n: int) -> Dense:
+    whole = _in_place(pieces, n)
+    if whole is not None:
+        return Dense(whole)
     first = pieces[0][0].values
     # Only the codes of a vocabulary that has grown differ in dtype.
     dtype = first.dtype if len({c.values.dtype for c, _ in pieces}) == 1 else torch.int32

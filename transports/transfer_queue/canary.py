@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
-from zmq.constants import Event, SocketOption, SocketType
+import zmq
+from zmq.constants import Event, Flag, SocketOption, SocketType
 from zmq.utils.monitor import recv_monitor_message
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout, DataPlaneUnavailable
@@ -27,7 +28,6 @@ _EVENTS = (
     | Event.DISCONNECTED
     | Event.HANDSHAKE_SUCCEEDED
     | Event.HANDSHAKE_FAILED_NO_DETAIL
-    | Event.MONITOR_STOPPED
 )
 
 
@@ -54,7 +54,8 @@ class Canary:
         self.closed = False
         self._scopes: set[anyio.CancelScope] = set()
         self._reached = False
-        socket = context.socket(SocketType.DEALER)
+        # Plain sockets on the client's context: their news is read in a callback, no task has to wait for it.
+        socket = zmq.Context.shadow(context.underlying).socket(SocketType.DEALER)
         socket.setsockopt(SocketOption.LINGER, 0)
         socket.setsockopt(SocketOption.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
         socket.setsockopt(SocketOption.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
@@ -64,13 +65,18 @@ class Canary:
             socket.setsockopt(SocketOption.IPV6, 1)
         self._socket = socket
         self._monitor = socket.get_monitor_socket(_EVENTS)
+        self._loop = asyncio.get_running_loop()
+        self._fd: int = self._monitor.getsockopt(SocketOption.FD)
+        self._loop.add_reader(self._fd, self._read)
         socket.connect(address)
-        self._task = asyncio.get_running_loop().create_task(self._watch(), name=f"canary of {name}")
+        self._read()
 
-    async def _watch(self) -> None:
-        while True:
-            event = (await recv_monitor_message(self._monitor))["event"]
-            if event == Event.MONITOR_STOPPED:
+    def _read(self) -> None:
+        """Take all the news there is: the descriptor tells only of what comes after."""
+        while not self.closed:
+            try:
+                event = recv_monitor_message(self._monitor, flags=Flag.DONTWAIT)["event"]
+            except zmq.Again:
                 return
             self._take(event)
 
@@ -137,7 +143,8 @@ class Canary:
         self.closed = True
         for scope in list(self._scopes):
             scope.cancel()
-        self._task.cancel()
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._fd)
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)

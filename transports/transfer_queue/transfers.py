@@ -23,7 +23,16 @@ from asyncdp.errors import (
 from asyncdp.meta import KVBatchMeta, RowHandle, lengths_of
 from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
 from asyncdp.transports.transfer_queue.link import Link, refusal
-from asyncdp.transports.transfer_queue.rows import decode, encode, form_of, sizes_of, spec_from_wire, spec_to_wire
+from asyncdp.transports.transfer_queue.rows import (
+    Keys,
+    Target,
+    decode,
+    encode,
+    form_of,
+    sizes_of,
+    spec_from_wire,
+    spec_to_wire,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,6 +41,8 @@ __all__ = ["Transfers"]
 
 #: Reads of at least this many bytes are put together in a thread: the copy would hold up the event loop.
 BIG_READ_BYTES = 4 << 20
+#: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
+DIRECT_BYTES = 256 << 10
 #: Seconds that a put may spend on freeing what it replaced; what is not freed then is freed later.
 SWEEP_S = 1.0
 
@@ -167,8 +178,10 @@ class Transfers(Lifecycle):
             self._forms.setdefault((epoch, layout), dict(forms))
         ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
         hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
+        target = Target(len(call.sample_ids)) if len(groups) > 1 else None
         refs = [
-            s.SlotRef(hosts[unit], layout, version, fields, keys, rows) for unit, layout, fields, keys, rows in groups
+            s.SlotRef(hosts[unit], layout, version, fields, keys if target is None else Keys(keys, target), rows)
+            for unit, layout, fields, keys, rows in groups
         ]
         errors: dict[int, DataPlaneError] = {
             at: refusal(kind, message, {**info, "partition_id": call.partition_id})
@@ -219,11 +232,15 @@ class Transfers(Lifecycle):
             rows = values if count == len(keys) else {f: values[f][first : first + count] for f in ref.fields}
             first += count
             wanted = {name: forms[name] for name in ref.fields}
+            target = ref.index.target if isinstance(ref.index, Keys) else None
             try:
-                if _nbytes(rows) >= BIG_READ_BYTES:
-                    block = await anyio.to_thread.run_sync(decode, rows, wanted, count)
+                size = _nbytes(rows)
+                if size < DIRECT_BYTES:
+                    target = None
+                if size >= BIG_READ_BYTES:
+                    block = await anyio.to_thread.run_sync(decode, rows, wanted, count, target, ref.rows)
                 else:
-                    block = decode(rows, wanted, count)
+                    block = decode(rows, wanted, count, target, ref.rows)
             except DataPlaneReadError as err:
                 errors[at] = err
                 continue
