@@ -6,15 +6,15 @@ reader's own memory). Slots whose columns look alike go together; others get a p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from asyncdp.errors import CorruptPayload
 from asyncdp.transports.ucxx.layout import ColumnMeta, Layout, ends, spans
-from asyncdp.transports.ucxx.payload import Payload, copy_pieces
+from asyncdp.transports.ucxx.payload import PIECE_BYTES, Payload, copy_pieces
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -27,21 +27,20 @@ __all__ = ["Gather", "Selection", "gathers"]
 _PICK_BYTES: Final = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """Rows and fields of one payload.
 
     Attributes:
         ref: The caller's number for it.
         payload: Where they lie.
         fields: Which columns.
-        index: Which rows, in this order; a range or integers.
+        rows: Which rows, in this order; a range or integers.
     """
 
     ref: int
     payload: Payload
     fields: tuple[str, ...]
-    index: Sequence[int]
+    rows: Sequence[int]
 
 
 Span = tuple[int, int]
@@ -76,19 +75,24 @@ class Gather:
     @classmethod
     def of(cls, picks: list[Selection], metas: tuple[ColumnMeta, ...]) -> Gather:
         """Lay out the payload that holds these selections."""
-        marks = [span_of(pick.index) for pick in picks]
-        counts = [len(pick.index) for pick in picks]
-        columns = [[pick.payload.layout.column(meta.name) or 0 for pick in picks] for meta in metas]
+        marks = [span_of(pick.rows) for pick in picks]
+        counts = [len(pick.rows) for pick in picks]
+        places: dict[bytes, list[int]] = {}
+        for pick in picks:
+            layout = pick.payload.layout
+            if layout.schema not in places:
+                places[layout.schema] = [layout.metas.index(meta) for meta in metas]
+        columns = [[places[pick.payload.layout.schema][at] for pick in picks] for at in range(len(metas))]
         sizes = np.zeros(len(picks), np.int64)
         offsets: list[npt.NDArray[np.int64] | None] = []
         firsts = np.asarray([first for first, _ in spans(counts)], np.int64)
-        for meta, places in zip(metas, columns, strict=True):
-            if picks[0].payload.layout.offsets[places[0]] is None:
+        for meta, column in zip(metas, columns, strict=True):
+            if picks[0].payload.layout.offsets[column[0]] is None:
                 offsets.append(None)
                 sizes += np.asarray(counts, np.int64) * meta.unit
                 continue
             lengths = np.concatenate(
-                [_lengths(pick, at, mark) for pick, at, mark in zip(picks, places, marks, strict=True)]
+                [_lengths(pick, at, mark) for pick, at, mark in zip(picks, column, marks, strict=True)]
             )
             steps = ends(lengths)
             offsets.append(steps)
@@ -99,7 +103,7 @@ class Gather:
     @property
     def counts(self) -> list[int]:
         """Rows per selection."""
-        return [len(pick.index) for pick in self.picks]
+        return [len(pick.rows) for pick in self.picks]
 
     def fill(self, out: Bytes) -> Iterator[int]:
         """Write the payload into ``out``; a generator that yields after each piece how many bytes it copied."""
@@ -107,6 +111,7 @@ class Gather:
         out[: len(head)] = np.frombuffer(head, np.uint8)
         for begin, end in self.layout.gaps():
             out[begin:end] = 0
+        since = 0
         for number, meta in enumerate(self.layout.metas):
             if not self.layout.data_bytes[number]:
                 continue
@@ -114,8 +119,16 @@ class Gather:
             for pick, place, mark in zip(self.picks, self._columns[number], self._spans, strict=True):
                 for piece in _pieces(pick, place, mark, meta.unit):
                     size = len(piece)
-                    yield from copy_pieces(out[at : at + size], piece)
+                    if size > PIECE_BYTES:
+                        yield from copy_pieces(out[at : at + size], piece)
+                    else:
+                        out[at : at + size] = piece
+                        since += size
+                        if since >= PIECE_BYTES:
+                            yield since
+                            since = 0
                     at += size
+        yield since
 
 
 def _lengths(pick: Selection, at: int, mark: Span | None) -> npt.NDArray[np.int64]:
@@ -123,25 +136,37 @@ def _lengths(pick: Selection, at: int, mark: Span | None) -> npt.NDArray[np.int6
     assert offsets is not None  # noqa: S101 - not dense
     if mark is not None:
         return np.diff(offsets[mark[0] : mark[1] + 1])
-    return np.diff(offsets)[np.asarray(pick.index, np.int64)]
+    return np.diff(offsets)[np.asarray(pick.rows, np.int64)]
 
 
-def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterator[Bytes]:
-    """Yield the bytes of the selected rows of one column, in order."""
-    data, offsets = pick.payload.bytes_of(at), pick.payload.layout.offsets[at]
+def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterable[Bytes]:
+    """The bytes of the selected rows of one column, in order."""
+    layout = pick.payload.layout
+    offsets = layout.offsets[at]
     if mark is not None:
         begin, end = mark if offsets is None else (int(offsets[mark[0]]), int(offsets[mark[1]]))
-        yield data[begin * unit : end * unit]
-    elif offsets is not None:
+        base = layout.data_at[at]
+        return (pick.payload.data[base + begin * unit : base + end * unit],)
+    return _scattered(pick, pick.payload.bytes_of(at), offsets, unit)
+
+
+def _scattered(pick: Selection, data: Bytes, offsets: npt.NDArray[np.int64] | None, unit: int) -> Iterator[Bytes]:
+    if offsets is not None:
         marks = (offsets * unit).tolist()
-        for row in pick.index:
+        for row in pick.rows:
             yield data[marks[row] : marks[row + 1]]
     elif unit > _PICK_BYTES:
-        for row in pick.index:
+        for row in pick.rows:
             yield data[row * unit : (row + 1) * unit]
     elif unit:
         rows = data.reshape(pick.payload.layout.n, unit)
-        yield rows[np.asarray(pick.index, np.int64)].reshape(-1)
+        yield rows[np.asarray(pick.rows, np.int64)].reshape(-1)
+
+
+def _within(index: Sequence[int], n: int) -> bool:
+    if isinstance(index, range) and index.step == 1:
+        return index.start >= 0 and index.stop <= n
+    return min(index, default=0) >= 0 and max(index, default=-1) < n
 
 
 def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, CorruptPayload]]:
@@ -162,8 +187,8 @@ def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, Co
             metas = known[key] = tuple(by_name[name] for name in pick.fields) if lacking is None else lacking
         if isinstance(metas, str):
             errors[pick.ref] = CorruptPayload(f"the slot holds no field {metas!r}", field=metas)
-        elif len(pick.index) and not (min(pick.index) >= 0 and max(pick.index) < layout.n):
-            errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not row {max(pick.index)}")
+        elif len(pick.rows) and not (min(pick.rows) >= 0 and max(pick.rows) < layout.n):
+            errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not row {max(pick.rows)}")
         else:
             groups.setdefault(metas, []).append(pick)
     return [Gather.of(picks, metas) for metas, picks in groups.items()], errors

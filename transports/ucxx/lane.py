@@ -10,19 +10,23 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
 from asyncdp.slots import Part, ReadResult
+from asyncdp.transports.ucxx.arena import WORDS
 from asyncdp.transports.ucxx.gather import Gather, Selection, gathers
-from asyncdp.transports.ucxx.layout import Layout
+from asyncdp.transports.ucxx.layout import Layout, read_layout, spans
 from asyncdp.transports.ucxx.payload import PIECE_BYTES, Payload, pack, rows_of
 from asyncdp.transports.ucxx.slot import live_at
 from asyncdp.transports.ucxx.slot_header import (
+    DEAD,
+    STATE,
     Header,
     Outcome,
     State,
-    read_dead,
     read_outcome,
     read_state,
     write_outcome,
@@ -36,12 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane"]
 
-
-class _Seen(NamedTuple):
-    """A slot as it was before the copy."""
-
-    header: Header
-    payload: Payload
+#: Payloads of a few columns whose rows do not differ in length have a head of so many bytes at the most.
+_HEAD: Final = 128
 
 
 class Lane:
@@ -58,6 +58,7 @@ class Lane:
         self.arena = arena
         self._buffers = buffers
         self._codec = codec
+        self._table = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)
 
     @property
     def usable(self) -> bool:
@@ -73,97 +74,107 @@ class Lane:
     async def read(self, refs: Sequence[SlotRef]) -> ReadResult:
         """Copy rows out of slots; an error per ref that could not be read, as from the host itself."""
         errors: dict[int, DataPlaneError] = {}
+        foreign = [at for at, ref in enumerate(refs) if not self._known(ref)]
+        for at in foreign:
+            errors[at] = _stale(refs[at])
+        asked = [at for at in range(len(refs)) if at not in errors]
+        self._check(refs, asked, errors)
         picks: list[Selection] = []
-        headers: dict[int, Header] = {}
-        for at, ref in enumerate(refs):
-            seen = self._look(ref)
-            if isinstance(seen, DataPlaneError):
-                errors[at] = seen
-            else:
-                headers[at] = seen.header
-                picks.append(Selection(at, seen.payload, ref.fields, ref.index))
+        heads: dict[bytes, Layout] = {}
+        for at in asked:
+            if at in errors:
+                continue
+            try:
+                picks.append(Selection(at, self._look(refs[at], heads), refs[at].fields, refs[at].index))
+            except CorruptPayload as err:
+                errors[at] = self._state_problem(refs[at]) or err
         made, unfit = gathers(picks)
-        errors.update(unfit)
+        for at, error in unfit.items():
+            errors[at] = self._state_problem(refs[at]) or error
         parts = []
         for gather in made:
             out = self._buffers.empty(gather.layout.nbytes)
             await _in_turns(gather.fill(out))
-            part = self._part(gather, Payload(gather.layout, out), refs, headers, errors)
+            part = self._part(gather, Payload(gather.layout, out), refs, errors)
             if part is not None:
                 parts.append(part)
         return ReadResult(tuple(parts), errors)
 
+    def _known(self, ref: SlotRef) -> bool:
+        return ref.host.epoch == self.arena.epoch and 0 <= ref.slot < self.arena.units
+
+    def _look(self, ref: SlotRef, heads: dict[bytes, Layout]) -> Payload:
+        """See where the rows of a slot lie. Slots of one shape begin with the same bytes: ``heads`` remembers those."""
+        data = self.arena.data[self.arena.payload_at(ref.slot) :]
+        head = data[:_HEAD].tobytes()
+        layout = heads.get(head)
+        if layout is None:
+            layout = read_layout(data)
+            if layout.head_bytes <= _HEAD:
+                heads[head] = layout
+        return Payload(layout, data)
+
     def _part(
-        self,
-        gather: Gather,
-        copied: Payload,
-        refs: Sequence[SlotRef],
-        headers: dict[int, Header],
-        errors: dict[int, DataPlaneError],
+        self, gather: Gather, copied: Payload, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]
     ) -> Part | None:
         """Check after the copy; what is stale by now goes."""
         numbers = [pick.ref for pick in gather.picks]
-        for at in numbers:
-            problem = self._problem(refs[at], headers[at], copied.layout)
-            if problem is not None:
-                errors[at] = problem
+        self._check(refs, numbers, errors)
         block = copied.block(self._codec)
         sizes = gather.nbytes
         if any(at in errors for at in numbers):
             kept = [place for place, at in enumerate(numbers) if at not in errors]
             if not kept:
                 return None
-            firsts = [0]
-            for count in gather.counts:
-                firsts.append(firsts[-1] + count)
-            block = block.take([row for place in kept for row in range(firsts[place], firsts[place + 1])])
+            marks = spans(gather.counts)
+            block = block.take([row for place in kept for row in range(*marks[place])])
             numbers, sizes = [numbers[place] for place in kept], tuple(sizes[place] for place in kept)
         return Part(tuple(numbers), block, sizes, copied.schema())
 
-    def _look(self, ref: SlotRef) -> _Seen | DataPlaneError:
-        """See where the rows of a ref lie."""
-        arena = self.arena
-        if ref.host.epoch != arena.epoch or not 0 <= ref.slot < arena.units:
-            return _stale(ref)
-        problem = self._state_problem(ref)
-        if problem is not None:
-            return problem
-        header = Header.read(arena, ref.slot, ref.generation)
-        if header is None or live_at(arena, ref.slot, header.capacity) > arena.nbytes:
-            return self._state_problem(ref) or CorruptPayload(f"the header of slot {ref.slot} is damaged")
-        at = arena.payload_at(ref.slot)
-        try:
-            payload = Payload.read(arena.slice(at, header.capacity), header.rows)
-        except CorruptPayload as err:
-            return self._state_problem(ref) or err
-        return self._problem(ref, header, payload.layout) or _Seen(header, payload)
+    def _check(self, refs: Sequence[SlotRef], numbers: Sequence[int], errors: dict[int, DataPlaneError]) -> None:
+        """Note each ref whose slot does not hold its generation, or whose rows are nobody's content.
+
+        Rows are looked at before the state: a slot that is used again first stops being READY.
+        """
+        if self.arena.given_up:
+            errors.update({at: _stale(refs[at]) for at in numbers})
+            return
+        slots = [refs[at].slot for at in numbers]
+        dead = self._table[slots, DEAD].nonzero()[0].tolist()
+        for place in dead:
+            ref = refs[numbers[place]]
+            if not self._live(ref):
+                errors[numbers[place]] = StaleSlotError(
+                    f"slot {ref.slot} does not hold these rows any more", host=ref.host.id
+                )
+        ready = np.asarray([refs[at].generation << 8 | State.READY for at in numbers], np.uint64)
+        for place in (self._table[slots, STATE] != ready).nonzero()[0].tolist():
+            problem = self._state_problem(refs[numbers[place]])
+            if problem is not None:
+                errors[numbers[place]] = problem
 
     def _state_problem(self, ref: SlotRef) -> DataPlaneError | None:
         """Why a slot does not hold a finished payload of this generation, or None."""
         arena = self.arena
         state, generation = read_state(arena, ref.slot)
-        if generation != ref.generation or arena.given_up:
+        if generation != ref.generation or state not in (State.READY, State.WRITING):
             return _stale(ref)
-        if state is State.READY:
-            return None
-        if state is not State.WRITING:
-            return _stale(ref)
-        if read_outcome(arena, ref.slot, generation) is Outcome.WRITTEN:
+        if state is State.READY or read_outcome(arena, ref.slot, generation) is Outcome.WRITTEN:
             return None
         # It may have become READY between the two looks.
         if read_state(arena, ref.slot) == (State.READY, ref.generation):
             return None
         return DataPlaneNotReady(f"slot {ref.slot} is still being written", host=ref.host.id, retry_after_s=0.01)
 
-    def _problem(self, ref: SlotRef, header: Header, layout: Layout) -> DataPlaneError | None:
-        """Why rows of a slot are not somebody's content, or None. Rows first: a freed slot's state goes before them."""
-        if read_dead(self.arena, ref.slot) and not self._live(ref, header, layout):
-            return self._state_problem(ref) or StaleSlotError(
-                f"slot {ref.slot} does not hold these rows any more", host=ref.host.id
-            )
-        return self._state_problem(ref)
-
-    def _live(self, ref: SlotRef, header: Header, layout: Layout) -> bool:
+    def _live(self, ref: SlotRef) -> bool:
+        """Whether all rows and fields of a ref are somebody's content."""
+        header = Header.read(self.arena, ref.slot, ref.generation)
+        if header is None or live_at(self.arena, ref.slot, header.capacity) > self.arena.nbytes:
+            return False
+        try:
+            layout = self._look(ref, {}).layout
+        except CorruptPayload:
+            return False
         begin = live_at(self.arena, ref.slot, header.capacity)
         live = self.arena.slice(begin, header.rows * header.cols).reshape(header.rows, header.cols)
         columns = [at for name in ref.fields if (at := layout.column(name)) is not None and at < header.cols]
