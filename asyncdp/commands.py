@@ -43,7 +43,9 @@ def _top(
 def demo(
     seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
     transport: Annotated[str, typer.Option(help="Where the plane lives; 'memory' so far.")] = "memory",
-    seconds: Annotated[float, typer.Option(min=1.0, help="How long to train at most.")] = 45.0,
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
+    ] = 45.0,
     faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the account and all counters here.")] = None,
     plot_file: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of reward, depth and age.")] = None,

@@ -81,7 +81,7 @@ class DemoConfig:
     Attributes:
         seed: Of the weights, the prompts, the samples and the faults. (Which task runs when is the machine's choice.)
         transport: Where the plane lives.
-        seconds: When to stop at the latest, not counting the start and the account.
+        seconds: How long to train; up to twice as long while the reward is not enough.
         faults: Whether faults are injected.
         workers: Rollout workers.
         group_size: Samples per prompt.
@@ -92,6 +92,7 @@ class DemoConfig:
             of training and samples stay young.
         capacity: Samples that the plane holds: fewer than all workers could add after looking at the depth, so that
             a full plane (DataPlaneNotReady) is part of normal life.
+        enough: Sampled reward below which time alone does not end the run.
         goal: Sampled reward at which the run stops early.
         max_steps: Training steps at which it stops.
         evaluate_every: Training steps between evaluations.
@@ -108,6 +109,7 @@ class DemoConfig:
     max_age: int = 4
     max_depth: int = 32
     capacity: int = 36 * 8 + 1
+    enough: float = 0.5
     goal: float = 0.9
     max_steps: int = 600
     evaluate_every: int = 25

@@ -2,6 +2,7 @@ import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from asyncdp.examples.async_grpo import DemoConfig, Report, run
 from asyncdp.examples.grpo_account import Account
 from asyncdp.examples.grpo_progress import Point, Progress
 from asyncdp.examples.grpo_view import LiveView, PlainView, sparkline
+from asyncdp.testing import run_virtual
 
 KEYS = {
     "seed",
@@ -38,7 +40,7 @@ KEYS = {
 @pytest.fixture(scope="module", params=[False, True], ids=["calm", "faults"])
 def report(request: pytest.FixtureRequest) -> Report:
     """A run of a few seconds, without and with faults."""
-    return anyio.run(run, DemoConfig(seed=1, seconds=6.0, faults=request.param))
+    return anyio.run(run, DemoConfig(seed=1, seconds=6.0, enough=0.0, faults=request.param))
 
 
 def test_a_short_run_accounts_for_every_sample(report: Report) -> None:
@@ -70,6 +72,24 @@ def test_a_run_ends_on_its_goal() -> None:
     made = anyio.run(run, config)
     assert made.progress.steps == 2
     assert made.balance.adds_up
+
+
+def test_a_slow_machine_gets_more_time() -> None:
+    """Past its time a run goes on until the reward is enough, for as long again at most."""
+
+    async def ends_after(seconds: float, enough_at: float | None) -> float:
+        stop, progress = anyio.Event(), Progress(evaluations=[Point(0.0, 0.1)])
+        began = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            group.start_soon(async_grpo._time_is_up, DemoConfig(seconds=seconds), progress, stop)
+            if enough_at is not None:
+                await anyio.sleep(enough_at)
+                progress.evaluations.append(Point(enough_at, 0.6))
+        return anyio.current_time() - began
+
+    assert run_virtual(partial(ends_after, 40.0, 5.0)) == pytest.approx(40.0)
+    assert run_virtual(partial(ends_after, 40.0, 60.0)) == pytest.approx(60.0, abs=1.0)
+    assert run_virtual(partial(ends_after, 40.0, None)) == pytest.approx(80.0)
 
 
 def _report(*, lost: int = 0, end: float = 0.9) -> Report:

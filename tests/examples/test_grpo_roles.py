@@ -22,6 +22,16 @@ CONFIG = DemoConfig(workers=1, group_size=4, groups_per_rollout=2, groups_per_st
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 
 
+@pytest.fixture(autouse=True)
+def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual time does not wait for threads: what would run in one runs at once."""
+
+    async def at_once(step: Callable[..., Any], *args: Any) -> Any:
+        return step(*args)
+
+    monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
+
+
 class _Roles:
     """One of each, on a plane of their own; the faults hit the worker and the trainer, not the onlooker ``plane``."""
 
@@ -187,13 +197,8 @@ def test_groups_are_evicted_when_they_are_too_old(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_pop_is_repeated_until_it_is_answered(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pop_is_repeated_until_it_is_answered(backend: str) -> None:
     """Trained samples leave the plane before the next weights do, whatever happens to the request."""
-
-    async def at_once(step: Callable[..., Any], *args: Any) -> Any:
-        return step(*args)  # virtual time does not wait for threads
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", at_once)
 
     async def main() -> None:
         plan = FaultPlan().on("pop").reset(times=13)
@@ -204,6 +209,23 @@ def test_a_pop_is_repeated_until_it_is_answered(backend: str, monkeypatch: pytes
             assert await roles.left() == set()
             assert roles.trainer.version == 1
             assert roles.account.balance([]).trained == len(ids)
+
+    run_virtual(main, backend)
+
+
+@BACKENDS
+def test_weights_are_published_after_the_pop(backend: str) -> None:
+    """While a batch cannot be popped, no newer version makes it look old to others."""
+
+    async def main() -> None:
+        async with _roles(FaultPlan().on("pop").refuse()) as roles:
+            await roles.put()
+            await roles.put()
+            await roles.trainer._add_advantages()
+            with anyio.move_on_after(30.0):
+                await roles.trainer._train()
+            assert roles.progress.steps == 1
+            assert await roles.plane.list_metadata(WEIGHTS) == []
 
     run_virtual(main, backend)
 
