@@ -1,0 +1,259 @@
+"""Drives UCX from an event loop: no polling while idle, no thread, buffers held until UCX is done with them.
+
+ucxx's own wait spins on the loop: one idle connection costs a whole core. Here the loop watches the worker's file
+descriptor, runs progress when it is readable and arms it again. Two rules keep the process alive:
+
+* A request that was given up may still write into its buffer for a while (measured: up to 86 ms); freed memory then
+  means a crash. So request, array and buffer are pinned from the post until the request has ended, whatever becomes of
+  whoever waited for it.
+* A connection on which something was given up is abandoned: the next receive on it would get the old message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncdp.errors import DataPlaneClosed
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+__all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
+
+#: One message at the most: a larger one holds up the loop (256 MB: 5-75 ms) and is not faster.
+MESSAGE_BYTES: Final = 16 << 20
+#: Read by UCX when it is loaded. put_zcopy: rendezvous on host memory is five times faster than with what ucxx sets.
+#: Reuse of addresses: else the port of a killed host stays taken for a minute.
+_ENVIRONMENT: Final = {"UCX_RNDV_SCHEME": "put_zcopy", "UCX_CM_REUSEADDR": "y", "UCX_TCP_CM_REUSEADDR": "y"}
+
+
+class Operation:
+    """One send or receive under way.
+
+    Attributes:
+        ended: Done when UCX is done with the buffer, well or not.
+    """
+
+    __slots__ = ("_engine", "_request", "ended", "endpoint", "keep")
+
+    def __init__(self, engine: Engine, request: Any, endpoint: Any, keep: Any) -> None:
+        """Pin ``keep`` (the buffer) with the request."""
+        self._engine = engine
+        self._request = request
+        self.endpoint = endpoint
+        self.keep = keep
+        self.ended: asyncio.Future[None] = engine.loop.create_future()
+
+    @property
+    def completed(self) -> bool:
+        """Whether UCX is done."""
+        return bool(self._request.completed)
+
+    async def wait(self) -> None:
+        """Wait until it has ended; spins a little first, since small messages take less than a sleep.
+
+        Raises:
+            Exception: UCX's own (``UCXX...Error``).
+        """
+        until = time.perf_counter() + self._engine.spin_s
+        while not self.completed and time.perf_counter() < until:
+            self._engine.progress()
+            await asyncio.sleep(0)
+        if not self.ended.done():
+            self._engine.poll()
+            await asyncio.shield(self.ended)
+        self._request.check_error()
+
+
+class Engine:
+    """A UCX worker on the running loop; made once per loop.
+
+    Args:
+        devices: Network devices that UCX may use, such as ``"lo"`` or ``"mlx5_0:1"``; None: all.
+        spin_s: How long a wait spins before it sleeps, in seconds (measured: 50 us halves the time of 1 KB).
+
+    Raises:
+        ImportError: ucxx is not installed; the message names the extra.
+    """
+
+    def __init__(self, *, devices: str | None = None, spin_s: float = 50e-6) -> None:
+        """Make the worker and watch it."""
+        self._ucx = _load()
+        self.loop = asyncio.get_running_loop()
+        self.spin_s = spin_s
+        self.polls = 0
+        self._array: Callable[[Any], Any] = self._ucx["Array"]
+        config = {"NET_DEVICES": devices} if devices else {}
+        self._worker: Any = self._ucx["UCXWorker"](self._ucx["UCXContext"](config))
+        self._operations: dict[int, Operation] = {}
+        self._abandoned: set[int] = set()
+        self._listener: Any = None
+        self._kicked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+        # The receiver picks the tags, so a message that nobody waits for any more never matches another receive.
+        self._tags = itertools.count(int.from_bytes(os.urandom(4), "little") << 24)
+        self._worker.init_blocking_progress_mode()
+        self._fd = self._worker.epoll_file_descriptor
+        self.loop.add_reader(self._fd, self._readable)
+        self._kick()
+
+    # -- the loop
+
+    def progress(self) -> None:
+        """Let UCX do one step."""
+        self._worker.progress_once()
+
+    def _readable(self) -> None:
+        self.polls += 1
+        self.poll()
+
+    def poll(self) -> None:
+        """Let UCX work, note what has ended, and make its descriptor tell of the next event."""
+        if self._closed:
+            return
+        for _ in range(64):  # bounded: a large transfer must not starve the loop
+            if not self._worker.progress_once():
+                self._worker.progress()  # progress_once alone never runs the cancels that a dead peer schedules
+                break
+        else:
+            self._kick()
+        for key, operation in list(self._operations.items()):
+            if operation.completed:
+                del self._operations[key]
+                operation.keep = None
+                if not operation.ended.done():
+                    operation.ended.set_result(None)
+        if not self._kicked and not self._worker.arm():
+            self._kick()  # something happened meanwhile
+        if self._operations and self._timer is None:
+            wait_s = 0.005 if self._abandoned else 0.05
+            self._timer = self.loop.call_later(wait_s, self._tick)
+        if not self._operations:
+            self._abandoned.clear()
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.poll()
+
+    def _kick(self) -> None:
+        if not self._kicked:
+            self._kicked = True
+            self.loop.call_soon(self._run_kick)
+
+    def _run_kick(self) -> None:
+        self._kicked = False
+        self.poll()
+
+    # -- messages
+
+    def next_tag(self) -> int:
+        """Return a tag for messages that this engine receives."""
+        return next(self._tags)
+
+    def _post(self, post: Callable[[Any], Any], endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+        if self._closed:
+            raise DataPlaneClosed("the engine is closed")
+        array = self._array(buffer)
+        operation = Operation(self, post(array), endpoint, (buffer, array))
+        self._operations[id(operation)] = operation
+        return operation
+
+    def send(self, endpoint: Any, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
+        """Post a send of contiguous bytes, at most ``MESSAGE_BYTES``; they must not change until it has ended."""
+        wrapped = self._ucx["Tag"](tag)
+        return self._post(lambda array: endpoint.tag_send(array, wrapped), endpoint, buffer)
+
+    def receive(self, endpoint: Any, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
+        """Post a receive of a message of this tag and of just this length, into writable contiguous bytes."""
+        if not (buffer.flags.writeable and buffer.flags.c_contiguous):
+            raise ValueError("a receive needs writable, contiguous memory")
+        wrapped = self._ucx["Tag"](tag)
+        return self._post(lambda array: endpoint.tag_recv(array, wrapped), endpoint, buffer)
+
+    def send_token(self, endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+        """Post the first bytes of a connection, which say whose it is."""
+        return self._post(endpoint.stream_send, endpoint, buffer)
+
+    def receive_token(self, endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+        """Post the receive of the first bytes of a connection."""
+        return self._post(endpoint.stream_recv, endpoint, buffer)
+
+    # -- connections
+
+    def connect(self, host: str, port: int) -> Any:
+        """Begin a connection; whether it came about shows in the first operation on it."""
+        if self._closed:
+            raise DataPlaneClosed("the engine is closed")
+        return self._ucx["UCXEndpoint"].create(self._worker, host, port, True)  # noqa: FBT003 - errors are reported
+
+    def listen(self, accept: Callable[[Any], None], port: int = 0) -> int:
+        """Listen on every address of the machine (UCX cannot bind to one); returns the port."""
+        create = self._ucx["UCXListener"].create
+        self._listener = create(self._worker, port, accept, deliver_endpoint=True)
+        self._kick()
+        return int(self._listener.port)
+
+    def abandon(self, endpoint: Any) -> None:
+        """End a connection at once; what is under way on it stays pinned until UCX is done. Twice is fine."""
+        if self._closed:
+            return
+        self._abandoned.update(key for key, operation in self._operations.items() if operation.endpoint is endpoint)
+        endpoint.close_blocking(period=10**9, max_attempts=1)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._kick()
+
+    async def drained(self, timeout_s: float = 5.0) -> bool:
+        """Wait until nothing is under way; False where something is after ``timeout_s`` seconds."""
+        until = self.loop.time() + timeout_s
+        while self._operations and self.loop.time() < until:
+            self.poll()
+            await asyncio.sleep(0.001)
+        return not self._operations
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Abandon all connections, wait until UCX is done with all buffers, and stop. Twice is fine.
+
+        What is not done after ``timeout_s`` seconds stays pinned for the life of the process.
+        """
+        if self._closed:
+            return
+        self._listener = None
+        for endpoint in {id(op.endpoint): op.endpoint for op in self._operations.values()}.values():
+            self.abandon(endpoint)
+        drained = await self.drained(timeout_s)
+        self._closed = True
+        self.loop.remove_reader(self._fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        if drained:
+            self._worker = None
+
+    @property
+    def under_way(self) -> int:
+        """How many sends and receives are under way."""
+        return len(self._operations)
+
+
+def _load() -> dict[str, Any]:
+    """Load ucxx, with the settings that it has to find in the environment."""
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ucxx  # noqa: F401 - loads UCX itself
+        from ucxx._lib import libucxx
+        from ucxx._lib.arr import Array
+        from ucxx.types import Tag
+    except ImportError as err:
+        msg = f"payload between machines travels over UCX; it needs the extra: pip install 'asyncdp[ucxx]' ({err})"
+        raise ImportError(msg) from err
+    names = ("UCXContext", "UCXWorker", "UCXEndpoint", "UCXListener")
+    return {"Array": Array, "Tag": Tag, **{name: getattr(libucxx, name) for name in names}}
