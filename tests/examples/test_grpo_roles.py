@@ -7,13 +7,13 @@ import anyio.to_thread
 import pytest
 import torch
 
-from asyncdp import BaseClient, DataPlaneNotReady
+from asyncdp import BaseClient, DataPlaneNotReady, KVBatchMeta
 from asyncdp.examples.grpo_account import Account
 from asyncdp.examples.grpo_controller import SingleController
 from asyncdp.examples.grpo_faults import fault_plan
 from asyncdp.examples.grpo_plane import ADVANTAGE, POLICY, ROLLOUTS, WEIGHTS, DemoConfig, attach, register, start
 from asyncdp.examples.grpo_progress import Progress
-from asyncdp.examples.grpo_trainer import Trainer
+from asyncdp.examples.grpo_trainer import Trainer, _whole_groups
 from asyncdp.examples.grpo_worker import RolloutWorker
 from asyncdp.examples.policy import make_task
 from asyncdp.testing import KINDS, FaultPlan, run_virtual
@@ -152,6 +152,13 @@ def test_a_group_with_a_row_that_is_gone_goes_as_a_whole(backend: str) -> None:
             assert roles.account.evicted_by_reason == {"gone": 8}
 
     run_virtual(main, backend)
+
+
+def test_one_row_stands_for_its_group() -> None:
+    """Of a group that has a row less the others are no use either."""
+    meta = KVBatchMeta("p", sample_ids=["a0", "b0", "a1", "c0"], tags=[{"group_id": g} for g in "abac"])
+    assert _whole_groups(meta, ["a1", "c0"]) == {0, 2, 3}
+    assert _whole_groups(meta, []) == set()
 
 
 @BACKENDS
