@@ -9,7 +9,7 @@ from asyncdp.errors import DataPlaneError, DataPlaneTimeout
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.permit import Change, Failure, Permit, QuarantineRules, TargetSnapshot
 from asyncdp.middleware.quarantine import Quarantine
-from asyncdp.middleware.slot_retry import may_resend
+from asyncdp.middleware.slot_retry import may_resend, out_of_time
 from asyncdp.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class PortRotation(Layer):
         try:
             return await self._through(permit, call, ctx)
         except DataPlaneError as err:
-            if not err.blames_port or len(targets) == 1 or not may_resend(call, err, self.inner):
+            if not (err.blames_port and err.retryable) or len(targets) == 1 or not may_resend(call, err, self.inner):
                 raise
             now = ctx.env.clock.now()
             if now >= ctx.deadline:
@@ -82,9 +82,10 @@ class PortRotation(Layer):
             try:
                 return await self._through(permit, call, ctx)
             except DataPlaneError as second:
-                second.attempts = max(second.attempts, 2)
-                second.ambiguous = second.ambiguous or (err.ambiguous and call.mutates)
-                raise
+                told = err if out_of_time(second) else second
+                told.attempts = max(second.attempts, 2)
+                told.ambiguous = (err.ambiguous or second.ambiguous) and call.mutates
+                raise told from told.__cause__
 
     async def _through(self, permit: Permit[Key], call: Any, ctx: CallContext) -> Any:
         """Send the call through one port and end its permit, whatever happens, exactly once."""

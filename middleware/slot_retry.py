@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from asyncdp.calls import Call, CallContext, Resend
-from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady
+from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady, DataPlaneTimeout
 from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.touches import Touches
@@ -18,7 +18,7 @@ from asyncdp.slots import Part, ReadResult, ReadSlots
 if TYPE_CHECKING:
     from asyncdp.client import BaseClient
 
-__all__ = ["SlotRetry", "may_resend"]
+__all__ = ["SlotRetry", "may_resend", "out_of_time"]
 
 R = TypeVar("R")
 
@@ -26,6 +26,11 @@ R = TypeVar("R")
 def may_resend(call: Call[Any], err: DataPlaneError, client: BaseClient) -> bool:
     """Whether the same call may be sent again after this error, as far as the backend can tell it apart."""
     return _may_resend(call, client, unsure=err.ambiguous)
+
+
+def out_of_time(err: DataPlaneError) -> bool:
+    """Whether it only says that the call had no time left for the attempt: an earlier error tells more."""
+    return isinstance(err, DataPlaneTimeout) and not err.blames_port
 
 
 def _may_resend(call: Call[Any], client: BaseClient, *, unsure: bool) -> bool:
@@ -129,32 +134,38 @@ class SlotRetry(Layer):
                 return await attempt(number)
             except DataPlaneError as later:
                 later.attempts = max(later.attempts, number)
-                latest = later
+                if not out_of_time(later):
+                    latest = later
                 raise
 
         def again(failed: BaseException) -> bool:
-            return (
-                isinstance(failed, DataPlaneError)
-                and failed.retryable
-                and not isinstance(failed, ClaimNotReady)
-                and allowed(failed)
-            )
+            return isinstance(failed, DataPlaneError) and _may_pass(failed) and allowed(failed)
 
-        def wait(state: RetryCallState) -> float:
-            return self._wait_s(_error(state), state.attempt_number, ctx)
+        retrying = AsyncRetrying(
+            retry=retry_if_exception(again),
+            wait=lambda state: self._wait_s(_error(state), state.attempt_number, ctx),
+            stop=lambda state: self._stop(state, ctx),
+            sleep=ctx.pause,
+            reraise=True,
+        )
+        try:
+            return await retrying(step)
+        except DataPlaneError as last:
+            if last is latest or not out_of_time(last):
+                raise
+            latest.attempts = last.attempts
+            raise latest from latest.__cause__
 
-        def stop(state: RetryCallState) -> bool:
-            failed = _error(state)
-            if state.attempt_number >= self.max_attempts or state.upcoming_sleep >= ctx.remaining():
-                return True
-            if not isinstance(failed, DataPlaneNotReady) and not ctx.env.budget.withdraw(ctx.env.clock.now()):
-                ctx.emit("budget_refused", verb=ctx.verb, what="slot_retry")
-                return True
-            ctx.emit("retry", reason=type(failed).__name__, verb=ctx.verb, host=failed.host, port=failed.port)
-            return False
-
-        retrying = AsyncRetrying(retry=retry_if_exception(again), wait=wait, stop=stop, sleep=ctx.pause, reraise=True)
-        return await retrying(step)
+    def _stop(self, state: RetryCallState, ctx: CallContext) -> bool:
+        """Whether there is no attempt, no time or no budget left."""
+        failed = _error(state)
+        if state.attempt_number >= self.max_attempts or state.upcoming_sleep >= ctx.remaining():
+            return True
+        if not isinstance(failed, DataPlaneNotReady) and not ctx.env.budget.withdraw(ctx.env.clock.now()):
+            ctx.emit("budget_refused", verb=ctx.verb, what="slot_retry")
+            return True
+        ctx.emit("retry", reason=type(failed).__name__, verb=ctx.verb, host=failed.host, port=failed.port)
+        return False
 
     def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:
         if isinstance(err, DataPlaneNotReady):
@@ -191,6 +202,10 @@ class SlotRetry(Layer):
                 if not err.retryable and not any(e is err for e in errors.values()):
                     errors.update(dict.fromkeys(failing(), err))
         return ReadResult(tuple(parts), errors, verified=result.verified)
+
+
+def _may_pass(err: DataPlaneError) -> bool:
+    return err.retryable and not isinstance(err, ClaimNotReady)
 
 
 def _error(state: RetryCallState) -> DataPlaneError:

@@ -111,10 +111,40 @@ async def test_an_attempt_has_its_own_limit() -> None:
     plan = FaultPlan().on("ping").silent()
     async with Rig(plan, attempt_timeout_s=3.0, backoff_base_s=0.001, backoff_cap_s=0.001) as rig:
         with pytest.raises(DataPlaneTimeout, match="ran out of time") as caught:
-            await rig.client.ping(timeout_s=7.0)
+            await rig.client.ping(timeout_s=8.0)
         at = [s.at for s in rig.wire("Ping")]
         assert at == [pytest.approx(x, abs=0.01) for x in (0.0, 3.0, 6.0)]
         assert caught.value.attempts == 3
+
+
+@virtual
+async def test_the_error_is_that_of_an_attempt_with_time() -> None:
+    """A last attempt that the call had no time for says nothing: the error before it is the real one."""
+    plan = FaultPlan().on("ping").refuse(times=1).on("clear_samples").reset(times=1).on("get_samples", port=1).refuse()
+    plan.silent(at_s=0.001)
+    async with Rig(plan, ports=2) as rig:
+        ids = await rig.fill(1)
+        calls = (rig.client.ping(0.3), rig.client.clear_samples(ids, "p", timeout_s=0.3))
+        for call, text in zip(calls, ("refused", "reset"), strict=True):
+            with pytest.raises(DataPlaneUnavailable, match=text) as caught:
+                await call
+            assert caught.value.attempts == 2
+            assert caught.value.ambiguous == (text == "reset")
+        assert anyio.current_time() == pytest.approx(0.6)
+
+
+@virtual
+async def test_the_error_is_that_of_the_port_with_time() -> None:
+    """A second port that the call had no time left for does not hide what the first one said."""
+    plan = (
+        FaultPlan().on(call="ReadSlots").error("ConnectionResetError", "first", times=1).on(call="ReadSlots").silent()
+    )
+    async with Rig(plan, ports=2) as rig:
+        ids = await rig.fill(1)
+        with pytest.raises(DataPlaneUnavailable, match="first") as caught:
+            await rig.get(ids, timeout_s=0.5)
+        assert caught.value.attempts == 2
+        assert rig.events["quarantine"] == 1
 
 
 @virtual
