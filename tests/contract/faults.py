@@ -135,36 +135,51 @@ class Fail(Fault):
         raise self.make()
 
 
-class Hold(Fault):
-    """Stops a call, before it is sent or (``after``) when its answer is there, until ``go`` is set.
+class Held(Fault):
+    """A fault that keeps its calls waiting; ``held`` is set once one waits."""
 
-    ``held`` is set while a call waits here; ``shield``: a cancel does not get through.
-    """
+    def __init__(self, *kinds: Any, **when: Any) -> None:
+        """Begin with none."""
+        super().__init__(*kinds, **when)
+        self.held = anyio.Event()
 
-    def __init__(self, *kinds: Any, after: bool = False, shield: bool = False, **when: Any) -> None:
+    async def cut(self, call: Awaitable[Any]) -> None:
+        """Make a call and cancel it once it waits here."""
+        self.held = anyio.Event()
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._cancel, scope)
+                await call
+        assert scope.cancelled_caught
+
+    async def _cancel(self, scope: anyio.CancelScope) -> None:
+        await self.held.wait()
+        scope.cancel()
+
+
+class Hold(Held):
+    """Stops a call, before it is sent or (``after``) when its answer is there, until ``go`` is set."""
+
+    def __init__(self, *kinds: Any, after: bool = False, **when: Any) -> None:
         """Begin closed."""
         super().__init__(*kinds, **when)
         self.after = after
-        self.shield = shield
-        self.held = anyio.Event()
         self.go = anyio.Event()
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
         """Wait for ``go``."""
         answer = await send(call, ctx) if self.after else None
         self.held.set()
-        with anyio.CancelScope(shield=self.shield):
-            await self.go.wait()
+        await self.go.wait()
         return answer if self.after else await send(call, ctx)
 
 
-class Straggle(Fault):
+class Straggle(Held):
     """The call is on its way for ever: who waits for it gives up. ``arrive`` lets it reach the backend after all."""
 
     def __init__(self, *kinds: Any, **when: Any) -> None:
         """Begin with nothing on its way."""
         super().__init__(*kinds, **when)
-        self.held = anyio.Event()
         self.arrive: Callable[[], Awaitable[Any]]
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from tensordict import TensorDict
 
 from asyncdp import DataPlaneCapabilities, default_layers, stack
+from asyncdp.factory import DEFAULT_LAYERS
 
 if TYPE_CHECKING:
     from asyncdp.client import BaseClient
@@ -82,9 +83,14 @@ class Rig:
     ``client`` is the owner of a fresh plane, ``mate`` a second client of it under another owner's name. ``open`` and
     ``attach`` make more, with fault layers below the default ones. All are closed at the end, and nothing may be left
     behind then.
+
+    Attributes:
+        opener: Starts a plane.
+        without: Default layers to leave out, by name.
     """
 
     opener: Opener
+    without: tuple[str, ...] = ()
     client: BaseClient = field(init=False)
     mate: BaseClient = field(init=False)
     _doors: dict[BaseClient, Door] = field(default_factory=dict, init=False)
@@ -130,7 +136,8 @@ class Rig:
         faults: tuple[Callable[[BaseClient], Any], ...],
         settings: Mapping[str, Any] | None = None,
     ) -> BaseClient:
-        client = stack(transport, [*default_layers(**{**FAST, **(settings or {})}), *faults])
+        named = zip(DEFAULT_LAYERS, default_layers(**{**FAST, **(settings or {})}), strict=True)
+        client = stack(transport, [*(layer for name, layer in named if name not in self.without), *faults])
         self._doors[client] = door
         self._clients.append(client)
         return client

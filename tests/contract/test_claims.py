@@ -79,7 +79,7 @@ async def test_a_claim_right_after_a_put_has_the_tags(rig: Rig) -> None:
             rig.mate.claim_meta("p", "train", ["x"], 2, timeout_s=5),
             rig.client.put_samples([f"a{i}", f"b{i}"], "p", {"x": torch.zeros(2)}, [{"i": i}, {"i": i}]),
         )
-        assert [tags["i"] for tags in claimed.tags] == [i, i]
+        assert [tags.get("i") for tags in claimed.tags] == [i, i]
 
 
 async def test_a_sample_is_claimable_once_all_required_fields_are_there(rig: Rig) -> None:
@@ -380,9 +380,7 @@ async def test_closing_gives_back_what_nobody_got(rig: Rig) -> None:
     client = await rig.attach(hold)
     await declare(rig.client)
     await put(rig.client, "a")
-    with anyio.move_on_after(0.02) as scope:
-        await client.claim_meta("p", "train", ["x"], 1)
-    assert scope.cancelled_caught
+    await hold.cut(client.claim_meta("p", "train", ["x"], 1))
     assert set(await claimed_by(rig.client)) == {"a"}
     await client.close()
     assert await claimed_by(rig.client) == {}
@@ -534,9 +532,11 @@ async def test_a_consumer_that_outlives_its_lease_has_lost_its_claim(rig: Rig) -
     with anyio.fail_after(5):  # a waiting claim is woken by the end of the lease
         again = await mate.claim_meta("p", "train", ["x"], 2)
     assert again.sample_ids == ["a", "b"]
-    for late in (client.release_claim(meta), client.pop(meta, "p"), client.pop(["a"], "p")):
+    with pytest.raises(ClaimLost):
+        await client.release_claim(meta)
+    for keys in (meta, ["a"]):
         with pytest.raises(ClaimLost):
-            await late
+            await client.pop(keys, "p")
     assert await claimed_by(mate) == {"a": "fast", "b": "fast"}
     await mate.pop(again, "p")
 

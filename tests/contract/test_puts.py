@@ -86,7 +86,7 @@ async def test_tags_merge_by_key(rig: Rig) -> None:
     await rig.mate.put_samples(["a"], "p", tags=[{"k": 2, "new": None}])
     await rig.client.put_samples(["a"], "p", tags=[{"other": 1.5}])
     tags = await tags_of(rig, "a")
-    assert {k: tags[k] for k in ("k", "kept", "new", "other")} == {"k": 2, "kept": True, "new": None, "other": 1.5}
+    assert {k: tags.get(k) for k in ("k", "kept", "new", "other")} == {"k": 2, "kept": True, "new": None, "other": 1.5}
     check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
 
 
@@ -343,8 +343,7 @@ async def test_a_cancelled_put_is_whole_or_absent(rig: Rig) -> None:
     hold = Hold(PUT, times=99)
     client = await rig.attach(hold)
     await declare(client)
-    with anyio.move_on_after(0.01):
-        await client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)})
+    await hold.cut(client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)}))
     assert (await rig.client.describe("p")).size == 0
     hold.go.set()
     await client.put_samples(["b"], "p", {"x": torch.ones(1)})
@@ -358,9 +357,7 @@ async def test_a_cancelled_put_gives_its_space_back_with_the_next_one(rig: Rig, 
     late = Straggle(step)
     client = await rig.attach(late)
     await declare(client)
-    with anyio.move_on_after(0.01) as scope:
-        await client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)})
-    assert scope.cancelled_caught
+    await late.cut(client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)}))
     await client.put_samples(["c"], "p", {"x": torch.zeros(1)})
     await client.put_samples(["a"], "p", {"x": torch.ones(1)})
     assert not rig.leftovers()
@@ -377,9 +374,8 @@ async def test_a_cancel_while_older_debts_are_settled_leaves_no_slot(rig: Rig) -
     late, hold = Straggle(PUT), Hold(Resolve)
     client = await rig.attach(late, hold)
     await declare(client)
-    for _ in range(2):
-        with anyio.move_on_after(0.01):
-            await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+    for fault in (late, hold):
+        await fault.cut(client.put_samples(["a"], "p", {"x": torch.zeros(1)}))
     hold.go.set()
     await client.put_samples(["b"], "p", {"x": torch.zeros(1)})
     await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
@@ -391,8 +387,7 @@ async def test_a_writer_that_vanished_in_mid_put_blocks_nobody(rig: Rig) -> None
     late = Straggle(PUT)
     client = await rig.attach(late)
     await declare(client)
-    with anyio.move_on_after(0.01):
-        await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+    await late.cut(client.put_samples(["a"], "p", {"x": torch.zeros(1)}))
     await rig.mate.put_samples(["a"], "p", {"x": torch.ones(1)})
     check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
 

@@ -19,6 +19,7 @@ from asyncdp import (
 )
 from tests.contract.rig import at_once, declare, table
 from tests.contract.same import check_same, rows_of
+from tests.contract.verbs import VERBS
 
 if TYPE_CHECKING:
     from tests.contract.rig import Rig
@@ -145,9 +146,9 @@ async def test_the_owners_close_ends_the_plane(rig: Rig) -> None:
     worker = await rig.attach(to=owner)
     await declare(worker)
     await owner.close()
-    for gone in (worker.ping(), worker.depth("p"), worker.put_samples(["a"], "p", {"x": torch.zeros(1)})):
+    for verb in ("ping", "depth", "put_samples", "get_samples", "claim_meta", "clear_samples"):
         with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
-            await gone
+            await VERBS[verb](worker, 0.2)
 
 
 async def test_a_claim_that_waits_when_the_plane_ends_is_told(rig: Rig) -> None:

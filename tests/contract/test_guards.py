@@ -1,0 +1,179 @@
+"""Each promise is broken once, and its test fails."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from asyncdp import DataPlaneError, MemoryTransport
+from asyncdp.slots import WriteSlots
+from tests.contract import (
+    broken,
+    test_claims,
+    test_clears,
+    test_groups,
+    test_interleavings,
+    test_puts,
+    test_reads,
+    test_recovery_verbs,
+    test_rows,
+    test_time_and_cancel,
+)
+from tests.contract import (
+    rig as rig_module,
+)
+from tests.contract.faults import PUT, LoseReply
+from tests.contract.rig import Rig, memory
+
+pytestmark = pytest.mark.anyio
+
+Check = Callable[[Rig], Awaitable[None]]
+
+#: How a test fails: by an assertion, or by an error that it did not expect.
+FAILED = (AssertionError, pytest.fail.Exception, DataPlaneError, TimeoutError, RuntimeError)
+
+
+def of(check: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> Check:
+    """Give a parametrised test its parameters."""
+
+    async def run(rig: Rig) -> None:
+        await check(rig, *args, **kwargs)
+
+    return run
+
+
+def plane(kind: Any, check: Check, **settings: Any) -> Any:
+    """Break the plane."""
+    return pytest.param(broken.plane(kind), settings, check, id=kind.__name__)
+
+
+def host(kind: Any, check: Check, **settings: Any) -> Any:
+    """Break the hosts."""
+    return pytest.param(broken.host(kind), settings, check, id=kind.__name__)
+
+
+def wire(kind: Any, check: Check, name: str = "", **settings: Any) -> Any:
+    """Break the transport."""
+    return pytest.param(kind, settings, check, id=name or kind.__name__)
+
+
+GUARDS = [
+    # 1
+    wire(broken.Casts, of(test_rows.test_every_dtype_comes_back_bit_for_bit, torch.bfloat16), "Casts"),
+    wire(broken.Squeezes, test_rows.test_a_column_and_a_column_of_width_one_stay_apart, "Squeezes"),
+    wire(broken.Reverses, test_rows.test_a_dense_field_comes_back_dense, "Reverses"),
+    plane(broken.ForgetsNested, of(test_rows.test_ragged_rows_keep_their_lengths, (2, 2, 2), ())),
+    host(broken.SharesMemory, test_rows.test_changing_a_fetched_tensor_changes_no_stored_row),
+    # 2
+    wire(broken.ShortReads, test_reads.test_one_unknown_id_of_three_keeps_the_other_rows),
+    wire(broken.ShortReads, test_reads.test_a_field_that_only_some_have_is_missing_for_the_others),
+    wire(broken.ShortReads, test_reads.test_an_unknown_id_alone_is_not_found),
+    # 3
+    wire(broken.HalfVisible, test_puts.test_a_reader_never_sees_half_a_put, rows_per_slot=1),
+    plane(broken.KeepsWhatFits, test_puts.test_a_put_over_capacity_leaves_nothing),
+    plane(broken.ForgetsOpIds, of(test_interleavings.test_a_clear_that_is_sent_again_spares_a_newer_row, "pop")),
+    plane(broken.ForgetsOpIds, test_interleavings.test_a_put_that_is_sent_again_spares_a_newer_value),
+    plane(broken.ForgetsOpIds, test_interleavings.test_an_abandoned_clear_does_not_remove_a_newer_row),
+    plane(broken.ForgetsOpIds, test_interleavings.test_an_abandoned_put_of_tags_does_not_come_back),
+    plane(broken.ReplacesAll, test_puts.test_a_put_again_replaces_the_same_fields_only),
+    plane(broken.OverwritesTags, test_puts.test_tags_merge_by_key),
+    # 4
+    plane(broken.ClaimsTwice, test_claims.test_each_task_gets_each_sample_once),
+    wire(broken.ClaimsBeforeTags, test_claims.test_a_claim_right_after_a_put_has_the_tags),
+    plane(broken.ClaimableAgain, test_claims.test_each_task_gets_each_sample_once),
+    plane(broken.NeverClaimableAgain, test_claims.test_cleared_and_put_anew_a_sample_is_claimable_again),
+    plane(broken.SplitsGroups, test_groups.test_only_whole_groups_are_claimed),
+    plane(
+        broken.ClaimsUncommitted, of(test_claims.test_uncommitted_and_failed_samples_are_skipped, {"committed": False})
+    ),
+    plane(
+        broken.LooksAway, of(test_claims.test_a_misspelt_name_is_refused_at_once, "p", "mistyped", "x", blocking=False)
+    ),
+    plane(broken.ForgetsOpIds, test_interleavings.test_a_claim_that_is_asked_again_does_not_take_a_second_batch),
+    # 5
+    plane(broken.TakesTooFew, test_claims.test_too_few_in_time_is_claim_not_ready_with_nothing_claimed),
+    plane(broken.ForgetsLeases, of(test_claims.test_pop_checks_that_the_claim_is_still_ones_own, "ids")),
+    plane(broken.ForgetsLeases, test_claims.test_a_consumer_that_outlives_its_lease_has_lost_its_claim),
+    # 6
+    plane(broken.IgnoresIncarnations, test_reads.test_a_meta_whose_row_lives_again_is_stale),
+    plane(broken.IgnoresIncarnations, test_reads.test_the_meta_of_a_put_is_a_reference_too),
+    host(broken.IgnoresGenerations, of(test_reads.test_a_row_cleared_between_look_up_and_read_is_stale, again=True)),
+    # 7
+    plane(broken.ClearsLoudly, of(test_clears.test_what_is_not_there_is_no_error, "clear_samples")),
+    plane(broken.ClearsEverybodys, test_clears.test_clearing_all_clears_what_this_owner_put),
+    plane(broken.ClearsNothing, of(test_clears.test_what_is_removed_is_gone, "evict")),
+    # 8
+    plane(broken.LookingConsumes, test_groups.test_looking_consumes_nothing),
+    plane(broken.CountsTheUnfinished, test_groups.test_depth_counts_committed_complete_groups_until_popped),
+    # 9
+    plane(broken.RegisterResets, test_recovery_verbs.test_registering_again_unites_and_keeps),
+    plane(broken.RegisterResetsCursors, test_recovery_verbs.test_registering_again_unites_and_keeps),
+    # 11
+    wire(broken.LeavesReaders, test_time_and_cancel.test_of_many_cancelled_calls_none_disturbs_the_others),
+    host(broken.LeavesSlots, of(test_puts.test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),
+    host(broken.LeavesSlots, of(test_puts.test_a_cancelled_put_gives_its_space_back_with_the_next_one, WriteSlots)),
+    plane(broken.GivesClaimsAway, test_claims.test_closing_gives_back_what_nobody_got),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "check"), GUARDS)
+async def test_a_transport_that_breaks_a_promise_fails_its_test(
+    kind: type[MemoryTransport], settings: dict[str, Any], check: Check
+) -> None:
+    """The promise's test fails on a transport that breaks it."""
+    with pytest.raises(FAILED):
+        async with Rig(memory(kind, **settings)) as rig:
+            await check(rig)
+
+
+@pytest.mark.parametrize(("kind", "settings", "check"), GUARDS)
+async def test_a_broken_transport_is_broken_in_one_way_only(
+    kind: type[MemoryTransport], settings: dict[str, Any], check: Check
+) -> None:
+    """It puts, gets and claims: a guard fails for what is broken, not because nothing works."""
+    async with Rig(memory(kind, **settings)) as rig:
+        await rig.client.register_partition("p", ["x"], 1, ["train"])
+        await rig.client.put_samples(["a"], "p", {"x": torch.ones(1, 2)})
+        assert float((await rig.client.get_samples(["a"], "p", ["x"]))["x"].sum()) == 2.0
+        assert (await rig.client.claim_meta("p", "train", ["x"], 1)).sample_ids == ["a"]
+
+
+#: Promises that the layers keep: (layers left out, a test that fails without them).
+LAYERS: list[tuple[str, Check]] = [
+    ("attempt_timeout", of(test_time_and_cancel.test_a_backend_that_never_answers_hangs_no_verb, "ping")),  # 10
+    ("attempt_timeout", of(test_time_and_cancel.test_a_backend_that_never_answers_hangs_no_verb, "claim_meta")),
+    ("settle", of(test_interleavings.test_nothing_comes_back_after_a_cancelled_put_and_a_clear, PUT)),
+    ("settle", test_claims.test_closing_gives_back_what_nobody_got),
+    ("slot_retry batch_retry", test_reads.test_only_the_row_that_failed_is_asked_for_again),
+    ("slot_retry", of(test_puts.test_a_put_whose_answer_is_lost_is_sent_again_and_is_there_once, LoseReply)),
+    ("typed_errors", test_reads.test_a_raw_error_of_the_backend_is_typed),
+]
+
+
+@pytest.mark.parametrize(("layer", "check"), LAYERS, ids=[f"{name}-{at}" for at, (name, _) in enumerate(LAYERS)])
+async def test_a_stack_without_a_layer_fails_its_test(
+    layer: str, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10, 11, 3: what the layers promise, a stack without them does not."""
+    monkeypatch.setattr(rig_module, "PATIENCE_S", 0.4)
+    with pytest.raises(FAILED):
+        async with Rig(memory(MemoryTransport), without=tuple(layer.split())) as rig:
+            await check(rig)
+
+
+async def leave_a_reader(rig: Rig) -> None:
+    """Do what no test would notice by itself."""
+    await rig.client.register_partition("p", ["x"], 1, ["train"])
+    await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)})
+    (slot,) = [s for h in rig.transport().plane.hosts.values() for s in h.slots]
+    slot.readers.add(-1)
+
+
+async def test_a_slot_that_is_left_behind_fails_whatever_test_it_was() -> None:
+    """11: the rig itself looks for leftovers at the end of each test."""
+    with pytest.raises(AssertionError):
+        async with Rig(memory(MemoryTransport)) as rig:
+            await leave_a_reader(rig)
