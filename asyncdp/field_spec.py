@@ -1,0 +1,72 @@
+"""What a partition fixed about one field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch  # noqa: TC002 - in annotations of dataclasses
+
+from asyncdp.errors import DataPlaneBadRequest
+
+__all__ = ["FieldSpec"]
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSpec:
+    """What a partition fixed about one field.
+
+    Attributes:
+        kind: ``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing was written.
+        dtype: Of a tensor field.
+        shape: Shape of one row; None stands for the dimension in which rows differ.
+        nested: Whether a nested tensor was ever put: then it always comes back as torch.jagged.
+        enum: Vocabulary of an enum field; values travel as indices into it.
+    """
+
+    kind: str = ""
+    dtype: torch.dtype | None = None
+    shape: tuple[int | None, ...] = ()
+    nested: bool = False
+    enum: tuple[str, ...] = ()
+
+    @property
+    def ragged_dim(self) -> int:
+        """The dimension of a row in which rows differ (0 where none does yet)."""
+        return self.shape.index(None) if None in self.shape else 0
+
+    def merge(self, new: FieldSpec, name: str) -> FieldSpec:
+        """Return the spec after a put of ``new``.
+
+        Raises:
+            DataPlaneBadRequest: Kind, dtype or rank differ, or rows would differ in two dimensions.
+        """
+        if self == new or not new.kind:
+            return self
+        if not self.kind:
+            return replace(new, enum=self.enum)
+        if self.kind != new.kind:
+            msg = f"field {name!r} holds {self.describe()}, not {new.describe()}"
+            raise DataPlaneBadRequest(msg, field=name)
+        if self.kind != "tensor":
+            return self
+        if self.dtype != new.dtype or len(self.shape) != len(new.shape):
+            what = "dtype" if self.dtype != new.dtype else "rank"
+            msg = f"field {name!r} holds {self.describe()}; a put of {new.describe()} would change its {what}"
+            raise DataPlaneBadRequest(msg, field=name)
+        shape = tuple(a if a == b else None for a, b in zip(self.shape, new.shape, strict=True))
+        if shape.count(None) > 1:
+            msg = (
+                f"field {name!r} holds {self.describe()}; with {new.describe()} its rows would differ in two dimensions"
+            )
+            raise DataPlaneBadRequest(msg, field=name)
+        if new.nested and self.ragged_dim != new.ragged_dim and None in self.shape:
+            msg = f"field {name!r} is ragged in dimension {self.ragged_dim}, the put in dimension {new.ragged_dim}"
+            raise DataPlaneBadRequest(msg, field=name)
+        return replace(self, shape=shape, nested=self.nested or new.nested)
+
+    def describe(self) -> str:
+        """Text of the type, such as ``float32[4, *]``."""
+        if self.kind == "tensor":
+            dims = ", ".join("*" if d is None else str(d) for d in self.shape)
+            return f"{str(self.dtype).removeprefix('torch.')}[{dims}]"
+        return f"enum({', '.join(self.enum)})" if self.kind == "enum" else self.kind

@@ -1,0 +1,181 @@
+"""From a user's leaf to a column, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+
+from asyncdp.column import Column, Dense, Objects, Ragged, offsets_of, picked, ragged_view, steps_of
+from asyncdp.errors import DataPlaneBadRequest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from asyncdp.field_spec import FieldSpec
+    from asyncdp.object_codec import ObjectCodec
+
+__all__ = ["column_from_leaf", "field_names", "leaf_of", "raw_leaf"]
+
+
+def raw_leaf(fields: Mapping[str, Any] | TensorDictBase, name: str) -> Any:
+    """Return one leaf as it is stored: a TensorDict's ``get`` would turn non-tensor leaves into lists."""
+    if isinstance(fields, TensorDictBase):
+        return fields._get_str(name, None)  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public way
+    return fields[name]
+
+
+def field_names(fields: Mapping[str, Any] | TensorDictBase | None) -> tuple[str, ...]:
+    """Return the names of a user's fields; none where there are no fields."""
+    return () if fields is None else tuple(str(name) for name in fields.keys())  # noqa: SIM118 - a TensorDict iterates rows
+
+
+def _refuse(name: str, why: str) -> DataPlaneBadRequest:
+    return DataPlaneBadRequest(f"field {name!r}: {why}", field=name)
+
+
+#: Torch knows these by name only; it cannot copy them.
+_SUB_BYTE = frozenset(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
+
+
+def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's values on the CPU, without grad and lazy bits; refuse what cannot be kept."""
+    if leaf.layout not in (torch.strided, torch.jagged) or leaf.is_quantized or leaf.device.type == "meta":
+        raise _refuse(name, f"a tensor of layout {leaf.layout} on {leaf.device} cannot be kept unchanged")
+    if str(leaf.dtype) in _SUB_BYTE:
+        raise _refuse(name, f"a tensor of {leaf.dtype} cannot be kept unchanged")
+    if not leaf.is_nested and not leaf.ndim:
+        raise _refuse(name, "a tensor without dimensions has no rows")
+    leaf = leaf.detach() if leaf.is_nested else leaf.detach().resolve_conj().resolve_neg()
+    return leaf if leaf.device.type == "cpu" else leaf.cpu()
+
+
+def _nested_column(name: str, leaf: torch.Tensor, ragged_dim: int) -> Ragged:
+    """Turn a nested tensor (jagged or strided layout) into a column, without a copy where it has no holes."""
+    if leaf.layout != torch.jagged:
+        rows = list(leaf.unbind())
+        ranks = {row.ndim for row in rows}
+        if len(ranks) > 1 or 0 in ranks:
+            raise _refuse(name, f"rows of ranks {sorted(ranks)} cannot be kept as one ragged field")
+        differing = {
+            dim for row in rows for dim, (a, b) in enumerate(zip(row.shape, rows[0].shape, strict=True)) if a != b
+        }
+        if len(differing) > 1:
+            raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
+        dim = min(differing, default=ragged_dim if ragged_dim < max(ranks, default=0) else 0)
+        lengths = np.asarray([row.shape[dim] for row in rows], dtype=np.int64)
+        if not rows:
+            return Ragged(torch.empty(0, dtype=leaf.dtype), np.zeros(1, dtype=np.int64))
+        return Ragged(torch.cat([row.movedim(dim, 0) for row in rows]), offsets_of(lengths), dim=dim)
+    jagged: Any = leaf  # its methods are not in torch's annotations
+    dim = jagged._ragged_idx - 1  # noqa: SLF001 - the only way to learn it
+    values = jagged.values().movedim(dim, 0)
+    starts: npt.NDArray[np.int64] = jagged.offsets().cpu().numpy().astype(np.int64)
+    sparse_lengths = jagged.lengths()
+    lengths = np.diff(starts) if sparse_lengths is None else sparse_lengths.cpu().numpy().astype(np.int64)
+    offsets = offsets_of(lengths)
+    begins = starts[: len(lengths)]
+    if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
+        values = picked(values, torch.from_numpy(steps_of(begins, offsets)))
+    return Ragged(values, offsets, dim=dim)
+
+
+def _object_rows(name: str, leaf: Any, n: int) -> list[Any]:
+    """Spell out one Python object per row."""
+    if isinstance(leaf, NonTensorData):
+        data = leaf.data
+        if isinstance(data, np.ndarray):
+            if data.ndim == 0 or data.shape[0] != n:
+                raise _refuse(name, f"array of shape {data.shape} for {n} rows")
+            return list(data) if data.dtype == object else list(data.tolist())
+        return [data] * n
+    if isinstance(leaf, NonTensorStack):
+        rows = leaf.tolist()
+    elif isinstance(leaf, np.ndarray):
+        rows = list(leaf)
+    else:
+        rows = list(leaf)
+    return rows
+
+
+def column_from_leaf(
+    name: str, leaf: Any, n: int, codec: ObjectCodec, enum: Sequence[str] = (), ragged_dim: int = 0
+) -> Column:
+    """Turn one leaf of a user's TensorDict into a column of ``n`` rows; tensors are not copied unless they must be.
+
+    ``ragged_dim`` is the dimension in which the field's rows differ, for nested rows that do not tell by themselves.
+
+    Raises:
+        DataPlaneBadRequest: The leaf cannot be carried unchanged; the message names the field.
+    """
+    column: Column
+    if isinstance(leaf, torch.Tensor):
+        leaf = _plain(name, leaf)
+        column = _nested_column(name, leaf, ragged_dim) if leaf.is_nested else Dense(leaf)
+    elif isinstance(leaf, (NonTensorData, NonTensorStack, list, np.ndarray)):
+        values = _object_rows(name, leaf, n)
+        if enum:
+            return _encode_enum(name, values, enum)
+        try:
+            column = Objects([codec.dumps(value) for value in values])
+        except Exception as err:
+            raise DataPlaneBadRequest(f"field {name!r}: {err}", field=name, cause=err) from err
+    else:
+        kind = "a nested TensorDict" if isinstance(leaf, TensorDictBase) else f"a {type(leaf).__name__}"
+        raise _refuse(name, f"{kind} cannot be kept; put its leaves as fields of their own")
+    if enum:
+        raise _refuse(name, "has an enum vocabulary and takes strings")
+    if len(column) != n:
+        raise _refuse(name, f"has {len(column)} rows for {n} samples")
+    return column
+
+
+def _encode_enum(name: str, values: Sequence[Any], enum: Sequence[str]) -> Dense:
+    """Turn strings into the smallest unsigned ints that hold the vocabulary."""
+    index = {text: i for i, text in enumerate(enum)}
+    try:
+        codes = [index[value] for value in values]
+    except (KeyError, TypeError) as err:
+        bad = next(v for v in values if not isinstance(v, str) or v not in index)
+        raise _refuse(name, f"{bad!r} is not in its vocabulary {list(enum)}") from err
+    dtype = torch.uint8 if len(enum) <= 1 << 8 else torch.int32
+    return Dense(torch.tensor(codes, dtype=dtype))
+
+
+def _jagged(column: Ragged) -> torch.Tensor:
+    """Make the nested tensor of a ragged column, without a copy."""
+    offsets = torch.from_numpy(column.offsets)
+    values = column.values if column.dim == 0 else column.values.movedim(0, column.dim).contiguous()
+    lengths = np.diff(column.offsets)
+    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
+    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+        values, offsets, jagged_dim=column.dim + 1, min_seqlen=low, max_seqlen=high
+    )
+    return nested
+
+
+def leaf_of(column: Column, spec: FieldSpec | None, codec: ObjectCodec) -> Any:
+    """Make the user's leaf of one column."""
+    if isinstance(column, Objects):
+        return _stack([codec.loads(item) for item in column.items])
+    if isinstance(column, Dense):
+        if spec is None or not (spec.nested or spec.enum):
+            return column.values
+        if spec.enum:
+            return _stack([spec.enum[code] for code in column.values.tolist()])
+        return _jagged(ragged_view(column, spec.ragged_dim))
+    assert isinstance(column, Ragged)  # noqa: S101
+    nested = column.nested if spec is None else spec.nested
+    lengths = np.diff(column.offsets)
+    if nested or len(lengths) == 0 or (lengths != lengths[0]).any():
+        return _jagged(column)
+    n, length = len(lengths), int(lengths[0])
+    dense = column.values.view(n, length, *column.values.shape[1:])
+    return dense if column.dim == 0 else dense.movedim(1, column.dim + 1).contiguous()
+
+
+def _stack(values: list[Any]) -> NonTensorStack:
+    return NonTensorStack(*[NonTensorData(value) for value in values])
