@@ -1,0 +1,180 @@
+"""The protocol that every client fulfils."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
+
+__all__ = ["DataPlaneClient"]
+
+
+@runtime_checkable
+class DataPlaneClient(Protocol):
+    """An async client of a data plane. Each verb ends within ``timeout_s`` (default 60 s) with the real error.
+
+    Sample ids, fields, tasks and partitions are named by non-empty strings.
+    """
+
+    async def register_partition(
+        self,
+        partition_id: str,
+        fields: Sequence[str],
+        num_samples: int,
+        consumer_tasks: Sequence[str],
+        grpo_group_size: int | None = None,
+        enums: Mapping[str, Sequence[str]] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Declare fields and consumer tasks of a partition; again: fields, tasks and enums are united, rows stay.
+
+        ``num_samples`` is a hint, not a limit.
+        """
+
+    async def claim_meta(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        dp_rank: int | None = None,
+        blocking: bool = True,  # noqa: FBT001, FBT002 - the order is the field's
+        timeout_s: float | None = None,
+        *,
+        min_batch_size: int | None = None,
+    ) -> KVBatchMeta:
+        """Claim samples that have all ``required_fields``, first ready first; no task gets a sample twice.
+
+        Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole
+        groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing.
+
+        Raises:
+            ClaimNotReady: Too few were ready in time; nothing was claimed.
+            DataPlaneBadRequest: Unknown partition, task or field; batch_size below one group.
+        """
+
+    async def get_data(
+        self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
+    ) -> TensorDict:
+        """Read ``select_fields``, else ``meta.fields``, of the rows of a meta; batch size ``(meta.size,)``.
+
+        Raises:
+            StaleSlotError: A row was cleared, or lives again, since the meta was made.
+            PartialReadError: Some rows came; they are in the error.
+            DataPlaneBadRequest: Neither names a field.
+        """
+
+    async def check_consumption_status(
+        self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
+    ) -> bool:
+        """Tell whether every sample present is claimed by every named task; True where there is none."""
+
+    async def put_samples(
+        self,
+        sample_ids: Sequence[str],
+        partition_id: str,
+        fields: TensorDict | Mapping[str, Any] | None = None,
+        tags: Sequence[Tags] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> KVBatchMeta:
+        """Write fields, batch size ``(len(sample_ids),)``, and tags; whole or absent. Tags merge by key.
+
+        Raises:
+            DataPlaneNotReady: The plane is full; nothing was written.
+            DataPlaneBadRequest: Something cannot be kept unchanged; the message names it, nothing was written.
+        """
+
+    async def get_samples(
+        self,
+        sample_ids: Sequence[str],
+        partition_id: str,
+        select_fields: Sequence[str],
+        *,
+        timeout_s: float | None = None,
+    ) -> TensorDict:
+        """Read fields of samples, in the order asked; never fewer rows or columns.
+
+        Raises:
+            SampleNotFound: No row came: no such id, or the field is not produced.
+            PartialReadError: Some rows came; they are in the error.
+        """
+
+    async def clear_samples(
+        self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
+    ) -> None:
+        """Remove samples; what is not there is no error. None: all that this client's owner put and still lives."""
+
+    async def ping(self, timeout_s: float = 5.0) -> None:
+        """Go through the plane's request path and come back."""
+
+    async def list_metadata(self, partition_id: str, *, timeout_s: float | None = None) -> list[DataPlaneGroupMeta]:
+        """List the groups of a partition, oldest first, without tensors; consumes nothing."""
+
+    async def depth(self, partition_id: str, *, timeout_s: float | None = None) -> int:
+        """Count the groups that are committed and complete, claimed or not."""
+
+    async def pop(
+        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+    ) -> None:
+        """Remove trained samples.
+
+        Raises:
+            ClaimLost: They were claimed by this client, and the claim is not its own any more.
+        """
+
+    async def evict(
+        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+    ) -> None:
+        """Remove stale samples, whoever claimed them."""
+
+    async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
+        """Make the claimed samples of a meta claimable again."""
+
+    async def list_claims(
+        self, partition_id: str, task_name: str, *, timeout_s: float | None = None
+    ) -> list[ClaimInfo]:
+        """List the claims of a task that live."""
+
+    async def release_claims(self, partition_id: str, owner: str, *, timeout_s: float | None = None) -> None:
+        """Make everything that ``owner`` claimed claimable again."""
+
+    async def list_partitions(self, *, timeout_s: float | None = None) -> list[PartitionInfo]:
+        """List all partitions."""
+
+    async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
+        """Describe one partition."""
+
+    async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
+        """Remove a partition with its samples; what is not there is no error."""
+
+    async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
+        """Wait until somebody registered the partition."""
+
+    def get_capabilities(self) -> DataPlaneCapabilities:
+        """Tell what the backend guarantees beyond the common promises."""
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the config with which another process attaches to the same plane."""
+
+    def batches(
+        self,
+        partition_id: str,
+        task_name: str,
+        required_fields: Sequence[str],
+        batch_size: int,
+        *,
+        select_fields: Sequence[str] | None = None,
+        min_batch_size: int | None = None,
+        prefetch: int = 0,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[tuple[KVBatchMeta, TensorDict]]:
+        """Iterate over claimed batches with their data, until the caller stops."""
+
+    async def close(self) -> None:
+        """End the client; idempotent."""
