@@ -242,6 +242,25 @@ def test_an_event_and_a_cancel_in_one_tick_is_a_cancel() -> None:
     run_virtual(main, "asyncio")
 
 
+def test_a_cancel_in_the_tick_of_a_deadline_is_a_cancel() -> None:
+    """T4: the attempt's time is over and the task is cancelled in the same tick: cancelled, and no further attempt."""
+
+    async def main() -> None:
+        for gap_s in (-1e-9, 0.0, 1e-9):
+            async with Rig(FaultPlan().on("ping").silent(), attempt_timeout_s=1.0) as rig:
+                task = asyncio.create_task(rig.client.ping(5.0))
+                await asyncio.sleep(0)
+                loop = asyncio.get_running_loop()
+                loop.call_at(loop.time() + 1.0 + gap_s, task.cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await asyncio.sleep(10.0)
+                assert len(rig.sent) == 1
+                assert rig.leftovers() == {}
+
+    run_virtual(main, "asyncio")
+
+
 @pytest.mark.parametrize("when", ["attempt", "backoff", "between"])
 @pytest.mark.parametrize("verb", ["get_samples", "put_samples", "claim_meta"])
 def test_a_native_cancel_is_obeyed_at_once(when: str, verb: str) -> None:
