@@ -120,7 +120,7 @@ async def test_a_slot_that_changes_during_the_copy_is_stale(
         put(table, "new", rows(2, 64, 7.0))
         table.drop(grants[2].slot, grants[2].generation, [0])
 
-    monkeypatch.setattr(lane_module, "_in_turns", meanwhile)
+    monkeypatch.setattr(lane_module, "in_turns", meanwhile)
     refs = [ref(grant, first=2 * at) for at, grant in enumerate(grants)]
     result = await lane.read(refs)
     assert {at: type(err) for at, err in result.errors.items()} == dict.fromkeys((0, 2), StaleSlotError)
@@ -173,8 +173,7 @@ async def test_a_write_that_is_cancelled_gives_its_slots_back(
     table: SlotTable, lane: Lane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copy stops between two pieces and says so; the host may use the slot again at once."""
-    for module in (lane_module, payload_module):
-        monkeypatch.setattr(module, "PIECE_BYTES", 4096)
+    monkeypatch.setattr(payload_module, "PIECE_BYTES", 4096)
     (grant,) = table.reserve("op", ("a",), [1 << 20], 0, 1e18, this_process())
     task = asyncio.ensure_future(lane.write([ref(grant)], rows(1, 1 << 18)))
     await asyncio.sleep(0)
@@ -219,13 +218,13 @@ WRITER = """
 import asyncio, sys
 from asyncdp.block import PICKLE
 from asyncdp.slots import HostRef, SlotRef
-from asyncdp.transports.ucxx import lane as lane_module, payload as payload_module
+from asyncdp.transports.ucxx import payload as payload_module
 from asyncdp.transports.ucxx.arena import Arena
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.lane import Lane
 from asyncdp.transports.ucxx.process import this_process
 from tests.ucxx import segments
-lane_module.PIECE_BYTES = payload_module.PIECE_BYTES = 4096
+payload_module.PIECE_BYTES = 4096
 lane = Lane(Arena.attach(sys.argv[1], "h", 7), BufferPool(), PICKLE)
 print(*this_process(), flush=True)
 slot, generation = map(int, input().split())

@@ -28,6 +28,7 @@ __all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
 
 #: One message at the most: a larger one holds up the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20
+_TAGS_PER_REQUEST: Final = 1 << 14
 #: Read by UCX when it is loaded. put_zcopy: rendezvous on host memory is five times faster than with what ucxx sets.
 #: Reuse of addresses: else the port of a killed host stays taken for a minute.
 _ENVIRONMENT: Final = {"UCX_RNDV_SCHEME": "put_zcopy", "UCX_CM_REUSEADDR": "y", "UCX_TCP_CM_REUSEADDR": "y"}
@@ -98,7 +99,7 @@ class Engine:
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         # The receiver picks the tags, so a message that nobody waits for any more never matches another receive.
-        self._tags = itertools.count(int.from_bytes(os.urandom(4), "little") << 24)
+        self._tags = itertools.count(int.from_bytes(os.urandom(3), "little") << 40, _TAGS_PER_REQUEST)
         self._worker.init_blocking_progress_mode()
         self._fd = self._worker.epoll_file_descriptor
         self.loop.add_reader(self._fd, self._readable)
@@ -154,8 +155,8 @@ class Engine:
     # -- messages
 
     def next_tag(self) -> int:
-        """Return a tag for messages that this engine receives."""
-        return next(self._tags)
+        """Return the first of 16384 tags for messages that this engine receives."""
+        return next(self._tags) & ((1 << 62) - 1)
 
     def _post(self, post: Callable[[Any], Any], endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
         if self._closed:

@@ -8,7 +8,6 @@ writer's death, so that a writer that was paused for hours still hurts nobody.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -19,7 +18,7 @@ from asyncdp.slots import Part, ReadResult
 from asyncdp.transports.ucxx.arena import WORDS
 from asyncdp.transports.ucxx.gather import Gather, Selection, gathers
 from asyncdp.transports.ucxx.layout import Layout, read_layout, spans
-from asyncdp.transports.ucxx.payload import PIECE_BYTES, Payload, pack, rows_of
+from asyncdp.transports.ucxx.payload import Payload, pack, rows_of
 from asyncdp.transports.ucxx.slot import live_at
 from asyncdp.transports.ucxx.slot_header import (
     DEAD,
@@ -31,6 +30,7 @@ from asyncdp.transports.ucxx.slot_header import (
     read_state,
     write_outcome,
 )
+from asyncdp.transports.ucxx.turns import in_turns
 
 if TYPE_CHECKING:
     from asyncdp.block import Block, ObjectCodec
@@ -94,7 +94,7 @@ class Lane:
         parts = []
         for gather in made:
             out = self._buffers.empty(gather.layout.nbytes)
-            await _in_turns(gather.fill(out))
+            await in_turns(gather.fill(out))
             part = self._part(gather, Payload(gather.layout, out), refs, errors)
             if part is not None:
                 parts.append(part)
@@ -196,7 +196,7 @@ class Lane:
             first = 0
             for ref in refs:
                 stop = first + len(ref.rows)
-                await _in_turns(self._copy_in(ref, rows_of(block, first, stop)))
+                await in_turns(self._copy_in(ref, rows_of(block, first, stop)))
                 first = stop
             finished = True
         finally:
@@ -226,13 +226,3 @@ class Lane:
 
 def _stale(ref: SlotRef) -> StaleSlotError:
     return StaleSlotError(f"slot {ref.slot} holds another generation", host=ref.host.id)
-
-
-async def _in_turns(copies: Iterator[int]) -> None:
-    """Copy, and let the loop run after each so many bytes."""
-    done = 0
-    for copied in copies:
-        done += copied
-        if done >= PIECE_BYTES:
-            done = 0
-            await asyncio.sleep(0)

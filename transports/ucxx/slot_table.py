@@ -252,6 +252,10 @@ class SlotTable:
         self._free(slot)
         return State.FREE
 
+    def refuse(self, op_id: str, now: float) -> None:
+        """From here on, refuse whatever arrives of a put."""
+        self._refused[digest_of(op_id)] = now
+
     def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
         """Free what a put reserved; what of it arrives later is refused.
 
@@ -264,8 +268,8 @@ class SlotTable:
         Returns:
             How many slots stay occupied for now, since something is still written into or read from them.
         """
+        self.refuse(op_id, now)
         op = digest_of(op_id)
-        self._refused[op] = now
         published = set(keep)
         left = 0
         for number in list(self._by_op.get(op, ())):

@@ -1,0 +1,271 @@
+"""A slot host: an arena, N ports, heartbeats. ``python -m asyncdp.transports.ucxx.host --settings JSON`` is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import time
+from typing import TYPE_CHECKING, Final
+
+import structlog
+
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.transports.ucxx.adoption import adopt
+from asyncdp.transports.ucxx.arena import Arena, arena_name, sweep_arenas
+from asyncdp.transports.ucxx.buffers import BufferPool
+from asyncdp.transports.ucxx.claims import Claims
+from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.host_directory import HostDirectory, HostReport, NoDirectory
+from asyncdp.transports.ucxx.port import Port, open_ports
+from asyncdp.transports.ucxx.process import this_machine
+from asyncdp.transports.ucxx.service import Service
+from asyncdp.transports.ucxx.session import Session
+from asyncdp.transports.ucxx.slot_header import State
+from asyncdp.transports.ucxx.slot_table import SlotTable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdp.transports.ucxx.control import Control
+    from asyncdp.transports.ucxx.host_settings import HostSettings
+
+__all__ = ["Host"]
+
+#: Refusals of puts that were given up are remembered for longer than any put may take.
+_REFUSALS_S: Final = 3600.0
+#: Slots are asked about in the directory so many at a time.
+_ASKED: Final = 1000
+
+
+class Host:
+    """A slot host in this process and on its running loop.
+
+    Args:
+        settings: See there.
+        directory: Where it is known; None: it is not (then nothing unpublished is ever taken back).
+        secret: What clients have to know; None: that of the environment.
+
+    Attributes:
+        ended: Set when the host has to end by itself: another life of it has registered.
+    """
+
+    def __init__(
+        self, settings: HostSettings, directory: HostDirectory | None = None, secret: Secret | None = None
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        self.settings = settings
+        self.ended = asyncio.Event()
+        self._reconciles = directory is not None
+        self._directory: HostDirectory = NoDirectory() if directory is None else directory
+        self._secret = Secret() if secret is None else secret
+        self._engine: Engine | None = None
+        self._claims: Claims | None = None
+        self._ucx_port = 0
+        self._ports: list[Port] = []
+        self._sessions: dict[asyncio.Task[None], Session] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ahead_s = 0.0
+        self._log = structlog.get_logger("asyncdp.ucxx").bind(host=settings.host_id)
+        self.arena: Arena
+        self.service: Service
+
+    # -- start
+
+    async def start(self) -> HostReport:
+        """Take or make the arena, listen, register. Returns what it registered.
+
+        Raises:
+            DataPlaneUnavailable: There is too little shared memory or no port, or this host lives already.
+        """
+        settings = self.settings
+        for name in sweep_arenas(settings.sweep_arenas_s):
+            self._log.info("removed the arena of a host that never came back", arena=name)
+        self.arena = await self._take_arena()
+        try:
+            await self._listen()
+            report = self.report()
+            await self._beat(report)
+        except BaseException:
+            await self.stop()
+            raise
+        self._tasks = [
+            asyncio.create_task(self._every(settings.beat_s, lambda: self._beat(self.report()))),
+            asyncio.create_task(self._every(1.0, self._sweep)),
+        ]
+        if self._reconciles:
+            self._tasks.append(asyncio.create_task(self._every(settings.grace_s / 2, self.reconcile)))
+        return report
+
+    async def _take_arena(self) -> Arena:
+        """Adopt what a former life left, or make a fresh arena, and begin the service on it."""
+        settings = self.settings
+        name = arena_name(settings.host_id, settings.plane)
+        arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
+        adopted = arena is not None
+        if arena is None:
+            Arena.discard(name)
+            epoch = await self._directory.next_epoch(settings.host_id)
+            arena = Arena.create(
+                name,
+                settings.host_id,
+                epoch=epoch,
+                data_bytes=settings.arena_bytes,
+                unit_bytes=settings.unit_bytes,
+            )
+        table = SlotTable(
+            arena,
+            max_slot_bytes=settings.max_slot_bytes,
+            rows_per_slot=settings.rows_per_slot,
+            overwrite_oldest=settings.on_full == "overwrite_oldest",
+            on_free=lambda: self.service.space_came_back(),  # noqa: PLW0108 - it is made below
+        )
+        self.service = Service(table, settings, self._directory, BufferPool(), self.clock)
+        if adopted:
+            adopt(table)
+        return arena
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        if settings.ucx:
+            self._engine = Engine(devices=settings.devices)
+            self._claims = Claims(self._engine, settings.greeting_s)
+            self._ucx_port = self._engine.listen(self._claims.accept)
+        self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._serve)
+
+    def _serve(self, control: Control) -> None:
+        session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
+        task = asyncio.get_running_loop().create_task(session.run())
+        self._sessions[task] = session
+        task.add_done_callback(lambda done: self._sessions.pop(done, None))
+
+    # -- what it says of itself
+
+    def clock(self) -> float:
+        """Unix seconds by the directory's clock, as of the latest heartbeat."""
+        return time.time() + self._ahead_s
+
+    def report(self) -> HostReport:
+        """What a heartbeat says."""
+        table = self.service.table
+        return HostReport(
+            self.arena.host_id,
+            self.arena.epoch,
+            self._address(),
+            tuple(port.number for port in self._ports),
+            table.free_bytes,
+            float(self.arena.units * self.arena.unit_bytes - table.free_bytes),
+            this_machine().boot_id,
+            self.arena.name,
+            self.service.draining,
+        )
+
+    def _address(self) -> str:
+        settings = self.settings
+        if settings.publish:
+            return settings.publish
+        with contextlib.suppress(ValueError):
+            if ipaddress.ip_address(settings.bind).is_unspecified:
+                raise DataPlaneUnavailable(
+                    f"bind={settings.bind} is no address that others can use: publish has to say one", retryable=False
+                )
+        return settings.bind
+
+    # -- what it does by itself
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+        failing = False
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await work()
+                failing = False
+            except DataPlaneError as err:
+                if not failing:
+                    self._log.warning("the directory does not answer; serving goes on", why=str(err))
+                failing = True
+                if not err.retryable and isinstance(err, DataPlaneUnavailable):
+                    self._log.error("this host was replaced and ends", why=str(err))
+                    self.ended.set()
+            except Exception:  # noqa: BLE001 - the next beat or sweep may well succeed
+                self._log.exception("a host's own work failed; serving goes on")
+
+    async def _beat(self, report: HostReport) -> None:
+        self.arena.touch()
+        before = time.time()
+        told = await self._directory.beat(report)
+        self._ahead_s = told - (before + time.time()) / 2
+
+    async def _sweep(self) -> None:
+        now = self.clock()
+        self.service.table.sweep(now)
+        self.service.table.forget(now - _REFUSALS_S)
+
+    async def reconcile(self) -> None:
+        """Take back slots that are nobody's content: never published, or cleared while this host was away.
+
+        Only slots that have been READY for longer than any put may take, by the directory's clock.
+        """
+        table, latest = self.service.table, self.clock() - self.settings.grace_s
+        old = [
+            (slot.number, slot.generation)
+            for slot in table.slots.values()
+            if table.state(slot) is State.READY and slot.ready_since < latest and slot.header.not_after < latest
+        ]
+        for begin in range(0, len(old), _ASKED):
+            places = old[begin : begin + _ASKED]
+            published = await self._directory.published(self.arena.host_id, self.arena.epoch, places)
+            orphans = [place for place in places if place not in published]
+            for number, generation in orphans:
+                slot = table.find(number, generation)
+                if slot is not None:
+                    table.drop(number, generation, range(slot.header.rows))
+            if orphans:
+                self._log.info("took back slots that nobody's content is in", slots=len(orphans))
+
+    # -- end
+
+    async def stop(self) -> None:
+        """Take no more, let running requests end, then close everything in the order that never crashes. Bounded.
+
+        Finish reads, abort connections, wait until UCX is done with all buffers, stop the engine, let go of the arena.
+        """
+        began = time.monotonic()
+        for port in self._ports:
+            port.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "service"):
+            self.service.draining = True
+            await self._drain()
+        if self._claims is not None:
+            await self._claims.close()
+        if self._engine is not None:
+            await self._engine.close()
+        if hasattr(self, "arena"):
+            with contextlib.suppress(DataPlaneError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._directory.leave(self.arena.host_id, self.arena.epoch)
+            if self.settings.keep_arena and self.settings.adopt:
+                self.arena.close()
+            elif not self.arena.given_up:
+                self.arena.unlink()
+        self._log.info("stopped", seconds=round(time.monotonic() - began, 3))
+
+    async def _drain(self) -> None:
+        """Let sessions that are answering finish, for ``drain_s`` at the most; end the idle ones at once."""
+        until = time.monotonic() + self.settings.drain_s
+        while (busy := [session for session in self._sessions.values() if session.busy]) and time.monotonic() < until:
+            self._log.info("draining", requests=len(busy))
+            await asyncio.sleep(0.05)
+        for task in list(self._sessions):
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    from asyncdp.transports.ucxx.host_process import main
+
+    main()

@@ -1,0 +1,70 @@
+"""Settings of a slot host."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+
+from asyncdp.transports.ucxx.slot_table import OnFull
+
+__all__ = ["HostSettings"]
+
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+Seconds = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """How a slot host stores and serves.
+
+    Attributes:
+        host_id: Its name; the same at each start, so that it finds its arena again.
+        plane: Keeps hosts of one name in several planes on one machine apart.
+        bind: Address that the ports listen at; loopback unless told otherwise.
+        publish: Address that clients are told; empty: ``bind``, or where that is a wildcard this machine's own.
+        ports: How many doors; several, so that rotation has somewhere to go.
+        first_port: First number that is tried; a taken one is left out. 0: the system chooses.
+        arena_bytes: Shared memory for payloads, allocated at the start.
+        unit_bytes: Payloads take multiples of this; a multiple of 4096. Each unit costs 128 bytes beside.
+        max_slot_bytes: Largest payload of one slot.
+        rows_per_slot: Rows of one put that share a slot; None: as many as fit, which is fastest.
+        on_full: ``wait``, ``raise`` or ``overwrite_oldest``.
+        adopt: Whether to take over the arena of a former life.
+        keep_arena: Whether the arena stays after an orderly end, for the next start to adopt.
+        checksum: Whether replies carry a CRC-32 per slot (about 2 GB/s).
+        inline_bytes: Payloads up to this travel in the frame itself: one round trip less than over UCX.
+        max_reply_bytes: A longer reply is cut; what is left out is asked for again.
+        idle_s: A connection that asks nothing for so long is closed; clients replace theirs at half of it.
+        greeting_s: How long a peer may take to prove that it knows the secret.
+        beat_s: Pause between two heartbeats into the directory.
+        grace_s: How much longer than any put may take an unpublished slot is kept, by the directory's clock.
+        drain_s: How long running requests may take at the end.
+        sweep_arenas_s: Segments of hosts that have been dead for longer are removed.
+        devices: Network devices for UCX; None: all.
+        ucx: Whether to offer UCX at all; without it only the lane and payloads in frames work.
+    """
+
+    host_id: str
+    plane: str = ""
+    bind: str = "127.0.0.1"
+    publish: str = ""
+    ports: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
+    first_port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
+    arena_bytes: Positive = 1 << 30
+    unit_bytes: Annotated[int, msgspec.Meta(ge=4096, multiple_of=4096)] = 16 << 10
+    max_slot_bytes: Positive = 256 << 20
+    rows_per_slot: Positive | None = None
+    on_full: OnFull = "wait"
+    adopt: bool = True
+    keep_arena: bool = True
+    checksum: bool = False
+    inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 32 << 10
+    max_reply_bytes: Positive = 1 << 30
+    idle_s: Seconds = 120.0
+    greeting_s: Seconds = 5.0
+    beat_s: Seconds = 1.0
+    grace_s: Seconds = 120.0
+    drain_s: Seconds = 5.0
+    sweep_arenas_s: Seconds = 3600.0
+    devices: str | None = None
+    ucx: bool = True

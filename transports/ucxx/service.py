@@ -1,0 +1,279 @@
+"""What a host does with requests: the slot table on one side, messages on the other. No sockets here."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.transports.ucxx.failures import describe
+from asyncdp.transports.ucxx.gather import Gather, Selection, gathers
+from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.transports.ucxx.turns import in_turns
+from asyncdp.transports.ucxx.wire import Abort, Drop, PartHead, Read, Reserve, Rows, SlotRows, WireError, Write
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from asyncdp.transports.ucxx.buffers import BufferPool
+    from asyncdp.transports.ucxx.host_directory import HostDirectory
+    from asyncdp.transports.ucxx.host_settings import HostSettings
+    from asyncdp.transports.ucxx.process import Process
+    from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
+    from asyncdp.transports.ucxx.slot_table import SlotTable
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Service"]
+
+
+class Service:
+    """Serves requests on one slot table.
+
+    Args:
+        table: The slots.
+        settings: See there.
+        directory: Knows what is published.
+        buffers: For replies.
+        clock: Unix seconds by the directory's clock.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        settings: HostSettings,
+        directory: HostDirectory,
+        buffers: BufferPool,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        """Begin with nothing under way."""
+        self.table = table
+        self.settings = settings
+        self.directory = directory
+        self.clock = clock
+        self.draining = False
+        self.served: dict[str, int] = {}
+        self._buffers = buffers
+        self._freed = asyncio.Event()
+
+    def space_came_back(self) -> None:
+        """Wake those who wait for space."""
+        self._freed.set()
+
+    def _own(self, epoch: int) -> None:
+        if epoch != self.table.arena.epoch:
+            raise StaleSlotError(f"this host lives in epoch {self.table.arena.epoch}, not {epoch}")
+
+    # -- reading
+
+    async def read(self, request: Read) -> tuple[Rows, list[Bytes]]:
+        """Gather rows; returns the reply and its payloads. Each read attempt is finished before it returns."""
+        self._own(request.epoch)
+        errors: dict[int, DataPlaneError] = {}
+        attempts: dict[int, ReadAttempt] = {}
+        picks: list[Selection] = []
+        try:
+            for at, ref in enumerate(request.refs):
+                fields = _fields(request.fields, ref)
+                attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
+                if isinstance(attempt, DataPlaneError):
+                    errors[at] = attempt
+                    continue
+                attempts[at] = attempt
+                payload = self.table.payload(attempt, fields, ref.index)
+                if isinstance(payload, DataPlaneError):
+                    errors[at] = payload
+                else:
+                    picks.append(Selection(at, payload, fields, ref.index))
+            made, unfit = gathers(self._within_reply(picks, errors))
+            errors.update(unfit)
+            parts, payloads = [], []
+            for gather in made:
+                out = self._buffers.empty(gather.layout.nbytes)
+                await in_turns(gather.fill(out))
+                self._check(gather, attempts, errors)
+                parts.append(self._head(gather, out))
+                payloads.append(out)
+        finally:
+            for attempt in attempts.values():
+                self.table.finish_read(attempt)
+        self._count("reads", len(request.refs))
+        return self._without_failed(parts, payloads, errors)
+
+    def _within_reply(self, picks: list[Selection], errors: dict[int, DataPlaneError]) -> list[Selection]:
+        """Leave out what would make the reply too long; it is asked for again."""
+        total = 0
+        kept: list[Selection] = []
+        for pick in picks:
+            share = len(pick.rows) / max(1, pick.payload.layout.n)
+            total += int(pick.payload.layout.nbytes * share) + 64
+            if kept and total > self.settings.max_reply_bytes:
+                errors[pick.ref] = DataPlaneNotReady("the reply would be too long: ask again", retry_after_s=0.0)
+            else:
+                kept.append(pick)
+        return kept
+
+    def _check(self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError]) -> None:
+        """Rows that were cleared during the copy are not served."""
+        for pick in gather.picks:
+            still = self.table.payload(attempts[pick.ref], pick.fields, pick.rows)
+            if isinstance(still, DataPlaneError):
+                errors[pick.ref] = still
+
+    def _head(self, gather: Gather, out: Bytes) -> PartHead:
+        payload = Payload(gather.layout, out)
+        sums = None
+        if self.settings.checksum:
+            sums, first = [], 0
+            for count in gather.counts:
+                sums.append(payload.checksum(first, first + count))
+                first += count
+        refs = [pick.ref for pick in gather.picks]
+        rows = gather.layout.n
+        return PartHead(refs, list(gather.nbytes), payload.schema(), gather.layout.nbytes, rows, sums)
+
+    def _without_failed(
+        self, parts: list[PartHead], payloads: list[Bytes], errors: dict[int, DataPlaneError]
+    ) -> tuple[Rows, list[Bytes]]:
+        """A part of which a row was cleared meanwhile is dropped; its other refs are to be asked for again."""
+        kept, bodies = [], []
+        for part, payload in zip(parts, payloads, strict=True):
+            if not any(at in errors for at in part.refs):
+                kept.append(part)
+                bodies.append(payload)
+                continue
+            for at in part.refs:
+                if at not in errors:
+                    errors[at] = DataPlaneNotReady(
+                        "a row beside it was cleared meanwhile: ask again", retry_after_s=0.0
+                    )
+        failed = [(at, *describe(err)) for at, err in sorted(errors.items())]
+        if sum(map(len, bodies)) <= self.settings.inline_bytes:
+            return Rows(kept, failed, b"".join(body.tobytes() for body in bodies)), []
+        return Rows(kept, failed), bodies
+
+    # -- writing
+
+    async def reserve(self, request: Reserve, writer: Process | None) -> list[Grant]:
+        """Reserve slots; where the host is to wait, waits for space."""
+        self._own(request.epoch)
+        if self.draining:
+            raise DataPlaneNotReady("this slot host is shutting down and takes no more", retry_after_s=1.0)
+        if not request.fields or not request.sizes:
+            raise DataPlaneBadRequest("a put of no rows or no fields reserves nothing")
+        until = time.monotonic() + min(request.wait_s, request.ttl_s)
+        while True:
+            self._freed.clear()
+            try:
+                grants = self.table.reserve(
+                    request.op_id,
+                    request.fields,
+                    request.sizes,
+                    request.first_row,
+                    self.clock() + request.ttl_s,
+                    writer,
+                )
+            except DataPlaneNotReady:
+                left = until - time.monotonic()
+                if self.settings.on_full != "wait" or left <= 0:
+                    raise
+                self.table.sweep(self.clock())
+                await _set_or_over(self._freed, min(left, 0.2))
+            else:
+                self._count("reserved", len(grants))
+                return grants
+
+    def begin_write(self, request: Write) -> list[tuple[Slot, Bytes]]:
+        """Return where the payloads go; the slots are being received into from here on."""
+        self._own(request.epoch)
+        places: list[tuple[Slot, Bytes]] = []
+        if request.checksums is not None and len(request.checksums) != len(request.slots):
+            raise DataPlaneBadRequest("another number of checksums than of slots")
+        for number, generation, size in request.slots:
+            slot = self.table.writable(number, generation, request.op_id)
+            if size > slot.header.capacity or slot.header.writer is not None or any(slot is s for s, _ in places):
+                raise DataPlaneBadRequest(f"{size} bytes are not what slot {number} was reserved for")
+            places.append((slot, self.table.arena.slice(self.table.arena.payload_at(number), size)))
+        for slot, _ in places:
+            slot.receiving = True
+        return places
+
+    def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
+        """Make what was received READY, or say what is wrong with it. Ends the receive."""
+        self.release(places)
+        for at, (slot, data) in enumerate(places):
+            if request.checksums is not None and Payload.read(data).checksum() != request.checksums[at]:
+                raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
+            if self.table.find(slot.number, slot.generation) is None or not self.table.seal(slot, self.clock()):
+                raise StaleSlotError(f"slot {slot.number} was given up while it was written")
+        self._count("written", len(places))
+
+    def release(self, places: Sequence[tuple[Slot, Bytes]]) -> None:
+        """Note that nothing is received into these slots any more."""
+        for slot, _ in places:
+            self.table.received(slot)
+
+    def write_inline(self, request: Write) -> None:
+        """Write payloads that lie in the request itself."""
+        data = np.frombuffer(request.inline or b"", np.uint8)
+        if len(data) != sum(size for _, _, size in request.slots):
+            raise WireError("the frame holds another number of bytes than it says")
+        places = self.begin_write(request)
+        begin = 0
+        for _, out in places:
+            out[:] = data[begin : begin + len(out)]
+            begin += len(out)
+        self.finish_write(request, places)
+
+    async def abort(self, request: Abort, client: Process | None) -> int:
+        """Free what a put reserved and has not published."""
+        self.table.refuse(request.op_id, self.clock())  # before anything is awaited: a late write must not slip in
+        mine = self.table.of_op(request.op_id)
+        keep = await self.directory.published(self.table.arena.host_id, self.table.arena.epoch, mine) if mine else set()
+        slots = [self.table.slots[number] for number, _ in mine if number in self.table.slots]
+        own = all(slot.header.writer in (None, client) for slot in slots)
+        return self.table.abort(request.op_id, self.clock(), idle=request.idle and own, keep=keep)
+
+    def drop(self, request: Drop) -> int:
+        """End the life of rows."""
+        self._own(request.epoch)
+        found = 0
+        for ref in request.refs:
+            fields = _fields(request.fields, ref)
+            found += self.table.drop(ref.slot, ref.generation, ref.index, fields or None)
+        return found
+
+    # -- the rest
+
+    def facts(self) -> dict[str, int | float | str]:
+        """What there is, for people and tests."""
+        arena = self.table.arena
+        return {
+            "host_id": arena.host_id,
+            "epoch": arena.epoch,
+            "units": arena.units,
+            "draining": int(self.draining),
+            **self.table.counts(),
+            **self.served,
+        }
+
+    def _count(self, what: str, by: int) -> None:
+        self.served[what] = self.served.get(what, 0) + by
+
+
+def _fields(lists: Sequence[tuple[str, ...]], ref: SlotRows) -> tuple[str, ...]:
+    if ref.fields >= len(lists):
+        raise WireError(f"field list {ref.fields} of {len(lists)}")
+    return lists[ref.fields]
+
+
+async def _set_or_over(event: asyncio.Event, seconds: float) -> None:
+    try:
+        async with asyncio.timeout(seconds):
+            await event.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,238 @@
+"""One client at a port, seen from the host: one request at a time until the stream ends or idles too long."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.transports.ucxx.chunks import post_receives, send_all, wait_all
+from asyncdp.transports.ucxx.failures import describe
+from asyncdp.transports.ucxx.handshake import Secret, greet
+from asyncdp.transports.ucxx.process import Machine, Process, this_machine
+from asyncdp.transports.ucxx.wire import (
+    Abort,
+    Ask,
+    Done,
+    Drop,
+    Failed,
+    Granted,
+    Message,
+    Read,
+    Ready,
+    Reserve,
+    Tie,
+    Tied,
+    Told,
+    Welcome,
+    WireError,
+    Write,
+    Written,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from asyncdp.transports.ucxx.claims import Claims
+    from asyncdp.transports.ucxx.control import Control
+    from asyncdp.transports.ucxx.engine import Engine, Operation
+    from asyncdp.transports.ucxx.service import Service
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Serves one control stream.
+
+    Args:
+        control: The stream.
+        service: What does the work.
+        engine, claims: For payload over UCX; None where the host has none.
+        secret: What a client has to know.
+        ucx_port: Where the UCX listener is.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        service: Service,
+        engine: Engine | None,
+        claims: Claims | None,
+        secret: Secret,
+        ucx_port: int,
+    ) -> None:
+        """Prepare to serve."""
+        self.busy = False
+        self._control = control
+        self._service = service
+        self._engine = engine
+        self._claims = claims
+        self._secret = secret
+        self._ucx_port = ucx_port
+        self._endpoint: Any = None
+        self._token = b""
+        self._arrived: asyncio.Future[Any] | None = None
+        self._client: Process | None = None
+        self._log = structlog.get_logger("asyncdp.ucxx").bind(peer=control.peer)
+
+    async def run(self) -> None:
+        """Serve until the stream ends. Nothing that a peer does gets out of here."""
+        self._control.on_lost = self._abandon
+        try:
+            async with asyncio.timeout(self._service.settings.greeting_s):
+                await self._greet()
+            await self._serve()
+        except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
+            self._log.debug("a connection ended", why=f"{type(err).__name__}: {err}")
+        except Exception as err:  # noqa: BLE001 - one peer's trouble, whatever it is, must not end the host
+            if type(err).__name__.startswith("UCXX"):
+                self._log.debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
+            else:
+                self._log.exception("serving a connection failed")
+        finally:
+            self.busy = False
+            self._abandon()
+            if self._claims is not None:
+                self._claims.withdraw(self._token)
+            if not self._control.lost:
+                self._control.close()
+
+    def _abandon(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        arrived = self._arrived
+        if endpoint is None and arrived is not None and arrived.done() and not arrived.cancelled():
+            endpoint, self._arrived = arrived.result(), None
+        if endpoint is not None and self._engine is not None:
+            self._engine.abandon(endpoint)
+
+    async def _greet(self) -> None:
+        arena, settings, machine = self._service.table.arena, self._service.settings, this_machine()
+        self._token = b"\0" * 16
+        if self._claims is not None:
+            self._token, self._arrived = self._claims.give()
+        welcome = Welcome(
+            b"\0" * 32,
+            arena.host_id,
+            arena.epoch,
+            machine.boot_id,
+            arena.name,
+            self._ucx_port,
+            self._token,
+            settings.idle_s,
+            settings.inline_bytes,
+        )
+        answer = await greet(self._control, self._secret, welcome)
+        # A process of another pid namespace could not be proved dead, so it may not copy into the arena itself.
+        if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid:
+            self._client = Process(answer.pid, answer.start)
+
+    async def _serve(self) -> None:
+        while True:
+            async with asyncio.timeout(self._service.settings.idle_s):
+                request = await self._control.receive()
+            self.busy = True
+            # What a peer that takes nothing any more may cost: the same as one that asks nothing.
+            async with asyncio.timeout(self._service.settings.idle_s):
+                await self._answer(request)
+            self.busy = False
+
+    async def _answer(self, request: Message) -> None:
+        reply: Message | None
+        try:
+            reply = await self._handle(request)
+        except DataPlaneError as err:
+            reply = Failed(*describe(err))
+        if reply is not None:
+            await self._control.send(reply)
+
+    async def _handle(self, request: Message) -> Message | None:  # noqa: PLR0911 - a table, in words
+        service = self._service
+        if isinstance(request, Read):
+            await self._read(request)
+            return None
+        if isinstance(request, Reserve):
+            writer = self._client if request.lane else None
+            grants = await service.reserve(request, writer)
+            told = [(grant.slot, grant.generation, grant.rows, grant.first_row) for grant in grants]
+            return Granted(told, lane=writer is not None)
+        if isinstance(request, Write):
+            return await self._write(request)
+        if isinstance(request, Abort):
+            return Done(await service.abort(request, self._client))
+        if isinstance(request, Drop):
+            return Done(service.drop(request))
+        if isinstance(request, Tie):
+            await self._tie()
+            return Tied()
+        if isinstance(request, Ask):
+            return Told(service.facts())
+        raise WireError(f"{type(request).__name__} is no request")
+
+    async def _tie(self) -> None:
+        if self._endpoint is not None:
+            return
+        if self._arrived is None:
+            raise DataPlaneUnavailable("this host has no UCX, or the token was used already", blames_port=False)
+        arrived = self._arrived
+        try:
+            async with asyncio.timeout(self._service.settings.greeting_s):
+                self._endpoint = await asyncio.shield(arrived)
+        except TimeoutError as err:
+            raise DataPlaneUnavailable("the UCX connection did not arrive", cause=err) from err
+        self._arrived = None
+
+    def _over_ucx(self) -> tuple[Engine, Any]:
+        if self._engine is None or self._endpoint is None:
+            raise WireError("payload over UCX without a UCX connection")
+        return self._engine, self._endpoint
+
+    async def _read(self, request: Read) -> None:
+        reply, payloads = await self._service.read(request)
+        await self._control.send(reply)
+        if payloads:
+            if self._endpoint is None:  # the client ties it when it learns that it needs it
+                tie = await self._control.expect(Tie)
+                await self._answer(tie)
+            engine, endpoint = self._over_ucx()
+            await send_all(engine, endpoint, request.tag, payloads)
+
+    async def _write(self, request: Write) -> Message:
+        service = self._service
+        if request.inline is not None:
+            service.write_inline(request)
+            return Written()
+        engine, endpoint = self._over_ucx()
+        places = service.begin_write(request)
+        operations: list[Operation] = []
+        try:
+            tag = engine.next_tag()
+            operations += post_receives(engine, endpoint, tag, [data for _, data in places])
+            await self._control.send(Ready(tag))
+            await wait_all(operations)
+        except BaseException:
+            # However this ended, UCX may still be writing: the slots are ours again only when it is done.
+            self._abandon()
+            _when_ended(operations, lambda: service.release(places))
+            raise
+        service.finish_write(request, places)
+        return Written()
+
+
+def _when_ended(operations: Sequence[Operation], then: Callable[[], object]) -> None:
+    """Call ``then`` once UCX is done with all of these."""
+    left = [operation for operation in operations if not operation.ended.done()]
+    if not left:
+        then()
+        return
+    waiting = len(left)
+
+    def ended(_: object) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            then()
+
+    for operation in left:
+        operation.ended.add_done_callback(ended)

@@ -1,0 +1,285 @@
+"""What travels on the control stream: frames, and the messages in them.
+
+A frame is 12 bytes (magic ``ADPW``, version, three zero bytes, length of the body) and a body: one message, packed by
+msgpack as an array that begins with the message's number. All integers are bounded by their types here, lengths and
+indices are checked against what is there by whoever uses them.
+
+::
+
+    host   -> client  Challenge                       at once
+    client -> host    Answer                          it knows the secret
+    host   -> client  Welcome                         so does the host; from here on one request, one reply
+    client -> host    Tie        -> Tied              a UCX connection showed the token: payload may travel there
+                      Read       -> Rows              one status per slot; payload follows in messages, or lies within
+                      Reserve    -> Granted
+                      Write      -> Ready, payload, Written    or the payload lies within: Written
+                      Abort, Drop -> Done
+                      Ask        -> Told              what the host has and does
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final
+
+import msgspec
+
+__all__ = [
+    "Abort",
+    "Answer",
+    "Ask",
+    "Challenge",
+    "Done",
+    "Drop",
+    "Failed",
+    "Granted",
+    "Message",
+    "PartHead",
+    "Read",
+    "Ready",
+    "Reserve",
+    "Rows",
+    "SlotRows",
+    "Tie",
+    "Tied",
+    "Told",
+    "Welcome",
+    "WireError",
+    "Write",
+    "Written",
+    "pack_frame",
+    "unpack_body",
+    "unpack_head",
+]
+
+_HEAD: Final = struct.Struct("<4sB3sI")
+HEAD_BYTES: Final = _HEAD.size
+_MAGIC: Final = b"ADPW"
+_VERSION: Final = 1
+#: Before a peer has shown that it knows the secret, it may send so much at once.
+GREETING_BYTES: Final = 1024
+#: And afterwards: a request that names a million rows one by one.
+BODY_BYTES: Final = 16 << 20
+
+Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+
+
+class WireError(Exception):
+    """What came is no frame of ours; the connection is of no use any more."""
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True):
+    pass
+
+
+class Challenge(_Message, frozen=True, tag=1):
+    """Prove that you know the secret: its HMAC over this nonce and yours."""
+
+    nonce: Token
+
+
+class Answer(_Message, frozen=True, tag=2):
+    """The proof, and who asks: so that the host knows whether it may use the arena itself."""
+
+    nonce: Token
+    proof: Token
+    boot_id: Text = ""
+    pid_namespace: Number = 0
+    pid: Number = 0
+    start: Number = 0
+
+
+class Welcome(_Message, frozen=True, tag=3):
+    """The host's own proof, and what it is.
+
+    ``token`` is good for one UCX connection to ``ucx_port`` (0: there is none, all payload lies within). The host
+    closes a connection that asks nothing for ``idle_s`` seconds.
+    """
+
+    proof: Token
+    host_id: Text
+    epoch: Number
+    boot_id: Text
+    arena: Text
+    ucx_port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
+    token: Token
+    idle_s: float
+    inline_bytes: Count
+
+
+class Failed(_Message, frozen=True, tag=4):
+    """The request failed as a whole: ``code`` names the class of the error."""
+
+    code: Text
+    text: str
+    retry_after_s: float | None = None
+
+
+class Tie(_Message, frozen=True, tag=5):
+    """A UCX connection is on its way."""
+
+
+class Tied(_Message, frozen=True, tag=6):
+    """It is there."""
+
+
+class SlotRows(msgspec.Struct, array_like=True, frozen=True):
+    """Rows of one slot: ``first`` to ``first + count``, or those in ``rows``; ``fields``: which of the field lists."""
+
+    slot: Number
+    generation: Number
+    fields: Count
+    first: Count
+    count: Count
+    rows: list[Count] | None = None
+
+    @property
+    def index(self) -> range | list[int]:
+        """The rows."""
+        return range(self.first, self.first + self.count) if self.rows is None else self.rows
+
+
+class Read(_Message, frozen=True, tag=7):
+    """Read rows of slots; payload comes in messages tagged ``tag``, ``tag + 1``, ..."""
+
+    fields: list[tuple[str, ...]]
+    refs: list[SlotRows]
+    tag: Number
+    epoch: Number
+
+
+class PartHead(msgspec.Struct, array_like=True, frozen=True):
+    """One payload of a reply.
+
+    ``refs`` are positions in the request, ``nbytes`` the data bytes of each, ``size`` is the length of the payload.
+    """
+
+    refs: list[Count]
+    nbytes: list[Count]
+    schema: Number
+    size: Count
+    rows: Count
+    checksums: list[Number] | None = None
+
+
+class Rows(_Message, frozen=True, tag=8):
+    """Answer to Read: what comes, and (position, code, text, retry_after_s) of what does not."""
+
+    parts: list[PartHead]
+    errors: list[tuple[Count, str, str, float | None]]
+    inline: bytes | None = None
+
+
+class Reserve(_Message, frozen=True, tag=9):
+    """Reserve slots; ``lane``: the client will copy into them itself; it may wait ``wait_s`` for space."""
+
+    op_id: Text
+    fields: tuple[str, ...]
+    sizes: list[Count]
+    first_row: Count
+    ttl_s: float
+    wait_s: float
+    lane: bool
+    epoch: Number
+
+
+class Granted(_Message, frozen=True, tag=10):
+    """Answer to Reserve: (slot, generation, rows, first row) each, and whether the client may copy itself."""
+
+    grants: list[tuple[Number, Number, Count, Count]]
+    lane: bool
+
+
+class Write(_Message, frozen=True, tag=11):
+    """Write payloads, (slot, generation, length) each, into reserved slots."""
+
+    op_id: Text
+    slots: list[tuple[Number, Number, Count]]
+    epoch: Number
+    checksums: list[Number] | None = None
+    inline: bytes | None = None
+
+
+class Ready(_Message, frozen=True, tag=12):
+    """Answer to Write: send the payloads in messages tagged ``tag``, ``tag + 1``, ..."""
+
+    tag: Number
+
+
+class Written(_Message, frozen=True, tag=13):
+    """The payloads are there, and right."""
+
+
+class Abort(_Message, frozen=True, tag=14):
+    """Free what a put reserved; ``idle``: the client, who reserved it, says that it copies nothing of it any more."""
+
+    op_id: Text
+    idle: bool
+
+
+class Drop(_Message, frozen=True, tag=15):
+    """Rows are nobody's content any more; where ``fields`` is not empty, only these of their fields."""
+
+    fields: list[tuple[str, ...]]
+    refs: list[SlotRows]
+    epoch: Number
+
+
+class Done(_Message, frozen=True, tag=16):
+    """Answer to Abort (how many slots are still occupied for now) and Drop (how many refs were found)."""
+
+    count: Count
+
+
+class Ask(_Message, frozen=True, tag=17):
+    """What is there?"""
+
+
+class Told(_Message, frozen=True, tag=18):
+    """Answer to Ask."""
+
+    facts: dict[str, int | float | str]
+
+
+Message = (
+    Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
+    | Abort | Drop | Done | Ask | Told
+)  # fmt: skip
+_DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
+
+
+def pack_frame(message: Message) -> bytes:
+    """Make a frame of a message."""
+    body = msgspec.msgpack.encode(message)
+    if len(body) > BODY_BYTES:
+        raise WireError(f"a message of {len(body)} bytes is longer than {BODY_BYTES}")
+    return _HEAD.pack(_MAGIC, _VERSION, b"\0\0\0", len(body)) + body
+
+
+def unpack_head(head: bytes | bytearray, most: int) -> int:
+    """Return the length of the body that follows.
+
+    Raises:
+        WireError: It is no head of a frame, or the body would be longer than ``most``.
+    """
+    magic, version, spare, length = _HEAD.unpack(head)
+    if magic != _MAGIC or version != _VERSION or spare != b"\0\0\0":
+        raise WireError(f"no frame of version {_VERSION}: {bytes(head)!r}")
+    if length > most:
+        raise WireError(f"a frame of {length} bytes, {most} are allowed")
+    return int(length)
+
+
+def unpack_body(body: bytes | bytearray | memoryview) -> Message:
+    """Return the message in a body.
+
+    Raises:
+        WireError: It is none.
+    """
+    try:
+        return _DECODER.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
+        raise WireError(f"no message: {err}") from err
