@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 __all__ = ["Settle"]
 
 R = TypeVar("R")
+
+#: Seconds after which a host that did not answer an Abort is told again: a dead host holds up a mutation as seldom as a
+#: quarantined port does.
+ABORT_AGAIN_S = 30.0
 
 
 class Settle(Layer):
@@ -38,6 +43,7 @@ class Settle(Layer):
         """Keep the limit."""
         super().__init__(inner)
         self.close_timeout_s = close_timeout_s
+        self._silent: dict[str, float] = {}
 
     @handles(Publish, ClearSamples, PutSamples, DropPartition, ReleaseClaim, ReleaseClaims, TryClaim)
     async def mutate(self, call: Call[R], ctx: CallContext) -> R:
@@ -68,16 +74,23 @@ class Settle(Layer):
             if debt.op_id != ctx.op_id:  # a claim's own earlier look: the next one asks for the same batch
                 await self._pay(debt, ctx)
 
+    def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
+        """Whether an Abort would go to a host that did not answer a moment ago."""
+        return isinstance(call, Abort) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
+
     async def _pay(self, debt: Debt, ctx: CallContext) -> None:
         call = debt.call
+        if self._is_silent(call, ctx):
+            return
         if isinstance(call, Resolve):
             call = replace(call, age_s=max(0.0, ctx.env.clock.now() - debt.deadline))
         try:
             answer = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             err.ambiguous = False  # the call that waits for this was not sent
-            if isinstance(debt.call, Abort):
-                return  # reserved space only: the host frees it by itself in time, and nothing depends on it
+            if isinstance(debt.call, Abort):  # reserved space only: nothing depends on it, so nothing waits for it
+                self._silent[debt.call.host.id] = ctx.env.clock.now() + ABORT_AGAIN_S
+                return
             raise
         ctx.env.ledger.paid(debt)
         state = getattr(answer, "state", "done")
@@ -119,6 +132,7 @@ class Settle(Layer):
     async def on_close(self) -> None:
         """Settle what is open, within close_timeout_s, then close what is inside."""
         env = self.env
+        self._silent.clear()
         life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
         try:
             if len(env.ledger):

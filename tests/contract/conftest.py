@@ -1,7 +1,7 @@
 """The transports that the contract is run on: a new one is a line of ``TRANSPORTS``."""
 
 import importlib.util
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -13,9 +13,15 @@ TRANSPORTS: dict[str, Opener] = {
     "memory-split": memory(MemoryTransport, rows_per_slot=1, checksum=True),
 }
 if importlib.util.find_spec("transfer_queue"):  # the extra tq
-    from tests.transfer_queue.opener import on_ray
+    from tests.transfer_queue.opener import CLUSTER, on_ray
 
     TRANSPORTS["transfer_queue"] = on_ray()
+
+    @pytest.fixture(scope="session", autouse=True)
+    def cluster_ends() -> Iterator[None]:
+        """End the Ray cluster that the session started, if it did."""
+        yield
+        CLUSTER.close()
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -18,7 +18,7 @@ from asyncdp import (
     PartialReadError,
     SampleNotFound,
 )
-from asyncdp.slots import Place, Reserve, Resolve, WriteSlots
+from asyncdp.slots import Abort, Place, Reserve, Resolve, WriteSlots
 from tests.contract.faults import PUT, Fail, Hold, LoseReply, LoseRequest, Straggle
 from tests.contract.rig import at_once, declare, table
 from tests.contract.same import check_same
@@ -379,6 +379,25 @@ async def test_a_cancel_while_older_debts_are_settled_leaves_no_slot(rig: Rig) -
     hold.go.set()
     await client.put_samples(["b"], "p", {"x": torch.zeros(1)})
     await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+    assert not rig.leftovers()
+
+
+async def test_a_host_that_cannot_be_told_to_free_slots_holds_nobody_up(rig: Rig) -> None:
+    """What failed puts left on a silent host is told to it once in a while, not before each mutation."""
+    rig.need("slot_writes")
+    fail, silent = Fail(WriteSlots, times=10_000), Fail(Abort, times=10_000)
+    client = await rig.attach(fail, silent)
+    await declare(client)
+    for i in range(5):
+        with pytest.raises(DataPlaneUnavailable):
+            await client.put_samples([f"s{i}"], "p", {"x": torch.zeros(1)})
+    await client.clear_samples(["a"], "p")
+    told = len(silent.seen)
+    for _ in range(5):
+        await client.clear_samples(["a"], "p")
+    assert len(silent.seen) == told
+    silent.times = 0
+    await client.close()
     assert not rig.leftovers()
 
 

@@ -145,7 +145,7 @@ async def test_the_owners_close_ends_the_plane(rig: Rig) -> None:
     owner = await rig.open()
     worker = await rig.attach(to=owner)
     await declare(worker)
-    await owner.close()
+    await rig.end(owner)
     for verb in ("ping", "depth", "put_samples", "get_samples", "claim_meta", "clear_samples"):
         with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
             await VERBS[verb](worker, 0.2)
@@ -159,7 +159,7 @@ async def test_a_claim_that_waits_when_the_plane_ends_is_told(rig: Rig) -> None:
 
     async def close() -> None:
         await anyio.sleep(0.02)
-        await owner.close()
+        await rig.end(owner)
 
     claimed, _ = await at_once(worker.claim_meta("p", "train", ["x"], 1, timeout_s=0.3), close())
     assert isinstance(claimed, DataPlaneUnavailable)
@@ -171,7 +171,7 @@ async def test_a_partition_that_a_restarted_plane_forgot_is_unavailable(rig: Rig
     owner = await rig.open()
     worker = await rig.attach(to=owner)
     await declare(worker)
-    await owner.close()
+    await rig.end(owner)
     reborn = await rig.open(controller_address=owner.attach_config()["controller_address"])
     with pytest.raises(DataPlaneUnavailable, match="'p'"):
         await worker.claim_meta("p", "train", ["x"], 1, timeout_s=0.3)
