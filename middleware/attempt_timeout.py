@@ -30,6 +30,8 @@ _WAITING = (TryClaim, TryPartition)
 class AttemptTimeout(Layer):
     """Bounds each attempt by ``attempt_timeout_s``, or by what is left of the call, whichever is less.
 
+    An attempt of a call that has no time left is not sent.
+
     Args:
         inner: The next layer.
         attempt_timeout_s: Seconds; 10 by default: long enough for a large payload on a busy machine, short enough that
@@ -48,6 +50,8 @@ class AttemptTimeout(Layer):
         if life.closed:
             raise DataPlaneClosed("the client is closed", op=ctx.verb)
         began = env.clock.now()
+        if began >= ctx.deadline:
+            raise self._late(call, ctx, began, ctx.deadline, sent=False)
         limit = began + self.attempt_timeout_s
         if isinstance(call, _WAITING):
             limit += call.wait_s
@@ -65,7 +69,9 @@ class AttemptTimeout(Layer):
             raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
         raise self._late(call, ctx, began, limit)
 
-    def _late(self, call: Call[Any], ctx: CallContext, began: float, limit: float) -> DataPlaneTimeout:
+    def _late(
+        self, call: Call[Any], ctx: CallContext, began: float, limit: float, *, sent: bool = True
+    ) -> DataPlaneTimeout:
         host = getattr(call, "host", None)
         whole = limit >= ctx.deadline
         waited = ctx.env.clock.now() - began
@@ -77,5 +83,5 @@ class AttemptTimeout(Layer):
             port=getattr(call, "port", None),
             # A call that had next to no time left says nothing about its port.
             blames_port=waited >= min(self.attempt_timeout_s, BLAME_AFTER_S),
-            ambiguous=call.mutates,
+            ambiguous=call.mutates and sent,
         )

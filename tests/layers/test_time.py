@@ -180,14 +180,22 @@ async def test_a_claim_waits_through_an_outage() -> None:
 
 @virtual
 async def test_a_call_without_time_makes_no_harm() -> None:
-    """timeout_s=0 ends at once with the timeout, blames no port and leaves nothing."""
+    """timeout_s=0 ends at once with the timeout: nothing is sent, no port is blamed, nothing is ambiguous or left."""
     async with Rig() as rig:
         ids = await rig.fill(1)
         for _ in range(8):
             with pytest.raises(DataPlaneTimeout):
                 await rig.get(ids, timeout_s=0.0)
+        with pytest.raises(DataPlaneTimeout) as caught:
+            await rig.client.put_samples(["a"], "p", {"x": rows(1)}, timeout_s=0.0)
+        assert not caught.value.ambiguous
+        with pytest.raises(DataPlaneTimeout) as caught:
+            await rig.client.clear_samples(["a"], "p", timeout_s=0.0)
+        assert not caught.value.ambiguous
+        assert rig.sent == []
         assert rig.events["quarantine"] == 0
         assert rig.leftovers() == {}
+        assert len(rig.client.env.ledger) == 0
         assert torch.equal((await rig.get(ids))["x"], rows(1))
 
 
