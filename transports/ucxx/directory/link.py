@@ -1,0 +1,213 @@
+"""Connections to the server: checked out one by one, spent after a cancel, and the server's clock."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from redis.asyncio import ConnectionPool
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+
+from asyncdp.transports.ucxx.directory import library
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from redis.asyncio.connection import AbstractConnection
+
+    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+
+__all__ = ["Link"]
+
+NO_FUNCTION = "Function not found"
+
+
+class Link:
+    """Sends commands to one server.
+
+    redis-py's own retries are off: a script that was cut off would run twice, silently. A connection whose reply did
+    not arrive is closed, so that no later call gets it. What could not be sent at all is ConnectionRefusedError;
+    everything else is redis-py's own exception.
+
+    Args:
+        url: ``redis://``, ``rediss://`` (TLS) or ``unix://``; with user and password where the server wants them.
+        settings: See there.
+        now: Monotonic seconds; for tests.
+    """
+
+    def __init__(self, url: str, settings: DirectorySettings, *, now: Callable[[], float] = time.monotonic) -> None:
+        """Connect to nothing yet."""
+        self._settings = settings
+        self.now = now
+        # No socket_timeout: the caller bounds each call, and redis-py would use asyncio.wait_for for it.
+        self._maker = ConnectionPool.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=settings.connect_timeout_s,
+            health_check_interval=0,
+        )
+        self._idle: deque[tuple[float, AbstractConnection]] = deque()
+        self._places = anyio.Semaphore(settings.max_connections, fast_acquire=True)
+        self._loop: object = None
+        self._closed = False
+        self._offset_s = 0.0
+        self._synced_at: float | None = None
+        self._syncing = anyio.Lock()
+        self.epoch = ""
+
+    # -- connections
+
+    async def connection(self) -> AbstractConnection:
+        """Return a connection that nobody else uses; give it to :meth:`keep`, or disconnect it."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # those of another loop cannot even be closed from here
+            self._loop = loop
+            self._idle.clear()
+        while self._idle:
+            since, made = self._idle.pop()
+            if await self._usable(made, since):
+                return made
+        made = self._maker.make_connection()
+        try:
+            with anyio.fail_after(self._settings.connect_timeout_s):
+                await made.connect()
+        except (AuthenticationError, AuthorizationError):
+            raise
+        except (RedisConnectionError, RedisTimeoutError, TimeoutError) as err:
+            if type(err) not in (RedisConnectionError, RedisTimeoutError, TimeoutError):
+                raise  # loading, and the like: it says more than "refused"
+            msg = f"the directory cannot be reached: {err or 'no answer to the greeting'}"
+            raise ConnectionRefusedError(msg) from err
+        finally:
+            if not made.is_connected:
+                await made.disconnect(nowait=True)
+        return made
+
+    async def _usable(self, made: AbstractConnection, since: float) -> bool:
+        """Whether an idle connection is still open; the server may have closed it, or have been restarted."""
+        if not made.is_connected:
+            return False
+        if self.now() - since < self._settings.check_idle_s:
+            return True
+        try:
+            if not await made.can_read():
+                return True
+        except (RedisConnectionError, OSError):
+            pass
+        await made.disconnect(nowait=True)
+        return False
+
+    def keep(self, made: AbstractConnection) -> None:
+        """Take back a connection whose replies were all read."""
+        if not self._closed and made.is_connected:
+            self._idle.append((self.now(), made))
+
+    # -- commands
+
+    async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
+        """Send commands in one go; the server's errors come back as values."""
+        async with self._places:
+            made = await self.connection()
+            replies: list[Any] = []
+            try:
+                await made.send_packed_command(made.pack_commands(commands), check_health=False)
+                for _ in commands:
+                    try:
+                        replies.append(await made.read_response(disable_decoding=True))
+                    except ResponseError as err:
+                        replies.append(err)
+            except (RedisConnectionError, RedisTimeoutError):
+                self._synced_at = None  # it may be another server that answers next
+                await made.disconnect(nowait=True)
+                raise
+            except BaseException:
+                await made.disconnect(nowait=True)
+                raise
+            if self._closed:
+                await made.disconnect(nowait=True)
+            self.keep(made)
+        return replies
+
+    async def command(self, *args: Any) -> Any:
+        """Send one command; the server's error is raised."""
+        (reply,) = await self.pipeline([args])
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    async def functions(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> list[Any]:
+        """Call functions of the library: (verb, key, arguments) each; the library is loaded where it is missing."""
+        commands = [("FCALL", f"{verb}_{library.version()}", 1, key, *args) for verb, key, args in calls]
+        replies = await self.pipeline(commands)
+        if any(isinstance(reply, ResponseError) and NO_FUNCTION in str(reply) for reply in replies):
+            await self._load()
+            missing = [at for at, reply in enumerate(replies) if isinstance(reply, ResponseError)]
+            for at, reply in zip(missing, await self.pipeline([commands[at] for at in missing]), strict=True):
+                replies[at] = reply
+        for reply in replies:
+            if isinstance(reply, Exception):
+                raise reply
+        return replies
+
+    async def function(self, verb: str, key: str, *args: Any) -> Any:
+        """Call one function."""
+        (reply,) = await self.functions([(verb, key, args)])
+        return reply
+
+    async def _load(self) -> None:
+        try:
+            await self.command("FUNCTION", "LOAD", library.source())
+        except ResponseError as err:
+            if "already exists" not in str(err):  # another client was faster
+                raise
+
+    # -- the server
+
+    async def ready(self) -> None:
+        """Measure the server's clock, and learn which plane it is, where that was not done lately."""
+        if self._fresh():
+            return
+        async with self._syncing:
+            if not self._fresh():
+                await self._sync()
+
+    def _fresh(self) -> bool:
+        return self._synced_at is not None and self.now() - self._synced_at < self._settings.sync_clock_s
+
+    async def _sync(self) -> None:
+        key = f"{self._settings.namespace}:plane"
+        sent = self.now()
+        clock, _, epoch = await self.pipeline([("TIME",), ("SET", key, uuid.uuid4().hex, "NX"), ("GET", key)])
+        came = self.now()
+        for reply in (clock, epoch):
+            if isinstance(reply, Exception):
+                raise reply
+        self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
+        self.epoch = epoch.decode()
+        self._synced_at = came
+
+    async def forget(self) -> str:
+        """Ask anew which plane it is: a restarted server without its data is another one."""
+        self._synced_at = None
+        await self.ready()
+        return self.epoch
+
+    def server_us(self, ahead_s: float) -> int:
+        """Microseconds of the server's clock, ``ahead_s`` seconds from now."""
+        return int((self.now() + self._offset_s + min(ahead_s, 1e9)) * 1e6)
+
+    async def close(self) -> None:
+        """Close what is idle; what is in use is closed by its user."""
+        self._closed = True
+        while self._idle:
+            _, made = self._idle.pop()
+            await made.disconnect(nowait=True)

@@ -1,0 +1,110 @@
+"""Where samples lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
+from asyncdp.meta import RowHandle
+from asyncdp.slots import Located, SlotRef
+from asyncdp.transports.ucxx.directory.cells import SlotName, pieces, slot_name
+from asyncdp.transports.ucxx.directory.hosts import Hosts
+from asyncdp.transports.ucxx.directory.texts import load, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdp.transports.ucxx.directory.schema import Schema
+
+__all__ = ["Locating"]
+
+#: A slot and the fields to read from it -> places in the slot, positions in the request.
+Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
+
+
+class Locating(Hosts):
+    """Look-ups by id."""
+
+    async def locate(
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        fields: Sequence[str],
+        handles: Sequence[RowHandle | None] | None = None,
+    ) -> Located:
+        """Find the slots of samples.
+
+        Args:
+            partition_id: Where.
+            sample_ids: Which samples; one may be named twice.
+            fields: Which of their fields.
+            handles: Which incarnation of each is meant, where it is known.
+
+        Returns:
+            Refs that cover every row but the missing ones: an unknown id or a field that is not produced is
+            SampleNotFound, another incarnation StaleSlotError.
+
+        Raises:
+            DataPlaneBadRequest: No such partition.
+        """
+        answer = await self._serve("locate", partition_id, lambda _: pack((tuple(sample_ids),)))
+        rids, cells = load(answer.blob)
+        missing: dict[int, DataPlaneError] = {}
+        found: list[RowHandle | None] = []
+        spots: Spots = {}
+        schema = answer.schema
+        for at, (sample_id, rid) in enumerate(zip(sample_ids, rids, strict=True)):
+            handle = None if handles is None else handles[at]
+            there = int(rid) if rid else None
+            if handle is not None and there != handle.incarnation:
+                found.append(handle)
+                what = "was cleared" if there is None else "was cleared and put anew"
+                msg = f"sample {sample_id!r} of partition {partition_id!r} {what} since it was looked up"
+                missing[at] = StaleSlotError(msg, partition_id=partition_id, sample_ids=(sample_id,))
+            elif there is None:
+                found.append(None)
+                msg = f"no sample {sample_id!r} in partition {partition_id!r}"
+                missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,))
+            else:
+                found.append(RowHandle(there))
+                absent = _spot(at, cells[at] or None, fields, schema, spots)
+                if absent is not None:
+                    msg = f"field {absent!r} of sample {sample_id!r} is not produced"
+                    missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=absent)
+        specs = {name: schema.fields[name] for name in fields if name in schema.fields}
+        return Located(await self._refs_of(spots), missing, found, specs)
+
+    async def _refs_of(self, spots: Spots) -> tuple[SlotRef, ...]:
+        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in spots}
+        if not names:
+            return ()
+        hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()])
+        return tuple(
+            SlotRef(
+                hosts[names[key].host, names[key].epoch], names[key].slot, names[key].generation, fields, index, rows
+            )
+            for (key, fields), (index, rows) in spots.items()
+        )
+
+
+def _spot(at: int, blob: bytes | None, fields: Sequence[str], schema: Schema, spots: Spots) -> str | None:
+    """Note where the fields of one row lie; return the first that lies nowhere."""
+    if not fields:
+        return None
+    where: dict[int, int] = {}
+    mine = pieces(blob)
+    for number, piece in enumerate(mine):
+        for field in piece[2]:
+            where[field] = number
+    by_piece: dict[int, list[str]] = {}
+    for name in fields:
+        number = where.get(schema.numbers.get(name, 0), -1)
+        if number < 0:
+            return name
+        by_piece.setdefault(number, []).append(name)
+    for number, names in by_piece.items():
+        key, index = mine[number][:2]
+        spot = spots.setdefault((key, tuple(names)), ([], []))
+        spot[0].append(index)
+        spot[1].append(at)
+    return None

@@ -1,0 +1,259 @@
+"""Placing, publishing, locating and removing samples."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
+from asyncdp.meta import RowHandle, Tags
+from asyncdp.transports.ucxx.directory.cells import DeadCells, cells_of, replaced_cells
+from asyncdp.transports.ucxx.directory.hosts import HostInfo, Hosts
+from asyncdp.transports.ucxx.directory.partitions import Partitions
+from asyncdp.transports.ucxx.directory.texts import load, pack, pack_tags, text
+
+if TYPE_CHECKING:
+    from asyncdp.block import FieldSpec
+    from asyncdp.slots import SlotRef
+    from asyncdp.transports.ucxx.directory.link import Link
+    from asyncdp.transports.ucxx.directory.op import Op
+    from asyncdp.transports.ucxx.directory.schema import Schema
+    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+
+__all__ = ["Places", "Published", "Publishing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where a put may go.
+
+    Attributes:
+        hosts: Those that answer, the least loaded first, each with its free space.
+        specs: How the partition defines the fields so far.
+        new: How many of the samples are new.
+    """
+
+    hosts: tuple[HostInfo, ...]
+    specs: Mapping[str, FieldSpec]
+    new: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One handle per row, and what the put replaced."""
+
+    handles: tuple[RowHandle, ...]
+    replaced: tuple[DeadCells, ...]
+
+
+class Publishing(Partitions, Hosts):
+    """Writes and removals.
+
+    Args:
+        link, settings: See there.
+        capacity: Samples that the plane holds at most.
+        group_pattern: Regular expression with a group named ``group``: reads a sample's group off its id.
+        strict_schema: Whether fields must be declared.
+        auto_register: Whether a put declares an unknown partition.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        settings: DirectorySettings,
+        *,
+        capacity: int,
+        group_pattern: str,
+        strict_schema: bool,
+        auto_register: bool,
+    ) -> None:
+        """Know nothing yet."""
+        super().__init__(link, settings)
+        self._capacity = capacity
+        self._pattern = re.compile(group_pattern)
+        self._strict = strict_schema
+        self._auto = auto_register
+        self._elsewhere: dict[str, tuple[float, int]] = {}
+
+    # -- capacity
+
+    async def _held_elsewhere(self, partition_id: str) -> int:
+        """Count the samples of all other partitions; as old as ``capacity_age_s`` at most."""
+        now = self._link.now()
+        known = self._elsewhere.get(partition_id)
+        if known is not None and now - known[0] < self._settings.capacity_age_s:
+            return known[1]
+        names = {text(raw) for raw in await self._link.command("SMEMBERS", self._names)} - {partition_id}
+        counts = await self._link.pipeline([("HLEN", self._key(name) + "i") for name in names]) if names else []
+        for count in counts:
+            if isinstance(count, Exception):
+                raise count
+        total: int = sum(counts)
+        self._elsewhere[partition_id] = (now, total)
+        return total
+
+    def _full(self, held: int, new: int, partition_id: str) -> DataPlaneError:
+        self._elsewhere.pop(partition_id, None)
+        msg = f"the plane holds {held} of at most {self._capacity} samples; {new} more do not fit"
+        return DataPlaneNotReady(msg, retry_after_s=0.05)
+
+    # -- writing
+
+    async def place(self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str]) -> Places:
+        """Say which hosts there are for a put, and what the partition fixed about the fields.
+
+        Raises:
+            DataPlaneBadRequest: No such partition, or an undeclared field under strict_schema.
+            DataPlaneNotReady: The plane is full.
+        """
+
+        def make(schema: Schema) -> bytes:
+            if self._strict and schema.version != b"0":
+                schema.check_declared(partition_id, fields)
+            return pack(tuple(sample_ids))
+
+        answer = await self._serve("place", partition_id, make, create=self._auto)
+        held, new = load(answer.blob)
+        if new:
+            held += await self._held_elsewhere(partition_id)
+            if held + new > self._capacity:
+                raise self._full(held, new, partition_id)
+        known = answer.schema.fields
+        specs = {name: known[name] for name in fields if name in known}
+        hosts = [host for host in await self.hosts() if host.alive]
+        hosts.sort(key=lambda host: host.load)
+        return Places(tuple(hosts), specs, new)
+
+    async def publish(
+        self,
+        op: Op,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        refs: Sequence[SlotRef],
+        tags: Sequence[Tags] | None,
+        specs: Mapping[str, FieldSpec],
+        nbytes: Mapping[str, Sequence[int]],
+        owner: str,
+    ) -> Published:
+        """Make written slots the content of samples, all at once, tags included: everything, or an error and nothing.
+
+        Args:
+            op: Names the put.
+            partition_id: Where.
+            sample_ids: Which samples; each once.
+            refs: Which slots hold them; ``rows`` are positions in sample_ids.
+            tags: Merged into the samples' tags.
+            specs: What the put observed about its fields.
+            nbytes: Payload bytes per field, one per sample.
+            owner: Who puts them; of a sample, the first who did counts.
+
+        Returns:
+            A handle per sample, and the cells that the put replaced, for their hosts to be told. The server is busy
+            for about 12 us a row.
+
+        Raises:
+            DataPlaneBadRequest: No such partition, a field that holds something else, a group that would be too large.
+            DataPlaneNotReady: The plane is full.
+            DataPlaneWriteError: The put was given up before.
+            DataPlaneTimeout: It came too late.
+        """
+        if len(set(sample_ids)) != len(sample_ids):
+            raise DataPlaneBadRequest("a put names a sample twice", partition_id=partition_id, field="sample_ids")
+        fixed = self._columns(sample_ids, tags, owner)
+        await self._open()
+        fixed["elsewhere"] = await self._held_elsewhere(partition_id)
+        if self._auto:
+            await self._link.command("SADD", self._names, partition_id.encode("utf-8", "surrogatepass"))
+        last: Schema | None = None
+
+        def make(schema: Schema) -> bytes:
+            nonlocal last
+            last = schema.merged(specs)
+            if self._strict and schema.version != b"0":
+                schema.check_declared(partition_id, list(specs))
+            payload = dict(fixed)
+            if refs:
+                cells, sizes, shapes, shape = cells_of(len(sample_ids), refs, last.numbers, nbytes)
+                payload.update(cells=[cell or False for cell in cells], bytes=sizes, shapes=shapes)
+                payload["shape"] = shape if len(shapes) > 1 else False
+            if last is not schema or schema.version == b"0":
+                payload.update(doc=last.dump(), gsize=last.group_size or 0, nt=len(last.tasks))
+            return pack(payload)
+
+        def wrong(why: list[Any]) -> DataPlaneError:
+            return self._wrong_put(why, partition_id, sample_ids, fixed["groups"])
+
+        answer = await self._serve("publish", partition_id, make, op, create=self._auto, wrong=wrong)
+        first, n, rids, dead, version = load(answer.blob)
+        if last is not None and last is not answer.schema:
+            self._schemas[partition_id] = replace(last, version=version)
+        numbers = [int(rid) for rid in rids] if rids else range(int(first) + 1, int(first) + 1 + n)
+        names = tuple((last or answer.schema).fields)
+        return Published(tuple(RowHandle(number) for number in numbers), replaced_cells(dead, names))
+
+    def _columns(self, sample_ids: Sequence[str], tags: Sequence[Tags] | None, owner: str) -> dict[str, Any]:
+        """Say what the server has to know about the tags; the tags themselves are bytes to it."""
+        payload: dict[str, Any] = {"ids": tuple(sample_ids), "owner": owner, "capacity": self._capacity}
+        if tags is None:
+            payload["groups"] = [self._group_of(sample_id) for sample_id in sample_ids]
+            return payload
+        payload["tags"] = [
+            pack_tags(row, sample_id) if row else False for sample_id, row in zip(sample_ids, tags, strict=True)
+        ]
+        told = [("group_id" in row) + (row.get("group_id") is not None) for row in tags]
+        payload["groups"] = [
+            str(row["group_id"]) if how == 2 else self._group_of(sample_id)  # noqa: PLR2004 - there, and no None
+            for sample_id, row, how in zip(sample_ids, tags, told, strict=True)
+        ]
+        if any(told):
+            payload["told"] = told
+        for name, key, say in _SAID:
+            if any(key in row for row in tags):
+                payload[name] = [say(row[key]) if key in row else _ABSENT[name] for row in tags]
+        return payload
+
+    def _group_of(self, sample_id: str) -> str:
+        match = self._pattern.fullmatch(sample_id)
+        return match["group"] if match else sample_id
+
+    def _wrong_put(
+        self, why: list[Any], partition_id: str, sample_ids: Sequence[str], groups: Sequence[str]
+    ) -> DataPlaneError:
+        what = why[0]
+        if what == b"full":
+            return self._full(why[1], why[2], partition_id)
+        at, count, size = why[1] - 1, why[2], why[3]
+        sample_id = sample_ids[at]
+        if what == b"expected":
+            msg = f"expected_num_keys {count} of sample {sample_id!r} is above grpo_group_size {size}"
+            field = "expected_num_keys"
+        else:
+            msg = f"group {groups[at]!r} would have {count} rows, grpo_group_size is {size}"
+            field = "group_id"
+        return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=(sample_id,), field=field)
+
+
+_ABSENT: Mapping[str, Any] = {"exp": False, "com": 0, "st": 0, "cr": False}
+
+
+def _expected(value: Any) -> int:
+    return value if isinstance(value, int) and value > 0 else -1
+
+
+def _committed(value: Any) -> int:
+    return 2 if value is False else 1
+
+
+def _created(value: Any) -> float | bool:
+    return float(value) if isinstance(value, (int, float)) else False
+
+
+#: (column, tag, what the server is told about its value), see the library's ``stamp``.
+_SAID = (
+    ("exp", "expected_num_keys", _expected),
+    ("com", "committed", _committed),
+    ("st", "status", lambda value: 1 if value == "failed" else 2),
+    ("cr", "created_at", _created),
+)

@@ -1,0 +1,48 @@
+"""Text and tags as bytes, without loss."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgpack
+
+from asyncdp.errors import DataPlaneBadRequest
+
+if TYPE_CHECKING:
+    from asyncdp.meta import Tags
+
+__all__ = ["load", "load_tags", "pack", "pack_tags", "text"]
+
+
+def pack(value: Any) -> bytes:
+    """Pack a payload for the server: Lua's msgpack knows no bin type."""
+    packed: bytes = msgpack.packb(value, use_bin_type=False, unicode_errors="surrogatepass")
+    return packed
+
+
+def load(blob: bytes) -> Any:
+    """Unpack what the server packed; strings stay bytes."""
+    return msgpack.unpackb(blob, raw=True, strict_map_key=False, use_list=True)
+
+
+def text(raw: bytes) -> str:
+    """Read an id or a name; ids may hold anything that a str can, lone surrogates as well."""
+    return raw.decode("utf-8", "surrogatepass")
+
+
+def pack_tags(tags: Tags, sample_id: str) -> bytes:
+    """Pack the tags of one sample; the server merges them as bytes, so that no number changes on the way."""
+    try:
+        return pack(tags)
+    except OverflowError as err:
+        name = next(key for key, value in tags.items() if isinstance(value, int) and not -(2**63) <= value < 2**64)
+        msg = f"tag {name!r} of sample {sample_id!r} does not fit into 64 bits"
+        raise DataPlaneBadRequest(msg, sample_ids=(sample_id,), field=name) from err
+
+
+def load_tags(blob: bytes | None) -> Tags:
+    """Read what :func:`pack_tags` wrote."""
+    if not blob:
+        return {}
+    tags: Tags = msgpack.unpackb(blob, unicode_errors="surrogatepass")
+    return tags
