@@ -34,7 +34,7 @@ async def test_batches_come_in_order_until_the_caller_stops(client: BaseClient) 
 
 async def test_an_iterator_that_waits_too_long_says_what_it_waits_for(client: BaseClient) -> None:
     """ClaimNotReady ends one step, not the iterator."""
-    batches = client.batches("p", "train", ["x"], 8, timeout_s=0.2)
+    batches = client.batches("p", "train", ["x"], 8, timeout_s=1.0)
     await anext(batches)
     with pytest.raises(ClaimNotReady):
         await anext(batches)
