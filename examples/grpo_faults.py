@@ -37,7 +37,7 @@ def fault_plan(seed: int, seconds: float) -> FaultPlan:
     plan.corrupt(schema=True, p=0.003)
     plan.truncate(p=0.01)
     plan.recycle(how="moved", p=0.005)
-    plan.on("get_data").stale(p=0.003)
+    plan.on("get_data").stale(p=0.01)
 
     # Ports: one is dead, one accepts and never answers. Both are quarantined, and back when they work.
     plan.on(host="host-0", port=2).refuse(at_s=0.10 * seconds, for_s=0.25 * seconds)

@@ -43,12 +43,14 @@ def report(request: pytest.FixtureRequest) -> Report:
     return anyio.run(run, DemoConfig(seed=1, seconds=6.0, enough=0.0, faults=request.param))
 
 
+@pytest.mark.slow
 def test_a_short_run_accounts_for_every_sample(report: Report) -> None:
     """Produced = trained + evicted + left, nothing lost, nothing trained on twice, with faults as without."""
     assert report.balance.adds_up, report.balance
     assert report.balance.trained > 0
 
 
+@pytest.mark.slow
 def test_faults_happen_only_where_asked_for(report: Report) -> None:
     """With faults on they are injected and retried; with faults off there are none."""
     told = report.as_dict()
@@ -58,6 +60,7 @@ def test_faults_happen_only_where_asked_for(report: Report) -> None:
         assert sum(told["retries"].values()) > 0
 
 
+@pytest.mark.slow
 def test_the_account_can_be_written_as_json(report: Report) -> None:
     """All keys are there, with plain values."""
     told = json.loads(json.dumps(report.as_dict()))
@@ -66,6 +69,7 @@ def test_the_account_can_be_written_as_json(report: Report) -> None:
     assert 0.0 <= told["reward_end"] <= 1.0
 
 
+@pytest.mark.slow
 def test_a_run_ends_on_its_goal() -> None:
     """A goal that is reached, or the last step, ends the run before its time."""
     config = DemoConfig(seconds=60.0, faults=False, max_steps=2)
@@ -185,6 +189,7 @@ def test_a_sparkline_shows_the_whole_run() -> None:
     assert sparkline([Point(0, 0.0)], 5) == "▁"
 
 
+@pytest.mark.slow
 def test_the_live_view_shows_what_a_person_wants_to_see(report: Report) -> None:
     """One frame names curves, counts, ports, retries and faults."""
     console = Console(width=120, record=True, file=StringIO())
@@ -202,6 +207,7 @@ def test_the_live_view_shows_what_a_person_wants_to_see(report: Report) -> None:
         assert "lose_reply" in shown
 
 
+@pytest.mark.slow
 def test_the_plain_view_prints_whole_lines(report: Report) -> None:
     """Where there is no terminal, one line says it all."""
 
