@@ -22,6 +22,7 @@ import pytest
 
 from asyncdp.block import PICKLE
 from asyncdp.slots import HostRef, SlotRef
+from asyncdp.transports.ucxx.arena import Arena
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host import Host
@@ -146,9 +147,9 @@ def start(**keys: Any) -> subprocess.Popen[str]:
 def spawned(**keys: Any) -> Iterator[Spawned]:
     """A host in a process of its own, which is killed at the end if it still lives."""
     process = start(**keys)
+    told: dict[str, Any] = {}
     try:
         assert process.stdout is not None
-        told: dict[str, Any] = {}
         while not told.get("ready"):
             line = process.stdout.readline()
             assert line, f"the host ended with {process.wait()}"
@@ -157,4 +158,9 @@ def spawned(**keys: Any) -> Iterator[Spawned]:
         yield Spawned(process, told)
     finally:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
+        if told:
+            Arena.discard(told["arena"])

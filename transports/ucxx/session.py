@@ -129,7 +129,7 @@ class Session:
             self._client = Process(answer.pid, answer.start)
 
     async def _serve(self) -> None:
-        while True:
+        while not self._service.draining:
             async with asyncio.timeout(self._service.settings.idle_s):
                 request = await self._control.receive()
             self.busy = True

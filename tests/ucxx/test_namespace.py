@@ -1,0 +1,26 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ucxx.hosts import HAVE_UCX, _can_unshare
+
+ROOT = Path(__file__).parents[2]
+#: Files whose tests open UCX listeners.
+FILES = ("test_engine.py", "test_host.py")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not HAVE_UCX, reason="needs the extra ucxx (ucxx-cu12)")
+@pytest.mark.skipif(not _can_unshare(), reason="no network namespace can be had: these tests run where they are")
+@pytest.mark.parametrize("file", FILES)
+def test_ucx_listeners_in_a_namespace_with_only_loopback(file: str) -> None:
+    """A UCX listener binds to every address; here there is but one."""
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "100", f"tests/ucxx/{file}"]
+    command = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh", *pytest_]
+    env = {**os.environ, "ASYNCDP_NETNS": "1", "UCX_TLS": "tcp,self", "UCX_WARN_UNUSED_ENV_VARS": "n"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
