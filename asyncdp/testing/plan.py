@@ -124,6 +124,10 @@ class FaultPlan(Effects):
 
         return Faults(inner, self)
 
+    def stop(self) -> None:
+        """Let no further fault happen; hosts that are down still come back at their time."""
+        self._rules = [live for live in self._rules if live.stage == 1]
+
     def fresh(self) -> FaultPlan:
         """Return a plan of the same rules that has done nothing yet."""
         return FaultPlan(self.seed, self.rules)

@@ -324,7 +324,7 @@ async def test_200_cancelled_tasks_leave_both_ports_usable() -> None:
                 group.start_soon(one, rng.uniform(0.0, 0.4))
         assert min(ended["done"], ended["cancelled"]) > 30
         assert rig.leftovers() == {}
-        rig.plan.live.clear()
+        rig.plan.stop()
         await anyio.sleep(700.0)
         rig.sent.clear()
         for _ in range(8):

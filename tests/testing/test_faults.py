@@ -324,3 +324,22 @@ def test_clients_of_one_plan_have_op_ids_of_their_own() -> None:
     made = transport()
     one, two = (faulty_stack(MemoryTransport(made.attach_config(), bootstrap=False), FaultPlan(1)) for _ in range(2))
     assert one.env.session != two.env.session
+
+
+@BACKENDS
+def test_a_plan_can_be_stopped(backend: str) -> None:
+    """After stop() nothing fails any more, and a host that is down comes back at its time."""
+    plan = FaultPlan().on("ping").refuse().crash_host("host-0", at_s=1, restart_at_s=5).crash_host("host-1", at_s=9)
+
+    async def main(client: BaseClient, made: MemoryTransport) -> None:
+        await anyio.sleep(1.0)
+        with pytest.raises(ConnectionRefusedError):
+            await client.ping()
+        plan.stop()
+        await client.ping()
+        assert not made.plane.hosts["host-0"].up
+        await anyio.sleep(10.0)
+        await client.ping()
+        assert all(host.up for host in made.plane.hosts.values())
+
+    run(plan, main, backend)
