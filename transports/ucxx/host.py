@@ -35,8 +35,6 @@ __all__ = ["Host"]
 
 #: Refusals of puts that were given up are remembered for longer than any put may take.
 _REFUSALS_S: Final = 3600.0
-#: Slots are asked about in the directory so many at a time.
-_ASKED: Final = 1000
 
 
 class Host:
@@ -174,7 +172,7 @@ class Host:
 
     # -- what it does by itself
 
-    async def _every(self, seconds: float, work: Callable[[], Awaitable[None]]) -> None:
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
         failing = False
         while True:
             await asyncio.sleep(seconds)
@@ -202,27 +200,32 @@ class Host:
         self.service.table.sweep(now)
         self.service.table.forget(now - _REFUSALS_S)
 
-    async def reconcile(self) -> None:
-        """Take back slots that are nobody's content: never published, or cleared while this host was away.
+    async def reconcile(self) -> int:
+        """Take back rows that are nobody's content: never published, or cleared while this host was away.
 
-        Only slots that have been READY for longer than any put may take, by the directory's clock.
+        Only of slots that have been READY for longer than any put may take, by the directory's clock. Returns how many
+        slots it touched.
         """
         table, latest = self.service.table, self.clock() - self.settings.grace_s
         old = [
             (slot.number, slot.generation)
-            for slot in table.slots.values()
-            if table.state(slot) is State.READY and slot.ready_since < latest and slot.header.not_after < latest
+            for slot in list(table.slots.values())
+            if table.settle(slot) is State.READY and slot.ready_since < latest and slot.header.not_after < latest
         ]
-        for begin in range(0, len(old), _ASKED):
-            places = old[begin : begin + _ASKED]
-            published = await self._directory.published(self.arena.host_id, self.arena.epoch, places)
-            orphans = [place for place in places if place not in published]
-            for number, generation in orphans:
-                slot = table.find(number, generation)
-                if slot is not None:
-                    table.drop(number, generation, range(slot.header.rows))
-            if orphans:
-                self._log.info("took back slots that nobody's content is in", slots=len(orphans))
+        if not old:
+            return 0
+        live = await self._directory.live(self.arena.host_id, self.arena.epoch)
+        touched = 0
+        for place in old:
+            slot = table.find(*place)
+            if slot is not None:
+                dead = set(range(slot.header.rows)).difference(live.get(place, ()))
+                if slot.any_live(self.arena, dead):
+                    table.drop(*place, sorted(dead))
+                    touched += 1
+        if touched:
+            self._log.info("took back rows that are nobody's content", slots=touched)
+        return touched
 
     # -- end
 

@@ -1,4 +1,4 @@
-"""What a slot host needs of the directory: to be known there, the time, and what is published."""
+"""What a slot host needs of the directory: to be known there, the time, and what is live."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping
 
 __all__ = ["HostDirectory", "HostReport", "NoDirectory"]
 
@@ -50,8 +50,12 @@ class HostDirectory(Protocol):
     async def leave(self, host_id: str, epoch: int) -> None:
         """Strike the host off."""
 
-    async def published(self, host_id: str, epoch: int, places: Sequence[Place]) -> set[Place]:
-        """Return which of these (slot, generation) hold somebody's content."""
+    async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
+        """Return which rows of which (slot, generation) are somebody's content.
+
+        What is published while this runs may be missing: only of slots that are older than any put may take does it
+        tell what is nobody's.
+        """
 
 
 class NoDirectory:
@@ -75,7 +79,7 @@ class NoDirectory:
     async def leave(self, host_id: str, epoch: int) -> None:
         """Do nothing."""
 
-    async def published(self, host_id: str, epoch: int, places: Sequence[Place]) -> set[Place]:
-        """None of them."""
-        del host_id, epoch, places
-        return set()
+    async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
+        """None."""
+        del host_id, epoch
+        return {}

@@ -9,9 +9,10 @@ import os
 import signal
 import sys
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
+import structlog
 
 from asyncdp.errors import DataPlaneError
 from asyncdp.transports.ucxx.host import Host
@@ -22,7 +23,10 @@ if TYPE_CHECKING:
 
     from asyncdp.transports.ucxx.host_directory import HostDirectory
 
-__all__ = ["main", "run"]
+__all__ = ["DIRECTORY", "main", "run"]
+
+#: Names the directory's URL: it may hold a password, which arguments would show to every user of the machine.
+DIRECTORY: Final = "ASYNCDP_DIRECTORY"
 
 
 async def run(
@@ -55,6 +59,23 @@ async def run(
         await host.stop()
 
 
+async def _serve(settings: HostSettings, namespace: str, *, watch_stdin: bool) -> None:
+    """Serve, known to the directory that the environment names, if it names one."""
+    url = os.environ.get(DIRECTORY)
+    if not url:
+        await run(settings, watch_stdin=watch_stdin)
+        return
+    from asyncdp.transports.ucxx.directory.directory import Directory
+    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    directory = Directory(url, settings=DirectorySettings(namespace=namespace))
+    try:
+        await run(settings, KnownHost(directory), watch_stdin=watch_stdin)
+    finally:
+        await directory.close()
+
+
 def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
     """Take what the parent says; nothing at all is its end."""
     if not os.read(0, 4096):
@@ -63,13 +84,19 @@ def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Parse arguments and serve; exit code 0 after an orderly end, 1 where the host cannot start."""
+    """Parse arguments and serve; exit code 0 after an orderly end, 1 where the host cannot start.
+
+    Environment: ``ASYNCDP_SECRET`` what clients have to know, ``ASYNCDP_DIRECTORY`` URL of the directory.
+    """
     parser = argparse.ArgumentParser(prog="python -m asyncdp.transports.ucxx.host", description=__doc__)
     parser.add_argument("--settings", required=True, help="HostSettings as JSON; the secret comes from ASYNCDP_SECRET")
     parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
+    parser.add_argument("--namespace", default="asyncdp", help="prefix of the plane's keys in the directory")
     args = parser.parse_args(argv)
+    # Standard output belongs to the readiness line: a parent that reads no further must not stall the host.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
-        asyncio.run(run(settings, watch_stdin=args.watch_stdin))
+        asyncio.run(_serve(settings, args.namespace, watch_stdin=args.watch_stdin))
     except (DataPlaneError, ImportError, msgspec.ValidationError) as err:
         sys.exit(f"the slot host cannot serve: {err}")

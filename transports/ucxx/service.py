@@ -13,6 +13,7 @@ from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, 
 from asyncdp.transports.ucxx.failures import describe
 from asyncdp.transports.ucxx.gather import Gather, Selection, gathers
 from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.transports.ucxx.slot_header import State
 from asyncdp.transports.ucxx.turns import in_turns
 from asyncdp.transports.ucxx.wire import Abort, Drop, PartHead, Read, Reserve, Rows, SlotRows, WireError, Write
 
@@ -231,12 +232,15 @@ class Service:
 
     async def abort(self, request: Abort, client: Process | None) -> int:
         """Free what a put reserved and has not published."""
-        self.table.refuse(request.op_id, self.clock())  # before anything is awaited: a late write must not slip in
-        mine = self.table.of_op(request.op_id)
-        keep = await self.directory.published(self.table.arena.host_id, self.table.arena.epoch, mine) if mine else set()
-        slots = [self.table.slots[number] for number, _ in mine if number in self.table.slots]
+        table = self.table
+        table.refuse(request.op_id, self.clock())  # before anything is awaited: a late write must not slip in
+        slots = [table.slots[number] for number, _ in table.of_op(request.op_id)]
+        keep: set[tuple[int, int]] = set()
+        if any(table.settle(slot) is State.READY for slot in slots):  # written, so it may have been published
+            live = await self.directory.live(table.arena.host_id, table.arena.epoch)
+            keep = {(slot.number, slot.generation) for slot in slots} & set(live)
         own = all(slot.header.writer in (None, client) for slot in slots)
-        return self.table.abort(request.op_id, self.clock(), idle=request.idle and own, keep=keep)
+        return table.abort(request.op_id, self.clock(), idle=request.idle and own, keep=keep)
 
     def drop(self, request: Drop) -> int:
         """End the life of rows."""

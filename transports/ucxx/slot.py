@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from asyncdp.transports.ucxx.slot_header import Header, read_dead, write_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -81,6 +81,10 @@ class Slot:
             return True
         live = self.live(arena)[index.start : index.stop] if isinstance(index, range) else self.live(arena)[list(index)]
         return bool(live[:, [self.fields[name] for name in fields if name in self.fields]].all())
+
+    def any_live(self, arena: Arena, rows: Collection[int]) -> bool:
+        """Whether any of these rows is still marked as somebody's content."""
+        return bool(self.live(arena)[sorted(rows)].any())
 
     def kill(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> bool:
         """End the life of rows, or of some of their fields. Whether nothing lives in the slot any more."""

@@ -1,0 +1,175 @@
+"""How a client reaches slots: over the shared-memory lane where the host's arena can be mapped, else over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.slots import SlotRef
+from asyncdp.transports.ucxx.arena import Arena
+from asyncdp.transports.ucxx.lane import Lane
+from asyncdp.transports.ucxx.process import this_machine
+
+if TYPE_CHECKING:
+    from asyncdp.block import Block, ObjectCodec
+    from asyncdp.slots import HostRef, ReadResult
+    from asyncdp.transports.ucxx.buffers import BufferPool
+    from asyncdp.transports.ucxx.connection import Connection, Dropped
+    from asyncdp.transports.ucxx.pool import Pool
+
+__all__ = ["Access", "Door"]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a host is.
+
+    Attributes:
+        address: Where its ports listen.
+        boot_id, arena: Its machine and its segment, as it published them.
+    """
+
+    address: str
+    boot_id: str = ""
+    arena: str = ""
+
+
+class Access:
+    """Reads, reserves and writes slots of any host.
+
+    Args:
+        pool: Connections.
+        codec, buffers: For what is read on the lane.
+        lane: Whether to use the lane where it can be had.
+    """
+
+    def __init__(self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True) -> None:
+        """Begin without lanes."""
+        self._pool = pool
+        self._codec = codec
+        self._buffers = buffers
+        self._lanes: dict[tuple[str, int], Lane | None] = {}
+        self._machine = this_machine() if lane else None
+        #: op_ids whose copies on the lane are under way, and slots that were granted for the lane.
+        self._copying: dict[str, int] = {}
+        self._granted: dict[tuple[str, int, int, int], str] = {}
+
+    def lane_of(self, host: HostRef, door: Door) -> Lane | None:
+        """Return the lane to a host: where its machine is this one, by boot id, and its arena can be mapped."""
+        key = (host.id, host.epoch)
+        if key in self._lanes:
+            lane = self._lanes[key]
+            if lane is None or lane.usable:
+                return lane
+            lane.close()
+            del self._lanes[key]
+        lane = None
+        if self._machine is not None and door.arena and door.boot_id == self._machine.boot_id:
+            arena = Arena.attach(door.arena, host.id, host.epoch)
+            lane = None if arena is None else Lane(arena, self._buffers, self._codec)
+        self._lanes[key] = lane
+        return lane
+
+    def _use(self, host: HostRef, door: Door, port: int | None) -> AbstractAsyncContextManager[Connection]:
+        chosen = port if port is not None else (host.ports[0] if host.ports else None)
+        if chosen is None:
+            raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
+        return self._pool.use(door.address, chosen)
+
+    async def read(self, host: HostRef, door: Door, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
+        """Read rows of slots."""
+        lane = self.lane_of(host, door)
+        if lane is not None:
+            return await lane.read(refs)
+        async with self._use(host, door, port) as connection:
+            return await connection.read(host, refs)
+
+    async def reserve(
+        self,
+        host: HostRef,
+        door: Door,
+        op_id: str,
+        fields: tuple[str, ...],
+        sizes: Sequence[int],
+        first_row: int,
+        *,
+        ttl_s: float,
+        port: int | None = None,
+    ) -> tuple[SlotRef, ...]:
+        """Reserve slots for rows of a put; waits for space, where the host does, up to ``ttl_s`` seconds.
+
+        Returns:
+            A ref per slot; ``rows`` count from ``first_row`` up.
+        """
+        lane = self.lane_of(host, door) is not None
+        async with self._use(host, door, port) as connection:
+            granted = await connection.reserve(
+                host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=ttl_s, lane=lane
+            )
+        refs = tuple(
+            SlotRef(host, slot, generation, fields, range(rows), range(first, first + rows))
+            for slot, generation, rows, first in granted.grants
+        )
+        if granted.lane:
+            for ref in refs:
+                self._granted[host.id, host.epoch, ref.slot, ref.generation] = op_id
+        return refs
+
+    async def write(
+        self,
+        host: HostRef,
+        door: Door,
+        op_id: str,
+        refs: Sequence[SlotRef],
+        block: Block,
+        *,
+        port: int | None = None,
+        checksum: bool = False,
+    ) -> None:
+        """Write rows into reserved slots; ``block`` holds the rows of all refs in order."""
+        names = [(host.id, host.epoch, ref.slot, ref.generation) for ref in refs]
+        lane = self.lane_of(host, door) if all(self._granted.get(name) == op_id for name in names) else None
+        if lane is None:
+            async with self._use(host, door, port) as connection:
+                await connection.write(host, op_id, refs, block, checksum=checksum)
+            return
+        self._copying[op_id] = self._copying.get(op_id, 0) + 1
+        try:
+            await lane.write(refs, block)
+        finally:
+            self._copying[op_id] -= 1
+            if not self._copying[op_id]:
+                del self._copying[op_id]
+        for name in names:
+            self._granted.pop(name, None)
+
+    async def abort(self, host: HostRef, door: Door, op_id: str, port: int | None = None) -> int:
+        """Give a put up; returns how many of its slots stay occupied for now."""
+        async with self._use(host, door, port) as connection:
+            left = await connection.abort(op_id, idle=op_id not in self._copying)
+        for name in [name for name, op in self._granted.items() if op == op_id and name[0] == host.id]:
+            del self._granted[name]
+        return left
+
+    async def drop(self, host: HostRef, door: Door, cells: Sequence[Dropped], port: int | None = None) -> int:
+        """End the life of rows; returns once the host did it."""
+        async with self._use(host, door, port) as connection:
+            return await connection.drop(host, cells)
+
+    async def ask(self, host: HostRef, door: Door, port: int | None = None) -> Mapping[str, int | float | str]:
+        """Return what a host has and does."""
+        async with self._use(host, door, port) as connection:
+            return await connection.ask()
+
+    async def close(self) -> None:
+        """Close lanes and connections. Twice is fine."""
+        self._pool.close()
+        for lane in self._lanes.values():
+            if lane is not None:
+                lane.close()
+        self._lanes.clear()
+        await asyncio.sleep(0)
