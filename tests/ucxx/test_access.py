@@ -1,0 +1,127 @@
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from asyncdp.block import PICKLE, Block
+from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
+from asyncdp.slots import HostRef, ReadSlots, verify
+from asyncdp.transports.ucxx import payload as payload_module
+from asyncdp.transports.ucxx.access import Access, Door
+from asyncdp.transports.ucxx.buffers import BufferPool
+from asyncdp.transports.ucxx.host import Host
+from tests.ucxx.hosts import hosted, pool_of, ref_of
+from tests.ucxx.segments import rows
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The UCXX transport is asyncio's."""
+    return "asyncio"
+
+
+@asynccontextmanager
+async def reaching(host: Host, *, lane: bool = True) -> AsyncIterator[tuple[Access, HostRef, Door]]:
+    """A client of a host, and where that is."""
+    report = host.report()
+    with pool_of() as pool:
+        access = Access(pool, PICKLE, BufferPool(), lane=lane)
+        yield access, ref_of(report), Door(report.address, report.boot_id, report.arena)
+        await access.close()
+
+
+async def put(access: Access, here: HostRef, door: Door, op_id: str, block: Block) -> Any:
+    """Reserve and write."""
+    sizes = block.row_nbytes().tolist()
+    refs = await access.reserve(here, door, op_id, tuple(block.columns), sizes, 0, ttl_s=5.0)
+    await access.write(here, door, op_id, refs, block)
+    return refs
+
+
+@pytest.mark.parametrize(("writes", "reads"), [(True, True), (True, False), (False, True), (False, False)])
+async def test_lane_and_wire_see_the_same_rows(*, writes: bool, reads: bool) -> None:
+    """Whoever wrote them, and whoever reads them."""
+    ragged = torch.nested.nested_tensor([torch.arange(k) for k in (2, 0, 3)], layout=torch.jagged)
+    block = Block.from_fields({"a": torch.randn(3, 4), "r": ragged, "o": ["x", None, (1, 2)]}, 3)
+    async with (
+        hosted() as host,
+        reaching(host, lane=writes) as (writer, here, door),
+        reaching(host, lane=reads) as (reader, _, _),
+    ):
+        assert (writer.lane_of(here, door) is not None) == writes
+        refs = await put(writer, here, door, "op", block)
+        picked = tuple(replace(ref, index=[2, 0], rows=[0, 1]) for ref in refs)
+        result = verify(await reader.read(here, door, picked), ReadSlots(here, picked))
+        assert not result.errors
+        td = result.parts[0].block.to_tensordict()
+        assert torch.equal(td["a"], block.columns["a"].values[[2, 0]])  # type: ignore[attr-defined]
+        assert [row.tolist() for row in td["r"].unbind()] == [[0, 1, 2], [0, 1]]
+        assert td["o"] == [(1, 2), "x"]
+        assert await reader.drop(here, door, [(refs[0].slot, refs[0].generation, [0], ())]) == 1
+        assert isinstance((await reader.read(here, door, picked)).errors[0], StaleSlotError)
+
+
+async def test_another_machine_has_no_lane() -> None:
+    """Told by the boot id and a readable arena, never by the address."""
+    async with hosted() as host, reaching(host) as (access, here, door):
+        assert access.lane_of(here, replace(door, boot_id="another")) is None
+        assert access.lane_of(HostRef(here.id, here.epoch + 1, here.ports), door) is None
+        assert access.lane_of(HostRef("another", here.epoch, here.ports), door) is None
+
+
+async def test_a_put_that_was_cancelled_on_the_lane_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At any point of it: after the abort all space is back, and what arrives late is refused."""
+    monkeypatch.setattr(payload_module, "PIECE_BYTES", 1 << 16)
+    async with hosted() as host, reaching(host) as (access, here, door):
+        for turns in range(12):
+            task = asyncio.ensure_future(put(access, here, door, f"op{turns}", rows(2, 1 << 18)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await access.abort(here, door, f"op{turns}")
+            async with asyncio.timeout(5):
+                while host.service.table.slots:
+                    await asyncio.sleep(0.005)
+                    host.service.table.sweep(0.0)
+            with pytest.raises(DataPlaneWriteError):
+                await put(access, here, door, f"op{turns}", rows(1))
+        assert host.service.table.extents.largest == host.arena.units
+
+
+async def test_an_abort_by_another_process_waits_for_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the copy of the put is under way its space is not used again."""
+    monkeypatch.setattr(payload_module, "PIECE_BYTES", 1 << 16)
+    async with hosted() as host, reaching(host) as (access, here, door):
+        task = asyncio.ensure_future(put(access, here, door, "op", rows(1, 1 << 19)))
+        while not access._copying:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0)
+        assert await access.abort(here, door, "op") == 1
+        assert host.service.table.counts()["given_up"] == 1
+        with pytest.raises(DataPlaneWriteError, match="given up"):
+            await task
+        host.service.table.sweep(0.0)
+        assert not host.service.table.slots
+
+
+async def test_a_full_host_is_not_ready_on_the_lane_too() -> None:
+    """Space is reserved before anything is copied."""
+    async with hosted(on_full="raise") as host, reaching(host) as (access, here, door):
+        for at in range(2):
+            await put(access, here, door, f"op{at}", rows(1, 3 << 18))
+        with pytest.raises(DataPlaneNotReady):
+            await put(access, here, door, "more", rows(1, 3 << 18))
+
+
+async def test_a_host_without_ports_is_unavailable() -> None:
+    """It was struck off the directory."""
+    async with hosted() as host, reaching(host, lane=False) as (access, here, door):
+        with pytest.raises(DataPlaneUnavailable):
+            await access.ask(HostRef(here.id, here.epoch, ()), door)
+        assert (await access.ask(here, door))["epoch"] == here.epoch
