@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -21,7 +20,7 @@ _NUMBER = itertools.count()
 
 
 class _Lazy:
-    """Starts something when it is first asked for, and ends it with the process."""
+    """Starts something when it is first asked for; ``close`` ends it, if it was started."""
 
     def __init__(self, make: Callable[[], Any]) -> None:
         self._make = make
@@ -30,8 +29,12 @@ class _Lazy:
     def __call__(self) -> Any:
         if self._made is None:
             self._made = self._make()
-            atexit.register(self._made.close)
         return self._made
+
+    def close(self) -> None:
+        made, self._made = self._made, None
+        if made is not None:
+            made.close()
 
 
 #: TransferQueue's classes without Ray, and with it; both live as long as the test session, once asked for.

@@ -11,8 +11,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
-import zmq
 from zmq.constants import Event, Flag, SocketOption, SocketType
+from zmq.error import Again
+from zmq.sugar.socket import Socket
 from zmq.utils.monitor import recv_monitor_message
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout, DataPlaneUnavailable
@@ -54,8 +55,9 @@ class Canary:
         self.closed = False
         self._scopes: set[anyio.CancelScope] = set()
         self._reached = False
-        # Plain sockets on the client's context: their news is read in a callback, no task has to wait for it.
-        socket = zmq.Context.shadow(context.underlying).socket(SocketType.DEALER)
+        # Plain sockets: their news is read in a callback, no task has to wait for it. On the client's context, which
+        # closes them with itself, should the client be left unclosed.
+        socket = context.socket(SocketType.DEALER, socket_class=Socket)
         socket.setsockopt(SocketOption.LINGER, 0)
         socket.setsockopt(SocketOption.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
         socket.setsockopt(SocketOption.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
@@ -64,7 +66,10 @@ class Canary:
         if address.startswith("tcp://["):
             socket.setsockopt(SocketOption.IPV6, 1)
         self._socket = socket
-        self._monitor = socket.get_monitor_socket(_EVENTS)
+        socket.monitor(f"inproc://canary-{id(self)}", _EVENTS)
+        self._monitor = context.socket(SocketType.PAIR, socket_class=Socket)
+        self._monitor.setsockopt(SocketOption.LINGER, 0)
+        self._monitor.connect(f"inproc://canary-{id(self)}")
         self._loop = asyncio.get_running_loop()
         self._fd: int = self._monitor.getsockopt(SocketOption.FD)
         self._loop.add_reader(self._fd, self._read)
@@ -76,7 +81,7 @@ class Canary:
         while not self.closed:
             try:
                 event = recv_monitor_message(self._monitor, flags=Flag.DONTWAIT)["event"]
-            except zmq.Again:
+            except Again:
                 return
             self._take(event)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,6 +47,7 @@ class Session:
         self.closed = False
         self._find = find
         self._link: Link | None = None
+        self._finalizer: Callable[[], Any] = bool
         self._lock: anyio.Lock | None = None
         self._searched = float("-inf")
         #: In which life of the directory a partition was last seen.
@@ -89,8 +91,8 @@ class Session:
     async def _renew(self, deadline: float) -> Link:
         loop = _running_loop()
         if self._link is not None and self._link.loop is not loop:
-            self._link.close()
-            self._link = self._lock = None
+            self._let_go()
+            self._lock = None
         if self._lock is None:
             self._lock = anyio.Lock()
         with anyio.CancelScope(deadline=deadline):
@@ -99,7 +101,7 @@ class Session:
                 if link is None:
                     if self.endpoints is None:
                         self.endpoints = await self._search()
-                    self._link = link = await self._open(self.endpoints)
+                    self._hold(await self._open(self.endpoints))
                 elif link.controller.down and anyio.current_time() >= self._searched + SEARCH_PAUSE_S:
                     self._searched = anyio.current_time()
                     await self._replace(link)
@@ -120,8 +122,8 @@ class Session:
         except DataPlaneError:
             return
         self.endpoints = endpoints
-        self._link = fresh
-        link.close()
+        self._let_go()
+        self._hold(fresh)
 
     async def _search(self) -> Endpoints:
         if self._find is None:
@@ -146,8 +148,20 @@ class Session:
     def close(self) -> None:
         """End what waits, close all sockets."""
         self.closed = True
+        self._let_go()
+
+    def _hold(self, link: Link) -> None:
+        """Keep a link, and see to it that it is closed even if this client never is.
+
+        Left to the garbage collector, libzmq's context could be ended before its sockets, and would wait for them for
+        ever.
+        """
+        self._link = link
+        self._finalizer = weakref.finalize(self, link.close)
+
+    def _let_go(self) -> None:
         if self._link is not None:
-            self._link.close()
+            self._finalizer()
             self._link = None
 
 

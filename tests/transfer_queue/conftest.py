@@ -1,0 +1,66 @@
+"""Fixtures of the TransferQueue tests; without the extra ``asyncdp[tq]`` only test_extra.py is collected."""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+    from tests.transfer_queue.servers import Servers
+
+collect_ignore_glob = []
+if importlib.util.find_spec("transfer_queue") is None:
+    collect_ignore_glob = ["test_[!e]*.py"]
+
+_NAMESPACE = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """TransferQueue is a library for asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def lasting() -> Iterator[Servers]:
+    """Give servers that no test hurts."""
+    from tests.transfer_queue.servers import Servers
+
+    servers = Servers()
+    yield servers
+    servers.close()
+
+
+@pytest.fixture
+def servers() -> Iterator[Servers]:
+    """Give servers of one test's own, to kill and pause."""
+    from tests.transfer_queue.servers import Servers
+
+    mine = Servers()
+    yield mine
+    mine.close()
+
+
+@pytest.fixture
+async def plane(anyio_backend: str) -> AsyncIterator[Callable[..., BaseClient]]:
+    """Give a function ``(servers, settings of layers, **config)`` that begins a plane and returns its owner."""
+    from asyncdp import stack
+    from asyncdp.transports.transfer_queue import TQTransport
+    from tests.transfer_queue.servers import config_for
+
+    made = []
+
+    def begin(servers: Servers, layers: dict[str, Any] | None = None, **config: Any) -> BaseClient:
+        transport = TQTransport(config_for(servers.endpoints, f"own-{next(_NAMESPACE)}", **config))
+        client = stack(transport, **(layers or {}))
+        made.append(client)
+        return client
+
+    yield begin
+    for client in made:
+        await client.close()
