@@ -45,6 +45,8 @@ __all__ = [
     "Watch",
 ]
 
+#: Seconds until a test that waits for a call which never comes fails.
+PATIENCE_S = 10.0
 PUT = (Publish, PutSamples)
 GET = (ReadSlots, GetSamples)
 CLAIM = (TryClaim, ClaimMeta)
@@ -146,15 +148,22 @@ class Held(Fault):
     async def cut(self, call: Awaitable[Any]) -> None:
         """Make a call and cancel it once it waits here."""
         self.held = anyio.Event()
-        with anyio.CancelScope() as scope:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._cancel, scope)
-                await call
-        assert scope.cancelled_caught
+        ended = False
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._cancel, group.cancel_scope)
+            await call
+            ended = True
+            group.cancel_scope.cancel()
+        assert not ended, "the call was never held"
 
     async def _cancel(self, scope: anyio.CancelScope) -> None:
-        await self.held.wait()
+        await self.holds()
         scope.cancel()
+
+    async def holds(self) -> None:
+        """Wait until a call waits here."""
+        with anyio.fail_after(PATIENCE_S):
+            await self.held.wait()
 
 
 class Hold(Held):

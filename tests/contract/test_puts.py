@@ -322,7 +322,7 @@ async def test_a_first_put_is_seen_by_nobody_until_it_is_whole(rig: Rig) -> None
     await declare(client)
 
     async def look() -> None:
-        await hold.held.wait()
+        await hold.holds()
         try:
             info = await rig.client.describe("p")
             assert (info.size, await rig.client.depth("p"), await rig.client.list_metadata("p")) == (0, 0, [])

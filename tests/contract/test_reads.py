@@ -317,7 +317,7 @@ async def test_a_row_replaced_between_look_up_and_read_is_read_whole(rig: Rig, r
     await rig.client.put_samples(ids, "p", table(x=torch.zeros(rows), y=torch.zeros(rows, 2)))
 
     async def put() -> None:
-        await hold.held.wait()
+        await hold.holds()
         await rig.client.put_samples(["s0"], "p", table(x=torch.ones(1), y=torch.ones(1, 2)))
         hold.go.set()
 
@@ -335,7 +335,7 @@ async def test_a_row_cleared_between_look_up_and_read_is_stale(rig: Rig, *, agai
     await fill(rig)
 
     async def clear() -> None:
-        await hold.held.wait()
+        await hold.holds()
         await rig.client.clear_samples(["s0"], "p")
         if again:
             await rig.client.put_samples(["s0"], "p", {"x": torch.tensor([70])})
@@ -356,7 +356,7 @@ async def test_the_other_rows_of_a_slot_are_read_though_one_was_cleared(rig: Rig
     await rig.client.put_samples(IDS, "p", {"x": torch.arange(8)})
 
     async def clear() -> None:
-        await hold.held.wait()
+        await hold.holds()
         await rig.client.clear_samples(["s3"], "p")
         hold.go.set()
 

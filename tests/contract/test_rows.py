@@ -307,7 +307,7 @@ async def test_two_first_puts_at_once_do_not_mix_types(rig: Rig) -> None:
     slow = await rig.attach(hold)
 
     async def fast() -> None:
-        await hold.held.wait()
+        await hold.holds()
         await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1, dtype=torch.int64)})
         hold.go.set()
 
