@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Base"]
 
 #: Codes of the answers, as in the library.
-OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR = range(6)
+OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = range(7)
 #: A put or claim whose schema changes under it more often than this is told to come back.
 MOST_TURNS = 64
 #: A version that no schema has: the server answers from its memory of the op_id, or says that it has none.
@@ -123,7 +123,7 @@ class Base:
                 return Answer(done, schema or ABSENT)
             reply = await self._send(verb, partition_id, payload, schema.version, op)
             code = reply[0]
-            if code == OK:
+            if code in (OK, INDEXING):
                 self._known[partition_id] = self._link.epoch
                 return Answer(reply[1], schema)
             if code == SCHEMA:

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest, DataPlaneClosed
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 from asyncdp.slots import ClaimTry
-from asyncdp.transports.ucxx.directory.listing import full_tags
 from asyncdp.transports.ucxx.directory.notices import Notices
 from asyncdp.transports.ucxx.directory.op import Op
 from asyncdp.transports.ucxx.directory.partitions import Partitions
+from asyncdp.transports.ucxx.directory.rows import full_tags
 from asyncdp.transports.ucxx.directory.texts import load, pack, text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdp.errors import DataPlaneError
     from asyncdp.transports.ucxx.directory.link import Link
@@ -59,8 +59,9 @@ class Claiming(Partitions):
             wait_s: How long to wait for the samples, in seconds; a notice of the server ends the wait early.
 
         Returns:
-            The batch, or an empty one with what is ready and what waits. The server is busy for about 5 us a row; a
-            task's first claim by a set of fields indexes the partition, at about 5 us per row in it.
+            The batch, or an empty one with what is ready and what waits. The server is busy for 3 us a row, 6 with
+            whole groups. A task's first claim by a set of fields indexes the partition, at 7 us a row (12), in pages
+            of 2048 rows between which others are served.
 
         Raises:
             DataPlaneBadRequest: No such partition, task or field, or ``most`` is below one group.
@@ -109,6 +110,8 @@ class Claiming(Partitions):
             return pack((number, needed, most, low, owner, False if lease_s is None else lease_s, tuple(fields)))
 
         answer = await self._serve("claim", partition_id, make, op)
+        while not answer.blob:  # the index is being built, page by page
+            answer = await self._serve("claim", partition_id, make, op)
         reply = load(answer.blob)
         if reply[0]:
             meta = _batch(partition_id, task, op.id, reply)
@@ -149,20 +152,27 @@ class Claiming(Partitions):
         await self._link.function("abandon", self._key(partition_id), claim_id, 0, b"", b"")
 
     async def list_claims(self, partition_id: str, task: str) -> list[ClaimInfo]:
-        """List the claims of a task that live, oldest first. The server is busy for about 2 us per claimed row.
+        """List the claims of a task that live, oldest first; in pages that keep the server busy for about 10 ms.
 
         Raises:
             DataPlaneBadRequest: No such partition or task.
         """
-        answer = await self._serve("list_claims", partition_id, lambda schema: pack(schema.task(partition_id, task)))
+        answer = await self._list_claims(partition_id, task)
+        heads = {claim_id: load(blob) for claim_id, blob in load(answer)}
         found = []
-        for claim_id, blob, rows in load(answer.blob):
-            head = load(blob)
-            ids = tuple(text(load(row)[0]) for row in rows if row)
-            expires = None if head[4] is False else float(head[4])
-            info = ClaimInfo(text(claim_id), text(head[0]), task, ids, float(head[3]), expires)
-            found.append(((float(head[3]), int(head[6])), info))
+        for page in _pages({claim_id: head[5] for claim_id, head in heads.items()}, self._settings.list_rows):
+            for claim_id, rows in zip(page, load(await self._list_claims(partition_id, task, page)), strict=True):
+                _, _, _, at, ends, _, order = heads[claim_id]
+                ids = tuple(text(load(row)[0]) for row in rows if row)
+                owner, expires = text(heads[claim_id][0]), None if ends is False else float(ends)
+                if ids:  # else it has ended meanwhile
+                    info = ClaimInfo(text(claim_id), owner, task, ids, float(at), expires)
+                    found.append(((float(at), int(order)), info))
         return [info for _, info in sorted(found, key=lambda row: row[0])]
+
+    async def _list_claims(self, partition_id: str, task: str, claims: list[bytes] | None = None) -> bytes:
+        make = lambda schema: pack((schema.task(partition_id, task), claims or False))  # noqa: E731
+        return (await self._serve("list_claims", partition_id, make)).blob
 
     async def consumed(self, partition_id: str, tasks: Sequence[str]) -> bool:
         """Whether every sample present is claimed by every named task.
@@ -174,6 +184,20 @@ class Claiming(Partitions):
             "consumed", partition_id, lambda schema: pack([schema.task(partition_id, task) for task in tasks])
         )
         return bool(load(answer.blob))
+
+
+def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
+    """Put claims together so that a page has at most so many rows, where a claim alone has not more."""
+    page: list[bytes] = []
+    total = 0
+    for claim_id, size in sizes.items():
+        if page and total + size > most:
+            yield page
+            page, total = [], 0
+        page.append(claim_id)
+        total += size
+    if page:
+        yield page
 
 
 def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any]) -> KVBatchMeta:

@@ -12,8 +12,8 @@ import anyio
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, AuthorizationError, ResponseError
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.transports.ucxx.directory import library
@@ -80,11 +80,10 @@ class Link:
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
                 await made.connect()
-        except (AuthenticationError, AuthorizationError):
-            raise
-        except (RedisConnectionError, RedisTimeoutError, TimeoutError) as err:
-            if type(err) not in (RedisConnectionError, RedisTimeoutError, TimeoutError):
-                raise  # loading, and the like: it says more than "refused"
+        except (RedisError, OSError) as err:
+            told = err.__cause__ if isinstance(err.__cause__, RedisError) else err
+            if isinstance(told, RedisError) and type(told) not in (RedisConnectionError, RedisTimeoutError):
+                raise told from None  # a wrong password, still loading: it says more than "refused"
             msg = f"the directory cannot be reached: {err or 'no answer to the greeting'}"
             raise ConnectionRefusedError(msg) from err
         finally:
@@ -185,12 +184,12 @@ class Link:
 
     async def _sync(self) -> None:
         key = f"{self._settings.namespace}:plane"
-        sent = self.now()
-        clock, _, epoch = await self.pipeline([("TIME",), ("SET", key, uuid.uuid4().hex, "NX"), ("GET", key)])
+        _, epoch = await self.pipeline([("SET", key, uuid.uuid4().hex, "NX"), ("GET", key)])
+        sent = self.now()  # after connecting: only the way there and back is in between
+        clock = await self.command("TIME")
         came = self.now()
-        for reply in (clock, epoch):
-            if isinstance(reply, Exception):
-                raise reply
+        if isinstance(epoch, Exception):
+            raise epoch
         self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
         self.epoch = epoch.decode()
         self._synced_at = came

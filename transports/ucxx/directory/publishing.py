@@ -151,7 +151,7 @@ class Publishing(Partitions, Hosts):
 
         Returns:
             A handle per sample, and the cells that the put replaced, for their hosts to be told. The server is busy
-            for about 12 us a row.
+            for 8 us a row, 13 with whole groups: a put of 10,000 rows keeps others waiting for 0.1 s.
 
         Raises:
             DataPlaneBadRequest: No such partition, a field that holds something else, a group that would be too large.

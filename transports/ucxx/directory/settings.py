@@ -32,7 +32,7 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     namespace: str = "asyncdp"
     max_connections: Positive = 32
     connect_timeout_s: Seconds = 5.0
-    check_idle_s: Seconds = 0.5
+    check_idle_s: Seconds = 0.05
     sync_clock_s: Seconds = 30.0
     host_timeout_s: Seconds = 5.0
     host_forget_s: Seconds = 600.0

@@ -117,6 +117,7 @@ local function claim(keys, args)
   local task, most, least, lease = a[1], a[3], a[4], a[6]
   expire(P)
   local ix = index(P, task, a[2])
+  if ix[4] then return { INDEXING, '' } end
   local rids, members, ready = take(P, ix, most, least)
   if not rids then return unready(P, ix, ready) end
   local at = now / 1000000
@@ -189,19 +190,22 @@ local function abandon(keys, args)
   return { OK, '' }
 end
 
--- Payload: task.
+-- Payload: {task, claims or false}. Which claims there are, or the rows of some of them.
 local function list_claims(K, P, args)
   if not P then return { UNKNOWN, '' } end
   if P.ver ~= args[3] then return schema(P) end
-  local task = unpack_(args[4])
+  local a, out = unpack_(args[4]), {}
   expire(P)
-  local flat, out = redis.call('HGETALL', K .. 'C'), {}
-  for j = 1, #flat, 2 do
-    local head = unpack_(flat[j + 1])
-    if head[C_TASK] == task then
-      local rids = living(P, flat[j], head)
-      out[#out + 1] = { flat[j], flat[j + 1], hmget(K .. 'r', rids) }
+  if a[2] then
+    for j, id in ipairs(a[2]) do
+      local head = head_of(K, id)
+      out[j] = head and hmget(K .. 'r', living(P, id, head)) or {}
     end
+    return { OK, pack(out) }
+  end
+  local flat = redis.call('HGETALL', K .. 'C')
+  for j = 1, #flat, 2 do
+    if unpack_(flat[j + 1])[C_TASK] == a[1] then out[#out + 1] = { flat[j], flat[j + 1] } end
   end
   return { OK, pack(out) }
 end

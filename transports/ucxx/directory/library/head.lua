@@ -10,8 +10,9 @@
 --   g  hash: group -> {expected, rows, rids of all rows, the lowest rid (both where the partition has whole groups)}
 --   k:<task> hash: rid -> claim id     C  hash: claim id -> claim     R  hash: claim id -> rids     L  zset: leases
 --   q:<index> zset: what is ready, by the put that made it so, the older first     w:<index> zset: unready rows, by age     l:<claim> set: lost ids
+--   b:<index> zset: rows that a new index has not seen yet
 --   o:<op_id>  what became of a mutation: its answer, or '!' where it is refused for ever
-local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR = 0, 1, 2, 3, 4, 5
+local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = 0, 1, 2, 3, 4, 5, 6
 local KEEP_S = 600
 local MOST_OP_S = 7 * 86400 -- an op_id of a call without deadline is not kept for ever
 local CHUNK = 4000 -- unpack() puts its values on a stack of 8000

@@ -23,7 +23,7 @@ local function rows(K, P, args)
   local rids, groups = a[2], {}
   if not rids then
     rids, groups = redis.call('HKEYS', K .. 'r'), redis.call('HGETALL', K .. 'g')
-    if #rids > a[1] then return { OK, pack({ false, rids, groups }) } end
+    if #rids > a[1] then return { OK, pack({ rids, groups }) } end
   end
-  return { OK, pack({ true, rids, groups, hmget(K .. 'r', rids), hmget(K .. 't', rids), hmget(K .. 'c', rids) }) }
+  return { OK, pack({ rids, groups, hmget(K .. 'r', rids), hmget(K .. 't', rids), hmget(K .. 'c', rids) }) }
 end

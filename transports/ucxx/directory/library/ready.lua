@@ -155,7 +155,50 @@ local function untouch(P, rids, groups)
 end
 
 local function drop_index(P, ix)
-  redis.call('UNLINK', P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1])
+  redis.call('UNLINK', P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1], P.K .. 'b:' .. ix[1])
+end
+
+-- Shows a page of the rows that were there before an index to it; the server is busy with one for 30 ms at most.
+local PAGE = 2048
+local function fill(P, ix)
+  local todo = P.K .. 'b:' .. ix[1]
+  local popped, page = redis.call('ZPOPMIN', todo, PAGE), {}
+  for j = 1, #popped, 2 do page[#page + 1] = popped[j] end
+  local rids, list, groups, names = {}, {}, {}, {}
+  for j, blob in ipairs(hmget(P.K .. 'r', page)) do
+    if blob then
+      rids[#rids + 1] = page[j]
+      list[#list + 1] = unpack_(blob)
+      names[#names + 1] = list[#list][GROUP]
+    end
+  end
+  if P.gsize then load_groups(P, names, groups) end
+  touch(P, rids, list, {}, groups, { ix })
+  if #page == PAGE then return end
+  ix[4] = nil
+  save(P)
+end
+
+-- The index of a task and a set of fields (numbers, ascending), built on first use; [4] while it is being built.
+local MOST_INDEXES = 32
+local function index(P, task, fields)
+  local name = table.concat(fields, ',')
+  for _, ix in ipairs(P.ix) do
+    if ix[2] == task and table.concat(ix[3], ',') == name then
+      if ix[4] then fill(P, ix) end
+      return ix
+    end
+  end
+  if #P.ix >= MOST_INDEXES then drop_index(P, table.remove(P.ix, 1)) end
+  P.ixn = P.ixn + 1
+  local ix = { P.ixn, task, fields, true }
+  P.ix[#P.ix + 1] = ix
+  save(P)
+  local todo = {} -- in order of age: then the rows of a group come in one page, mostly
+  for j, rid in ipairs(redis.call('HKEYS', P.K .. 'r')) do todo[2 * j - 1] = 0; todo[2 * j] = rid end
+  many('ZADD', P.K .. 'b:' .. ix[1], todo)
+  fill(P, ix)
+  return ix
 end
 
 local function all_rows(P)
@@ -166,28 +209,6 @@ local function all_rows(P)
   local list = {}
   for j, rid in ipairs(rids) do list[j] = rows[rid] end
   return rids, list
-end
-
--- The index of a task and a set of fields (numbers, ascending), built on first use: 5 us a row.
-local MOST_INDEXES = 32
-local function index(P, task, fields)
-  local name = table.concat(fields, ',')
-  for _, ix in ipairs(P.ix) do
-    if ix[2] == task and table.concat(ix[3], ',') == name then return ix end
-  end
-  if #P.ix >= MOST_INDEXES then drop_index(P, table.remove(P.ix, 1)) end
-  P.ixn = P.ixn + 1
-  local ix = { P.ixn, task, fields }
-  P.ix[#P.ix + 1] = ix
-  save(P)
-  local rids, list = all_rows(P)
-  local groups, names = {}, {}
-  if P.gsize then
-    for _, row in ipairs(list) do names[#names + 1] = row[GROUP] end
-    load_groups(P, names, groups)
-  end
-  touch(P, rids, list, {}, groups, { ix })
-  return ix
 end
 
 -- Whole groups were declared for rows that are there already.

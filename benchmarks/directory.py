@@ -1,0 +1,121 @@
+"""What the directory of the ucxx backend costs: publish 256 rows, claim 256 of 10k, list 10k, beside a no-op.
+
+Run ``python -m benchmarks.directory``. Medians over rounds; ``server`` is how long the server's one thread was busy per
+call (its slow log), so everybody else waits that long. Needs the extras ``ucxx`` and ``embedded``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import anyio
+
+from asyncdp.block import FieldSpec
+from asyncdp.calls import RegisterPartition
+from asyncdp.slots import HostRef, SlotRef
+from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, Op
+
+HOST = HostRef("host", 1, (1, 2, 3, 4))
+FIELDS = ("input_ids", "logprobs", "reward", "mask")
+SPECS = dict.fromkeys(FIELDS, FieldSpec("object"))
+
+
+class Bench:
+    """One directory, and what its calls took."""
+
+    def __init__(self, directory: Directory) -> None:
+        """Begin with no call made."""
+        self.directory = directory
+        self.count = 0
+
+    def op(self) -> Op:
+        """Name a mutation."""
+        self.count += 1
+        return Op(f"op{self.count}", 60.0)
+
+    async def log_everything(self) -> None:
+        """Let the server note how long each command takes."""
+        told = ("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "100000")
+        await self.directory._link.command(*told)  # noqa: SLF001 - as in measure
+
+    async def measure(self, name: str, times: int, call: Callable[[int], Awaitable[Any]]) -> None:
+        """Print the median of a call, as the client and as the server see it."""
+        link = self.directory._link  # noqa: SLF001 - the server's own figures are not part of the API
+        await link.command("SLOWLOG", "RESET")
+        took = []
+        for i in range(times):
+            began = time.perf_counter()
+            await call(i)
+            took.append(time.perf_counter() - began)
+        log = await link.command("SLOWLOG", "GET", -1)
+        busy = [entry[2] for entry in log if entry[3][0] == b"FCALL"]
+        calls = len(busy) / times
+        worst = max(busy, default=0) / 1e3
+        mean = statistics.median(busy) / 1e3 if busy else 0.0
+        wall = statistics.median(took) * 1e3
+        print(f"{name:44} {wall:9.2f} {mean:9.2f} {worst:9.2f} {calls:7.1f}")
+
+    async def publish(self, partition: str, first: int, rows: int, group: int = 8) -> None:
+        """Publish rows of one slot with four fields and tags."""
+        ids = [f"prompt{(first + i) // group}_g{(first + i) % group}" for i in range(rows)]
+        tags = [{"weight_version": 3, "input_lengths": 100 + i, "reward": 0.25} for i in range(rows)]
+        ref = SlotRef(HOST, first, 1, FIELDS, range(rows), range(rows))
+        nbytes = {name: [1024] * rows for name in FIELDS}
+        await self.directory.publish(self.op(), partition, ids, [ref], tags, SPECS, nbytes, "bench")
+
+
+async def run(rounds: int, group: int | None) -> None:
+    """Measure everything once, with whole groups or without."""
+    server = EmbeddedServer()
+    await server.start()
+    directory = Directory(server.url, settings=DirectorySettings())
+    bench = Bench(directory)
+    size = 10_240
+    try:
+        await directory.beat(HostInfo(HOST.id, HOST.epoch, ports=HOST.ports))
+        await directory.register(RegisterPartition("p", FIELDS, size, ("train", "score"), group))
+        await directory.register(RegisterPartition("one", FIELDS, size, ("train",), group))
+        await bench.log_everything()
+        print(f"{'grpo_group_size ' + str(group):44} {'wall ms':>9} {'server ms':>9} {'worst ms':>9} {'calls':>7}")
+        await bench.measure("no-op (resolve)", 500, lambda _: directory.resolve("x", "p"))
+        # a first look, so that publishing feeds an index, as it does in a running plane
+        await directory.claim(bench.op(), "p", "train", FIELDS, 256, 256, "bench")
+        await bench.measure("publish 256 rows", size // 256, lambda i: bench.publish("p", 256 * i, 256))
+        some = [f"prompt{i // 8}_g{i % 8}" for i in range(256)]
+        await bench.measure("place 256 ids", rounds, lambda _: directory.place("p", some, FIELDS))
+        await bench.measure("locate 256 ids, 4 fields", rounds, lambda _: directory.locate("p", some, FIELDS))
+        await bench.measure("list_metadata, 10k rows", 5, lambda _: directory.list_metadata("p"))
+        await bench.measure("depth, 10k rows", 5, lambda _: directory.depth("p"))
+        claim = lambda _: directory.claim(bench.op(), "p", "train", FIELDS, 256, 256, "bench")  # noqa: E731
+        await bench.measure("claim 256 of 10k", 30, claim)
+        await bench.measure("claim, nothing ready", rounds, lambda _: directory.claim(
+            bench.op(), "p", "train", FIELDS, size, size, "bench"))  # fmt: skip
+        await bench.measure("list_claims, 7.7k claimed rows", 5, lambda _: directory.list_claims("p", "train"))
+        await bench.measure("first claim of a task, 10k rows", 1, lambda _: directory.claim(
+            bench.op(), "p", "score", FIELDS, 256, 256, "bench"))  # fmt: skip
+        await bench.measure("claim 9984 of 10k", 1, lambda _: directory.claim(
+            bench.op(), "p", "score", FIELDS, 9984, 9984, "bench"))  # fmt: skip
+        pops = [[f"prompt{i // 8}_g{i % 8}" for i in range(at, at + 256)] for at in range(0, size, 256)]
+        await bench.measure("pop 256 claimed rows", 20, lambda i: directory.clear(bench.op(), "p", pops[i]))
+        await bench.measure("publish 10k rows at once", 1, lambda _: bench.publish("one", 0, size))
+        await bench.measure("drop 10k rows", 1, lambda _: directory.drop(bench.op(), "one"))
+    finally:
+        await directory.close()
+        await server.stop()
+
+
+def main() -> None:
+    """Measure without and with whole groups."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=50)
+    rounds = parser.parse_args().rounds
+    for group in (None, 8):
+        anyio.run(run, rounds, group)
+
+
+if __name__ == "__main__":
+    main()
