@@ -158,7 +158,7 @@ def stack(
         budget=RetryBudget(0.0),
         codec=base.object_codec,
         ledger=Ledger(),
-        session=uuid.UUID(int=rng.getrandbits(128)).hex[:16] if rng is not None else uuid.uuid4().hex[:16],
+        session=uuid.uuid4().hex[:16],  # never by rng: two clients with one seed would share their op_ids
     )
     if claim_poll_s is not None:
         env.claim_poll_s = claim_poll_s

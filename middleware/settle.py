@@ -95,7 +95,7 @@ class Settle(Layer):
         ctx.env.ledger.paid(debt)
         state = getattr(answer, "state", "done")
         ctx.emit("settled", what=type(debt.call).__name__, state=state, partition_id=debt.partition_id)
-        if state == "refused":
+        if state != "done":  # what is done has no unpublished slots; of what is forgotten nobody will publish any
             for call in debt.on_refused:
                 await self._pay(ctx.env.ledger.owe(Debt(call, debt.op_id)), ctx)
 

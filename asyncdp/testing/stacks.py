@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import uuid
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +49,7 @@ def faulty_stack(
     Raises:
         ValueError: No layer has that setting, or the plan does not fit the transport.
     """
-    client = stack(
+    return stack(
         transport,
         [*default_layers(by_layer, **settings), plan.layer],
         clock=clock,
@@ -59,6 +58,3 @@ def faulty_stack(
         call_timeout_s=call_timeout_s,
         claim_poll_s=claim_poll_s,
     )
-    # Two clients of one seed make the same choices, but they are two: their op_ids must differ.
-    client.env.session = uuid.uuid4().hex[:16]
-    return client

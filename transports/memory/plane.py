@@ -15,9 +15,9 @@ from asyncdp.transports.memory.partition import Partition
 from asyncdp.transports.memory.writing import Writing
 
 if TYPE_CHECKING:
+    from asyncdp.calls import RegisterPartition
     from asyncdp.transports.memory.claims import Group
     from asyncdp.transports.memory.host import Cell
-    from asyncdp.calls import RegisterPartition
 
 __all__ = ["PLANES", "Partition", "Plane"]
 
