@@ -95,15 +95,20 @@ async def test_a_put_that_was_cancelled_on_the_lane_leaves_nothing(monkeypatch: 
         assert host.service.table.extents.largest == host.arena.units
 
 
-async def test_an_abort_by_another_process_waits_for_the_writer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While the copy of the put is under way its space is not used again."""
+@pytest.mark.parametrize("by_itself", [False, True])
+async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.MonkeyPatch, *, by_itself: bool) -> None:
+    """Its space is not used again before the writer stopped, whoever gives the put up."""
     monkeypatch.setattr(payload_module, "PIECE_BYTES", 1 << 16)
     async with hosted() as host, reaching(host) as (access, here, door):
         task = asyncio.ensure_future(put(access, here, door, "op", rows(1, 1 << 19)))
         while not access._copying:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
-        assert await access.abort(here, door, "op") == 1
-        assert host.service.table.counts()["given_up"] == 1
+        if by_itself:
+            assert await access.abort(here, door, "op") == 0
+        else:
+            async with access._use(here, door, None) as connection:
+                assert await connection.abort("op", idle=False) == 1
+            assert host.service.table.counts()["given_up"] == 1
         with pytest.raises(DataPlaneWriteError, match="given up"):
             await task
         host.service.table.sweep(0.0)

@@ -230,7 +230,7 @@ def test_a_slot_that_the_host_receives_into_is_kept_until_the_receive_ends(table
     (grant,) = table.reserve("op", A, [32], 0, 5.0)
     slot = table.writable(grant.slot, grant.generation, "op")
     slot.receiving = True
-    with pytest.raises(DataPlaneWriteError):
+    with pytest.raises(DataPlaneNotReady):
         table.writable(grant.slot, grant.generation, "op")
     assert table.sweep(1e12) == 0
     assert table.abort("op", 6.0) == 1

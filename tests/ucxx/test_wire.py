@@ -187,7 +187,10 @@ async def test_a_write_that_does_not_fit_or_is_corrupt_changes_nothing() -> None
                     bad = Write("op", [(slot, generation, size)], here.epoch, sums, bytes(size))
                     await connection._control.send(bad)
                     assert type(await connection._control.receive()).__name__ == "Failed"
-                await connection.write(here, "op", [ref], rows(1), checksum=True)
+                for fill in (1.0, 2.0):  # the second is a repeat whose answer was lost: the first one counts
+                    await connection.write(here, "op", [ref], rows(1, fill=fill), checksum=True)
+                values: Any = (await connection.read(here, [ref])).parts[0].block.columns["a"]
+                assert (values.values == 1.0).all()
                 assert (await connection.ask())["ready"] == 1
 
 

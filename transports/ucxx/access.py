@@ -98,9 +98,22 @@ class Access:
         first_row: int,
         *,
         ttl_s: float,
+        wait_s: float = 1.0,
         port: int | None = None,
     ) -> tuple[SlotRef, ...]:
-        """Reserve slots for rows of a put; waits for space, where the host does, up to ``ttl_s`` seconds.
+        """Reserve slots for rows of a put; the same op_id gets the same slots again.
+
+        Args:
+            host: Who has them.
+            door: Where that is.
+            op_id: Of the put.
+            fields: Names of its fields, in the order of the block that will be written.
+            sizes: Data bytes per row.
+            first_row: Position of the first row in the put.
+            ttl_s: How long from now the put may still publish, in seconds.
+            wait_s: How long a full host may wait for space (where its ``on_full`` says so), in seconds; well below an
+                attempt's timeout, so that a full host is DataPlaneNotReady and no port is blamed.
+            port: Which door.
 
         Returns:
             A ref per slot; ``rows`` count from ``first_row`` up.
@@ -108,7 +121,7 @@ class Access:
         lane = self.lane_of(host, door) is not None
         async with self._use(host, door, port) as connection:
             granted = await connection.reserve(
-                host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=ttl_s, lane=lane
+                host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=wait_s, lane=lane
             )
         refs = tuple(
             SlotRef(host, slot, generation, fields, range(rows), range(first, first + rows))
@@ -150,7 +163,10 @@ class Access:
     async def abort(self, host: HostRef, door: Door, op_id: str, port: int | None = None) -> int:
         """Give a put up; returns how many of its slots stay occupied for now."""
         async with self._use(host, door, port) as connection:
-            left = await connection.abort(op_id, idle=op_id not in self._copying)
+            idle = op_id not in self._copying
+            left = await connection.abort(op_id, idle=idle)
+            if left and not idle and op_id not in self._copying:  # the copy ended while the host was being told
+                left = await connection.abort(op_id, idle=True)
         for name in [name for name, op in self._granted.items() if op == op_id and name[0] == host.id]:
             del self._granted[name]
         return left

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
@@ -58,7 +58,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Dropped"]
 
-M = TypeVar("M")
 #: The payload of one reply at the most; a host splits larger ones.
 MAX_REPLY_BYTES: Final = 1 << 34
 Dropped = tuple[int, int, Sequence[int], tuple[str, ...]]
@@ -141,17 +140,17 @@ class Connection:
             cause=err,
         ) from err
 
-    async def _ask(self, message: Message, kind: type[M]) -> M:
+    async def _ask(self, message: Message, kind: Any) -> Any:
         """Send a request and return its reply; a failure that the host reports is raised, the connection is good."""
         await self._control.send(message)
         return await self._reply(kind)
 
-    async def _reply(self, kind: type[M]) -> M:
+    async def _reply(self, kind: Any) -> Any:
         reply = await self._control.receive()
         if isinstance(reply, Failed):
             raise restore(reply.code, reply.text, reply.retry_after_s, host=self._address, port=self._port)
         if not isinstance(reply, kind):
-            raise WireError(f"{type(reply).__name__} came where {kind.__name__} was expected")
+            raise WireError(f"{type(reply).__name__} came where {kind} was expected")
         return reply
 
     async def _tied(self) -> tuple[Engine, Any]:
@@ -285,7 +284,9 @@ class Connection:
             await self._ask(Write(op_id, slots, host.epoch, sums, inline), Written)
             return
         engine, endpoint = await self._tied()
-        ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready)
+        ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready | Written)
+        if isinstance(ready, Written):
+            return  # an earlier attempt got through, and only its answer was lost
         await send_all(engine, endpoint, ready.tag, payloads)
         await self._reply(Written)
 

@@ -186,12 +186,17 @@ class Lane:
     async def write(self, refs: Sequence[SlotRef], block: Block) -> None:
         """Copy rows into slots that were reserved for this process; ``block`` holds the rows of all refs in order.
 
+        Cut off, it leaves them reserved: the write may be tried again, or its put given up. Tried again after it was
+        done, it does nothing.
+
         Raises:
             DataPlaneWriteError: A slot is not reserved for this any more; nothing of the put may be published.
         """
-        finished = False
         if sum(len(ref.rows) for ref in refs) != block.n:
             raise DataPlaneWriteError(f"{block.n} rows do not fit the slots that were reserved for them")
+        if all(self._known(ref) and self._state_problem(ref) is None for ref in refs):
+            return
+        finished = False
         try:
             first = 0
             for ref in refs:
@@ -201,12 +206,13 @@ class Lane:
             finished = True
         finally:
             for ref in refs:
-                if self._mine(ref):
-                    outcome = Outcome.WRITTEN if finished else Outcome.STOPPED
-                    write_outcome(self.arena, ref.slot, ref.generation, outcome)
+                if self._mine(ref, State.WRITING) and finished:
+                    write_outcome(self.arena, ref.slot, ref.generation, Outcome.WRITTEN)
+                elif self._mine(ref, State.GIVEN_UP):
+                    write_outcome(self.arena, ref.slot, ref.generation, Outcome.STOPPED)
 
     def _copy_in(self, ref: SlotRef, block: Block) -> Iterator[int]:
-        header = Header.read(self.arena, ref.slot, ref.generation) if self._mine(ref) else None
+        header = Header.read(self.arena, ref.slot, ref.generation) if self._mine(ref, State.WRITING) else None
         layout = Layout.of(block)
         if header is None or header.rows != block.n or header.capacity < layout.nbytes:
             raise DataPlaneWriteError(f"slot {ref.slot} is not reserved for this write any more", host=ref.host.id)
@@ -216,12 +222,9 @@ class Lane:
             if read_state(self.arena, ref.slot) != (State.WRITING, ref.generation):
                 raise DataPlaneWriteError("this write was given up while it was under way", host=ref.host.id)
 
-    def _mine(self, ref: SlotRef) -> bool:
-        """Whether a slot is still this writer's: also where the put was given up, the word in the header is its own."""
-        if not 0 <= ref.slot < self.arena.units or ref.host.epoch != self.arena.epoch:
-            return False
-        state, generation = read_state(self.arena, ref.slot)
-        return generation == ref.generation and state in (State.WRITING, State.GIVEN_UP)
+    def _mine(self, ref: SlotRef, state: State) -> bool:
+        """Whether a slot is in this state and generation; where the put was given up its word is still the writer's."""
+        return self._known(ref) and read_state(self.arena, ref.slot) == (state, ref.generation)
 
 
 def _stale(ref: SlotRef) -> StaleSlotError:

@@ -188,6 +188,12 @@ class Service:
                 self._count("reserved", len(grants))
                 return grants
 
+    def is_written(self, request: Write) -> bool:
+        """Whether an earlier attempt of this write has done it, and only its answer was lost."""
+        self._own(request.epoch)
+        done = [self.table.is_written(number, generation, request.op_id) for number, generation, _ in request.slots]
+        return all(done)
+
     def begin_write(self, request: Write) -> list[tuple[Slot, Bytes]]:
         """Return where the payloads go; the slots are being received into from here on."""
         self._own(request.epoch)
@@ -206,9 +212,12 @@ class Service:
     def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
         """Make what was received READY, or say what is wrong with it. Ends the receive."""
         self.release(places)
-        for at, (slot, data) in enumerate(places):
-            if request.checksums is not None and Payload.read(data).checksum() != request.checksums[at]:
+        for at, (slot, _) in enumerate(places):  # all are looked at before any is READY: a put is whole or absent
+            payload = self.table.look(slot)
+            if request.checksums is not None and payload.checksum() != request.checksums[at]:
+                slot.payload = None
                 raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
+        for slot, _ in places:
             if self.table.find(slot.number, slot.generation) is None or not self.table.seal(slot, self.clock()):
                 raise StaleSlotError(f"slot {slot.number} was given up while it was written")
         self._count("written", len(places))

@@ -200,6 +200,8 @@ class Session:
 
     async def _write(self, request: Write) -> Message:
         service = self._service
+        if service.is_written(request):
+            return Written()
         if request.inline is not None:
             service.write_inline(request)
             return Written()

@@ -18,7 +18,6 @@ import structlog
 
 from asyncdp.errors import (
     CorruptPayload,
-    DataPlaneBadRequest,
     DataPlaneError,
     DataPlaneNotReady,
     DataPlaneWriteError,
@@ -27,6 +26,7 @@ from asyncdp.errors import (
 from asyncdp.transports.ucxx.extents import Extents, size_class
 from asyncdp.transports.ucxx.layout import bound
 from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.transports.ucxx.shares import cut
 from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
 from asyncdp.transports.ucxx.slot_header import (
     GENERATIONS,
@@ -116,7 +116,7 @@ class SlotTable:
         if again:
             return again
         taken: list[Slot] = []
-        for start, stop, capacity in self._shares(fields, sizes):
+        for start, stop, capacity in cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot):
             slot = self._take(fields, stop - start, first_row + start, capacity, op, not_after, writer)
             if slot is None:
                 for other in taken:
@@ -131,24 +131,6 @@ class SlotTable:
         known = [self.slots[number] for number in self._by_op.get(op, ()) if number in self.slots]
         share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
         return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
-
-    def _shares(self, fields: Sequence[str], sizes: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Cut rows into slots: (first, stop, capacity)."""
-        most = self.rows_per_slot or max(1, len(sizes))
-        whole = bound(fields, sizes)
-        if len(sizes) <= most and whole <= self.max_slot_bytes:
-            return [(0, len(sizes), whole)]
-        fixed, per_row = bound(fields, ()), 8 * len(fields)
-        shares, start, used = [], 0, fixed
-        for at, size in enumerate(sizes):
-            if fixed + per_row + size > self.max_slot_bytes:
-                msg = f"a row of {size} bytes is larger than the largest slot (max_slot_bytes={self.max_slot_bytes})"
-                raise DataPlaneBadRequest(msg)
-            if at - start == most or used + per_row + size > self.max_slot_bytes:
-                shares.append((start, at, bound(fields, sizes[start:at])))
-                start, used = at, fixed
-            used += per_row + size
-        return [*shares, (start, len(sizes), bound(fields, sizes[start:]))]
 
     def _take(
         self,
@@ -201,14 +183,25 @@ class SlotTable:
         """Return a slot that the host may receive into.
 
         Raises:
+            DataPlaneNotReady: An earlier attempt of the same write has not quite ended.
             DataPlaneWriteError: It is not reserved for this put, or not any more.
         """
         op = digest_of(op_id)
         self._refuse_given_up(op)
         slot = self.find(number, generation)
-        if slot is None or slot.header.op != op or self.state(slot) is not State.WRITING or slot.receiving:
+        if slot is None or slot.header.op != op or self.state(slot) is not State.WRITING:
             raise DataPlaneWriteError(f"slot {number} is not reserved for this write any more")
+        if slot.receiving:
+            raise DataPlaneNotReady(f"slot {number} is still being received into", retry_after_s=0.02)
         return slot
+
+    def is_written(self, number: int, generation: int, op_id: str) -> bool:
+        """Whether an earlier attempt of this very write has done it."""
+        op = digest_of(op_id)
+        slot = self.find(number, generation)
+        return (
+            slot is not None and slot.header.op == op and op not in self._refused and self.settle(slot) is State.READY
+        )
 
     def seal(self, slot: Slot, now: float = 0.0) -> bool:
         """WRITING -> READY, where the payload that lies there is right. Whether it is READY now.
@@ -218,13 +211,17 @@ class SlotTable:
         """
         if not self._current(slot) or self.state(slot) is not State.WRITING:
             return self._warn("seal", slot)
-        self._look(slot)
+        self.look(slot)
         write_state(self.arena, slot.number, State.READY, slot.generation)
         slot.ready_since = now
         return True
 
-    def _look(self, slot: Slot) -> Payload:
-        """Read where the rows of a slot lie, once."""
+    def look(self, slot: Slot) -> Payload:
+        """Read where the rows of a slot lie, once.
+
+        Raises:
+            CorruptPayload: What lies there is no payload of so many rows and fields.
+        """
         if slot.payload is None:
             grant = self._grant(slot)
             payload = Payload.read(self.arena.slice(grant.at, grant.capacity), slot.header.rows)
@@ -326,7 +323,7 @@ class SlotTable:
         if state is State.WRITING:
             return DataPlaneNotReady(f"slot {number} is still being written", retry_after_s=0.01)
         try:
-            self._look(slot)
+            self.look(slot)
         except CorruptPayload as err:
             return err
         if not slot.holds(self.arena, fields, index):
@@ -370,7 +367,7 @@ class SlotTable:
 
     def _look_safely(self, slot: Slot) -> None:
         try:
-            self._look(slot)
+            self.look(slot)
         except CorruptPayload:
             slot.fields = {}
 
