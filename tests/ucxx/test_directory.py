@@ -234,6 +234,50 @@ async def test_every_sample_once(connect: Callable[..., "Directory"], plane: "Di
     assert not await plane.consumed("p", ["t", "u"])
 
 
+async def test_waiting_for_a_partition(connect: Callable[..., "Directory"]) -> None:
+    """Who waits for a partition is woken by its registration."""
+    waiter, other = connect(wake_s=30.0), connect()
+    assert not await waiter.exists("p", 0.02)
+
+    async def register() -> None:
+        await anyio.sleep(0.05)
+        await other.register(RegisterPartition("p", (), 1, ()))
+
+    with anyio.fail_after(5.0):
+        async with anyio.create_task_group() as group:
+            group.start_soon(register)
+            assert await waiter.exists("p", 30.0)
+
+
+async def test_an_index_that_is_built_while_others_write(
+    connect: Callable[..., "Directory"], plane: "Directory"
+) -> None:
+    """A first claim indexes a large partition in pages; puts and clears in between are neither lost nor doubled."""
+    await plane.register(RegisterPartition("p", (), 0, (), 2))
+    for at in range(0, 5000, 500):
+        await put(plane, [f"{i // 2}_g{i % 2}" for i in range(at, at + 500)])
+    other = connect()
+    got: list[str] = []
+
+    async def claim() -> None:
+        for _ in range(15):
+            got.extend((await plane.claim(op(), "p", "t", ["x"], 200, 1, "me")).meta.sample_ids)
+
+    async def write() -> None:
+        for i in range(20):
+            await put(other, [f"new{i}_g0", f"new{i}_g1"])
+            await other.clear(op(), "p", [f"{2499 - i}_g0"])
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(claim)
+        group.start_soon(write)
+    got.extend((await plane.claim(op(), "p", "t", ["x"], 9999, 1, "me")).meta.sample_ids)
+    groups = [f"{i}" for i in range(2480)] + [f"new{i}" for i in range(20)]
+    assert len(got) == len(set(got))
+    assert {f"{name}_g{i}" for name in groups for i in range(2)} <= set(got)
+    assert got[:200] == [f"{i // 2}_g{i % 2}" for i in range(200)]
+
+
 # -- what is refused
 
 

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.errors import ClaimLost, DataPlaneBadRequest, DataPlaneClosed
+from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 from asyncdp.slots import ClaimTry
-from asyncdp.transports.ucxx.directory.notices import Notices
 from asyncdp.transports.ucxx.directory.op import Op
-from asyncdp.transports.ucxx.directory.partitions import Partitions
 from asyncdp.transports.ucxx.directory.rows import full_tags
 from asyncdp.transports.ucxx.directory.texts import load, pack, text
+from asyncdp.transports.ucxx.directory.waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdp.errors import DataPlaneError
-    from asyncdp.transports.ucxx.directory.link import Link
     from asyncdp.transports.ucxx.directory.schema import Schema
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
 
 __all__ = ["Claiming"]
 
 
-class Claiming(Partitions):
+class Claiming(Waiting):
     """Claims and their end."""
-
-    def __init__(self, link: Link, settings: DirectorySettings) -> None:
-        """Hear nothing yet."""
-        super().__init__(link, settings)
-        self._notices = Notices(link)
 
     async def claim(
         self,
@@ -68,24 +60,12 @@ class Claiming(Partitions):
             DataPlaneWriteError: The claim was given up, or it has ended.
             DataPlaneTimeout: It came too late.
         """
-        until = self._link.now() + wait_s
-        if wait_s <= 0:
-            return (await self._look(op, partition_id, task, fields, most, least, owner, lease_s))[0]
-        await self._open()
-        with self._notices.ear(self._key(partition_id) + "n") as ear:
-            await ear.listen()  # before the look, so that no change falls in between
-            while True:
-                ear.clear()
-                left = until - self._link.now()
-                mine = Op(op.id, op.left_s - (wait_s - left))
-                seen, ends = await self._look(mine, partition_id, task, fields, most, least, owner, lease_s)
-                left = until - self._link.now()
-                if seen.meta.size or left <= 0:
-                    return seen
-                pause = min(left, self._settings.wake_s)
-                await ear.wait(pause if ends is None else min(pause, max(0.0, ends) + 1e-3))
-                if self._closed:
-                    raise DataPlaneClosed("the client was closed while this call waited")
+
+        async def look(passed_s: float) -> tuple[ClaimTry, float | None]:
+            mine = Op(op.id, op.left_s - passed_s)
+            return await self._look(mine, partition_id, task, fields, most, least, owner, lease_s)
+
+        return await self._until(partition_id, wait_s, look, lambda seen: seen.meta.size > 0)
 
     async def _look(
         self,

@@ -77,9 +77,11 @@ class Link:
             if await self._usable(made, since):
                 return made
         made = self._maker.make_connection()
+        done = False
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
                 await made.connect()
+            done = True
         except (RedisError, OSError) as err:
             told = err.__cause__ if isinstance(err.__cause__, RedisError) else err
             if isinstance(told, RedisError) and type(told) not in (RedisConnectionError, RedisTimeoutError):
@@ -87,7 +89,7 @@ class Link:
             msg = f"the directory cannot be reached: {err or 'no answer to the greeting'}"
             raise ConnectionRefusedError(msg) from err
         finally:
-            if not made.is_connected:
+            if not done:
                 await made.disconnect(nowait=True)
         return made
 

@@ -51,12 +51,6 @@ class Partitions(Base):
         self._schemas.pop(call.partition_id, None)
         self._known[call.partition_id] = self._link.epoch
 
-    async def exists(self, partition_id: str) -> bool:
-        """Whether somebody registered the partition."""
-        await self._open()
-        reply = await self._send("describe", partition_id, b"", b"", NO_OP)
-        return bool(reply[0] == OK)
-
     async def describe(self, partition_id: str) -> PartitionInfo:
         """Describe a partition.
 

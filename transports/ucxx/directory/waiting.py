@@ -1,0 +1,73 @@
+"""Waiting for a change on the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from asyncdp.errors import DataPlaneClosed
+from asyncdp.transports.ucxx.directory.base import NO_OP, OK
+from asyncdp.transports.ucxx.directory.notices import Notices
+from asyncdp.transports.ucxx.directory.partitions import Partitions
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdp.transports.ucxx.directory.link import Link
+    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+
+__all__ = ["Waiting"]
+
+T = TypeVar("T")
+
+
+class Waiting(Partitions):
+    """Looks again when the server says that a partition changed."""
+
+    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+        """Hear nothing yet."""
+        super().__init__(link, settings)
+        self._notices = Notices(link)
+
+    async def _until(
+        self,
+        partition_id: str,
+        wait_s: float,
+        look: Callable[[float], Awaitable[tuple[T, float | None]]],
+        enough: Callable[[T], bool],
+    ) -> T:
+        """Look until it is enough, or ``wait_s`` is over.
+
+        Args:
+            partition_id: Whose changes end a pause early.
+            wait_s: How long, in seconds.
+            look: Looks, given how many seconds have passed; also says in how many seconds something will change by
+                itself, where it knows.
+            enough: Whether that will do.
+        """
+        if wait_s <= 0:
+            return (await look(0.0))[0]
+        began = self._link.now()
+        await self._open()
+        with self._notices.ear(self._key(partition_id) + "n") as ear:
+            await ear.listen()  # before the look, so that no change falls in between
+            while True:
+                ear.clear()
+                seen, soon = await look(self._link.now() - began)
+                left = wait_s - (self._link.now() - began)
+                if left <= 0 or enough(seen):
+                    return seen
+                pause = min(left, self._settings.wake_s)
+                await ear.wait(pause if soon is None else min(pause, max(0.0, soon) + 1e-3))
+                if self._closed:
+                    raise DataPlaneClosed("the client was closed while this call waited")
+
+    async def exists(self, partition_id: str, wait_s: float = 0.0) -> bool:
+        """Say whether somebody registered the partition, waiting up to ``wait_s`` seconds for it."""
+
+        async def look(passed_s: float) -> tuple[bool, None]:
+            del passed_s
+            await self._open()
+            reply = await self._send("describe", partition_id, b"", b"", NO_OP)
+            return reply[0] == OK, None
+
+        return await self._until(partition_id, wait_s, look, bool)
