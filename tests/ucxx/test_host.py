@@ -164,6 +164,26 @@ async def test_an_idle_host_and_an_idle_client_use_no_processor() -> None:
             assert cpu_of(host.process.pid) - theirs <= 0.1
 
 
+@pytest.mark.slow
+async def test_garbage_at_the_ucx_listener_does_not_cost_a_core_for_long() -> None:
+    """S15: random bytes make UCX's own thread spin: it is started anew, and clients connect again."""
+    with spawned(ucx=True, watch_ucx_s=0.3) as host:
+        async with client() as pool:
+            refs = await put(pool, host.ref, "op", rows(1, 1 << 16))
+            async with pool.use(LOCAL, host.ref.ports[0]) as connection:
+                port = connection.welcome.ucx_port
+            before = len(os.listdir(f"/proc/{host.process.pid}/fd"))  # noqa: PTH208 - as short as it gets
+            for _ in range(3):
+                with socket.create_connection((LOCAL, port)) as stranger:
+                    stranger.sendall(os.urandom(3000))
+            await asyncio.sleep(2.0)
+            spent = cpu_of(host.process.pid)
+            await asyncio.sleep(1.0)
+            assert cpu_of(host.process.pid) - spent <= 0.15
+            assert (value(await get(pool, host.ref, refs)) == 1.0).all()
+            assert len(os.listdir(f"/proc/{host.process.pid}/fd")) <= before  # noqa: PTH208 - as above
+
+
 def cpu_of(pid: int) -> float:
     """Processor seconds of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

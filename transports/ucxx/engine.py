@@ -89,6 +89,7 @@ class Engine:
         self.loop = asyncio.get_running_loop()
         self.spin_s = spin_s
         self.polls = 0
+        self.posted = 0
         self._array: Callable[[Any], Any] = self._ucx["Array"]
         config = {"NET_DEVICES": devices} if devices else {}
         self._worker: Any = self._ucx["UCXWorker"](self._ucx["UCXContext"](config))
@@ -164,6 +165,7 @@ class Engine:
         array = self._array(buffer)
         operation = Operation(self, post(array), endpoint, (buffer, array))
         self._operations[id(operation)] = operation
+        self.posted += 1
         return operation
 
     def send(self, endpoint: Any, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:

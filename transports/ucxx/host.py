@@ -24,6 +24,7 @@ from asyncdp.transports.ucxx.service import Service
 from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.slot_header import State
 from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.transports.ucxx.spin_watch import SpinWatch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -92,6 +93,8 @@ class Host:
             asyncio.create_task(self._every(settings.beat_s, lambda: self._beat(self.report()))),
             asyncio.create_task(self._every(1.0, self._sweep)),
         ]
+        if settings.ucx and settings.watch_ucx_s:
+            self._tasks.append(asyncio.create_task(self._watch_ucx()))
         if self._reconciles:
             self._tasks.append(asyncio.create_task(self._every(settings.grace_s / 2, self.reconcile)))
         return report
@@ -127,10 +130,36 @@ class Host:
     async def _listen(self) -> None:
         settings = self.settings
         if settings.ucx:
-            self._engine = Engine(devices=settings.devices)
-            self._claims = Claims(self._engine, settings.greeting_s)
-            self._ucx_port = self._engine.listen(self._claims.accept)
+            self._start_ucx()
         self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._serve)
+
+    def _start_ucx(self) -> None:
+        self._engine = Engine(devices=self.settings.devices)
+        self._claims = Claims(self._engine, self.settings.greeting_s)
+        self._ucx_port = self._engine.listen(self._claims.accept)
+
+    async def _restart_ucx(self) -> None:
+        """Put a new worker and listener into the place of those that were spoilt; clients connect again."""
+        engine, claims = self._engine, self._claims
+        self._start_ucx()
+        for session in list(self._sessions.values()):
+            session.end()
+        if claims is not None:
+            await claims.close()
+        if engine is not None:
+            await engine.close()
+
+    async def _watch_ucx(self) -> None:
+        seconds, watch, posted = self.settings.watch_ucx_s, SpinWatch(), 0
+        while True:
+            await asyncio.sleep(seconds)
+            engine = self._engine
+            idle = engine is not None and not engine.under_way and engine.posted == posted
+            posted = 0 if engine is None else engine.posted
+            if watch.look(seconds, idle=idle):
+                self._log.warning("UCX spins without work: somebody sent garbage to its listener; it is started anew")
+                await self._restart_ucx()
+                watch, posted = SpinWatch(), 0
 
     def _serve(self, control: Control) -> None:
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)

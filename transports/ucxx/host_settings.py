@@ -41,6 +41,8 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         drain_s: How long running requests may take at the end.
         sweep_arenas_s: Segments of hosts that have been dead for longer are removed.
         devices: Network devices for UCX; None: all.
+        watch_ucx_s: UCX's thread that was busy for two such spans without work is ended, with all connections: somebody
+            sent garbage to the UCX listener. 0: never; in a process that does other work as well it may be misled.
         ucx: Whether to offer UCX at all; without it only the lane and payloads in frames work.
     """
 
@@ -67,4 +69,5 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     drain_s: Seconds = 5.0
     sweep_arenas_s: Seconds = 3600.0
     devices: str | None = None
+    watch_ucx_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     ucx: bool = True

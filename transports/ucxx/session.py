@@ -99,6 +99,10 @@ class Session:
             if not self._control.lost:
                 self._control.close()
 
+    def end(self) -> None:
+        """End it now, as if the client had gone."""
+        self._control.end()
+
     def _abandon(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         arrived = self._arrived
