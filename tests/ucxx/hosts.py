@@ -134,19 +134,20 @@ class Spawned:
         return int(self.process.returncode)
 
 
-def start(**keys: Any) -> subprocess.Popen[str]:
+def start(namespace: str, **keys: Any) -> subprocess.Popen[str]:
     """Start a host; its first line of output tells that it serves."""
     text = msgspec.json.encode(settings(**keys)).decode()
     command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
+    command += ["--namespace", namespace]
     env = {**os.environ, "ASYNCDP_SECRET": "a secret for tests", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, env=env)
 
 
 @contextmanager
-def spawned(**keys: Any) -> Iterator[Spawned]:
+def spawned(namespace: str = "asyncdp", **keys: Any) -> Iterator[Spawned]:
     """A host in a process of its own, which is killed at the end if it still lives."""
-    process = start(**keys)
+    process = start(namespace, **keys)
     told: dict[str, Any] = {}
     try:
         assert process.stdout is not None

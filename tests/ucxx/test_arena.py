@@ -188,15 +188,16 @@ def test_with_adoption_off_the_old_segment_is_gone_and_says_so() -> None:
         reader.close()
 
 
-def test_damaged_slot_headers_cost_their_slots_only() -> None:
-    """A header whose checksum is wrong, or that overlaps another, is freed; the others are kept."""
+@pytest.mark.parametrize(("units", "capacity"), [(1 << 20, 64), (1, 1 << 30), (1, 1 << 15), (0, 64)])
+def test_damaged_slot_headers_cost_their_slots_only(units: int, capacity: int) -> None:
+    """A header whose checksum is wrong, or that says more than its stretch holds, is freed; the others are kept."""
     with segments.arena() as made:
         table = SlotTable(made, max_slot_bytes=1 << 19)
         first, second, third = (segments.put(table, op, segments.rows(2))[0] for op in "abc")
         made.words[second.slot * 16 + 5] ^= 1
         header = Header.read(made, third.slot, third.generation)
         assert header is not None
-        Header(made.units * 2, 2, 1, None, b"x" * 16, 0.0, 0, 64).write(made, third.slot, third.generation)
+        Header(units, 2, 1, None, b"x" * 16, 0.0, 0, capacity).write(made, third.slot, third.generation)
         table = SlotTable(made, max_slot_bytes=1 << 19)
         assert adopt(table) == {"kept": 1, "freed": 0, "damaged": 2}
         assert list(table.slots) == [first.slot]
