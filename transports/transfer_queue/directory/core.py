@@ -119,8 +119,7 @@ class Core:
         self._next_prune = now + KEEP_S / 10
         for op_id in [op_id for op_id, record in self._records.items() if record.keep_until < now]:
             del self._records[op_id]
-        for op_id in [op_id for op_id, pending in self.pending.items() if pending.until < now]:
-            self.drop_pending(op_id)
+        self.expire_pending()
         for partition in self.partitions.values():
             for key in [key for key, since in partition.lost.items() if since < now - KEEP_S]:
                 del partition.lost[key]
@@ -135,6 +134,12 @@ class Core:
         after = self.monotonic() + grace_s
         for unit, first, count in pending.ranges:
             self.garbage.setdefault(unit, []).append((first, count, after))
+
+    def expire_pending(self) -> None:
+        """Give up the puts whose writers cannot publish any more."""
+        now = self.monotonic()
+        for op_id in [op_id for op_id, pending in self.pending.items() if pending.until < now]:
+            self.drop_pending(op_id)
 
     def discard(self, unit: str, key: int) -> None:
         """Note that nothing refers to a storage key any more."""

@@ -111,6 +111,7 @@ class Writes(Core):
     def _check_room(self, new: int, except_for: str = "") -> None:
         room = self.config["capacity"] - self.samples
         if self.pending:
+            self.expire_pending()
             room -= sum(p.new for op_id, p in self.pending.items() if op_id != except_for)
         if new > room:
             text = f"the plane holds {self.samples} of at most {self.config['capacity']} samples; {new} more do not fit"

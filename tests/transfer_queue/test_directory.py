@@ -1,0 +1,192 @@
+"""The directory by itself: what it refuses, remembers, and leaves to be swept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from asyncdp.transports.transfer_queue.directory.reads import Directory
+from asyncdp.transports.transfer_queue.directory.state import Refused
+
+CONFIG = {"capacity": 8, "group_pattern": r"(?P<group>.+)_g\d+", "strict_schema": False, "auto_register": False}
+FORMS = {"x": ("d", "float32", (4,))}
+SPECS = {"x": ("tensor", "float32", (4,), False, ())}
+NEVER = float("inf")
+
+
+class Time:
+    """A clock to be set."""
+
+    def __init__(self) -> None:
+        """Begin at a thousand."""
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Time:
+    """Give the directory's clock."""
+    return Time()
+
+
+@pytest.fixture
+def directory(clock: Time) -> Directory:
+    """Give a directory of two units with partition ``p``."""
+    made = Directory(["u0", "u1"], CONFIG)
+    made.monotonic = made.time = clock
+    made.register("p", ["x"], 8, ["train"], None, {})
+    return made
+
+
+def put(directory: Directory, *ids: str, op_id: str = "put", owner: str = "me", **more: Any) -> list[int]:
+    """Place and publish a put of ``x``."""
+    placed = directory.place("p", ids, ["x"], op_id, 1, more.pop("avoid", ()), 10.0)
+    if placed[0] == "done":
+        return placed[1]
+    return directory.publish("p", ids, op_id, NEVER, owner, None, placed[1], FORMS, SPECS, {"x": 16}, **more)
+
+
+def where(directory: Directory, *ids: str) -> dict[str, tuple[str, int]]:
+    """Return unit and storage key of each id that is there."""
+    groups, missing, *_ = directory.locate("p", ids, ["x"], None)
+    found = {ids[row]: (unit, key) for unit, _, _, keys, rows in groups for key, row in zip(keys, rows, strict=True)}
+    assert set(found) == {i for at, i in enumerate(ids) if at not in missing}
+    return found
+
+
+def garbage(directory: Directory, done: tuple[int, ...] = (), op_id: str = "") -> tuple[int, set[tuple[str, int]]]:
+    """Return the ticket and all (unit, key) that are to be swept."""
+    ticket, ranges = directory.sweep(list(done), op_id)
+    return ticket, {
+        (unit, key) for unit, spans in ranges.items() for first, n in spans for key in range(first, first + n)
+    }
+
+
+def test_a_put_sent_twice_happens_once(directory: Directory) -> None:
+    """P14: the second one is answered with the first result, at place as well as at publish."""
+    first = put(directory, "a", "b")
+    before = where(directory, "a", "b")
+    assert put(directory, "a", "b") == first
+    assert where(directory, "a", "b") == before
+    assert directory.samples == 2
+
+
+def test_a_put_that_was_given_up_cannot_be_published(directory: Directory) -> None:
+    """P15: resolved as refused, what arrives later changes nothing, and its storage keys are swept after a grace."""
+    placed = directory.place("p", ["a"], ["x"], "late", 1, (), 10.0)
+    assert directory.resolve("late", 0.0) == "refused"
+    with pytest.raises(Refused, match="given up"):
+        directory.publish("p", ["a"], "late", NEVER, "me", None, placed[1], FORMS, SPECS, {"x": 16})
+    assert not directory.partitions["p"].rows
+    assert garbage(directory) == (0, set())
+    directory.monotonic.now += 6.0  # type: ignore[attr-defined]
+    unit, key, _ = placed[1][0]
+    assert garbage(directory)[1] == {(unit, key)}
+
+
+def test_a_request_after_its_deadline_is_refused(directory: Directory, clock: Time) -> None:
+    """A controller that was paused does not carry out what everybody has given up."""
+    put(directory, "a")
+    with pytest.raises(Refused) as caught:
+        directory.clear("p", ["a"], "clear", clock.now - 1.0, "me", None)
+    assert caught.value.kind == "DataPlaneTimeout"
+    assert directory.samples == 1
+
+
+def test_a_clear_sent_again_leaves_the_newer_row(directory: Directory) -> None:
+    """P13: its reply was lost, another put was acknowledged, the clear arrives again: the new row lives."""
+    put(directory, "a", op_id="one")
+    assert directory.clear("p", ["a"], "clear", NEVER, "me", None) == (1, ("u0",))
+    put(directory, "a", op_id="two")
+    assert directory.clear("p", ["a"], "clear", NEVER, "me", None) == (1, ("u0",))
+    assert where(directory, "a")
+
+
+def test_storage_keys_are_never_used_twice(directory: Directory) -> None:
+    """P8, S1: a reference that outlived its data finds nothing, never another sample's bytes."""
+    seen = set()
+    for step in range(50):
+        put(directory, "a", op_id=f"put-{step}")
+        seen.add(where(directory, "a")["a"])
+        directory.clear("p", ["a"], f"clear-{step}", NEVER, "me", None)
+    assert len({key for _, key in seen}) == 50
+    other = Directory(["u0", "u1"], CONFIG)
+    assert abs(other.next_key - directory.next_key) > 1 << 32, "planes that share units have keys far apart"
+
+
+def test_what_a_put_replaces_is_swept_once(directory: Directory, clock: Time) -> None:
+    """P17: the old place is garbage, the new one is not; a ticket that is never reported done comes back."""
+    put(directory, "a", op_id="one")
+    old = where(directory, "a")["a"]
+    put(directory, "a", op_id="two")
+    assert where(directory, "a")["a"] != old
+    ticket, keys = garbage(directory, op_id="two")
+    assert keys == {old}
+    assert garbage(directory) == (0, set())
+    assert garbage(directory, op_id="two")[1] == {old}, "asked again under the same op_id: the same garbage"
+    clock.now += 31.0
+    ticket, keys = garbage(directory)
+    assert keys == {old}
+    clock.now += 31.0
+    assert garbage(directory, (ticket,)) == (0, set())
+
+
+def test_a_field_that_is_added_keeps_the_others_where_they_are(directory: Directory) -> None:
+    """P16: what a later put adds lies by itself; nothing becomes garbage."""
+    put(directory, "a", op_id="one")
+    placed = directory.place("p", ["a"], ["y"], "two", 1, (), 10.0)
+    spec = {"y": ("tensor", "int64", (), False, ())}
+    directory.publish("p", ["a"], "two", NEVER, "me", None, placed[1], {"y": ("d", "int64", ())}, spec, {"y": 8})
+    groups, missing, *_ = directory.locate("p", ["a"], ["x", "y"], None)
+    assert not missing
+    assert len({group[3][0] for group in groups}) == 2
+    assert garbage(directory) == (0, set())
+
+
+def test_a_writer_that_died_gives_its_space_back(directory: Directory, clock: Time) -> None:
+    """P12: it placed and never published: capacity returns, and the keys are swept."""
+    directory.place("p", [f"s{at}" for at in range(8)], ["x"], "dead", 1, (), 10.0)
+    with pytest.raises(Refused) as caught:
+        directory.place("p", ["a"], ["x"], "other", 1, (), 10.0)
+    assert caught.value.kind == "DataPlaneNotReady"
+    clock.now += 700.0
+    put(directory, "a", op_id="a third")
+    clock.now += 10.0
+    put(directory, "b", op_id="a fourth")
+    assert len(garbage(directory)[1]) == 8
+
+
+def test_a_unit_that_is_to_be_avoided_gets_nothing(directory: Directory) -> None:
+    """Puts go to the units that answer; where none does, the put is refused."""
+    put(directory, "a", "b", avoid=("u0",))
+    assert {unit for unit, _ in where(directory, "a", "b").values()} == {"u1"}
+    with pytest.raises(Refused) as caught:
+        put(directory, "c", op_id="two", avoid=("u0", "u1"))
+    assert caught.value.kind == "DataPlaneUnavailable"
+
+
+def test_the_end_of_a_plane_names_every_key(directory: Directory) -> None:
+    """Published, pending, garbage: nothing stays in units that others use too."""
+    put(directory, "a", op_id="one")
+    put(directory, "b", op_id="two")
+    directory.clear("p", ["a"], "clear", NEVER, "me", None)
+    directory.place("p", ["c"], ["x"], "pending", 1, (), 10.0)
+    assert sum(count for spans in directory.all_keys().values() for _, count in spans) == 3
+
+
+def test_groups_come_in_pages(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A listing holds up the controller for a page at a time, and tells every group once."""
+    monkeypatch.setattr("asyncdp.transports.transfer_queue.directory.reads.PAGE_ROWS", 2)
+    ids = ("a_g0", "b_g0", "a_g1", "c_g0", "d_g0")
+    put(directory, *ids)
+    seen, after, pages = [], 0, 0
+    while after is not None:
+        page, after = directory.groups("p", after)
+        seen += [group[0] for group in page]
+        pages += 1
+    assert sorted(seen) == ["a", "b", "c", "d"]
+    assert pages > 1
