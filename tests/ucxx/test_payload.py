@@ -194,19 +194,47 @@ COLUMNS = st.tuples(
 )
 
 
-@given(st.lists(COLUMNS, max_size=3), SIZES, st.lists(SIZES, max_size=4), st.integers(0, 400))
-def test_nonsense_with_a_right_checksum_is_corrupt(columns: list[Any], n: int, lengths: list[int], size: int) -> None:
-    """A writer that computes checksums of nonsense crashes nobody and makes nobody allocate."""
+def forged(columns: list[Any], n: int, lengths: list[int], size: int) -> np.ndarray[Any, Any]:
+    """Bytes of a payload that says this of itself, with a right checksum and ``size`` bytes of data."""
     schema = msgspec.msgpack.encode(columns)
     body = schema + bytes(-(32 + len(schema)) % 64) + np.asarray(lengths, np.int64).tobytes()
     body += bytes(-(32 + len(body)) % 64)
-    head = struct.pack(
-        "<4sBBHIQQI", b"ADPP", 1, 0, 0, len(schema), n % (1 << 64), 32 + len(body) + size, zlib.crc32(body)
-    )
-    data = np.frombuffer(head + body + bytes(size), np.uint8)
+    whole = 32 + len(body) + size
+    head = struct.pack("<4sBBHIQQI", b"ADPP", 1, 0, 0, len(schema), n % (1 << 64), whole, zlib.crc32(body))
+    return np.frombuffer(head + body + bytes(size), np.uint8)
+
+
+@given(st.lists(COLUMNS, max_size=3), SIZES, st.lists(SIZES, max_size=4), st.integers(0, 400))
+def test_nonsense_with_a_right_checksum_is_corrupt(columns: list[Any], n: int, lengths: list[int], size: int) -> None:
+    """A writer that computes checksums of nonsense crashes nobody and makes nobody allocate."""
+    data = forged(columns, n, lengths, size)
     with contextlib.suppress(CorruptPayload):
         block = Payload.read(data).block()
         assert block.nbytes <= size
+
+
+RAGGED = ["r", 1, "int8", [], 0, False]
+DENSE = ["d", 0, "int32", [2], 0, False]
+
+
+@pytest.mark.parametrize(
+    ("columns", "n", "lengths", "size"),
+    [
+        ([RAGGED], 2, [-1, 3], 64),
+        ([RAGGED], 2, [3, -1], 64),
+        ([RAGGED], 2, [1 << 62, 1 << 62], 64),
+        ([RAGGED], 2, [1, 2], 128),
+        ([DENSE], 2, [], 0),
+        ([DENSE], 2, [], 128),
+        ([DENSE, DENSE], 2, [], 128),
+        ([["z", 1, "int8", [0], 0, False]], 1, [1 << 40], 0),
+    ],
+)
+def test_lengths_that_do_not_add_up_are_corrupt(columns: list[Any], n: int, lengths: list[int], size: int) -> None:
+    """Negative ones, overflowing ones, more or fewer bytes than the columns need, steps that hold no bytes."""
+    assert Payload.read(forged([RAGGED], 2, [1, 2], 64)).layout.n == 2
+    with pytest.raises(CorruptPayload):
+        Payload.read(forged(columns, n, lengths, size))
 
 
 def test_a_user_sees_what_was_put() -> None:

@@ -1,0 +1,117 @@
+import asyncio
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from asyncdp.block import Block
+from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+from tests.ucxx.clients import LOCAL, client, cpu_of, end, get, hammer, put, value
+from tests.ucxx.hosts import needs_ucx, spawned
+from tests.ucxx.segments import rows
+
+pytestmark = [pytest.mark.anyio, *needs_ucx()]
+
+
+async def test_an_idle_host_and_an_idle_client_use_no_processor() -> None:
+    """16 idle connections: neither side polls."""
+    with spawned(ucx=True) as host:
+        async with client(per_port=16) as pool:
+            refs = await put(pool, host.ref, "op", rows(1, 1 << 16))
+
+            async def connect() -> None:
+                async with pool.use(LOCAL, host.ref.ports[0]) as connection:
+                    await connection.read(host.ref, refs)
+                    await asyncio.sleep(0.3)
+
+            await asyncio.gather(*[connect() for _ in range(16)])
+            assert pool.idle == 16
+            mine, theirs = time.process_time(), cpu_of(host.process.pid)
+            await asyncio.sleep(2.0)
+            assert time.process_time() - mine <= 0.1
+            assert cpu_of(host.process.pid) - theirs <= 0.1
+
+
+@pytest.mark.slow
+async def test_garbage_at_the_ucx_listener_does_not_cost_a_core_for_long() -> None:
+    """S15: random bytes make UCX's own thread spin: it is started anew, and clients connect again."""
+    with spawned(ucx=True, watch_ucx_s=0.3) as host:
+        async with client() as pool:
+            refs = await put(pool, host.ref, "op", rows(1, 1 << 16))
+            async with pool.use(LOCAL, host.ref.ports[0]) as connection:
+                port = connection.welcome.ucx_port
+            before = len(os.listdir(f"/proc/{host.process.pid}/fd"))  # noqa: PTH208 - as short as it gets
+            for _ in range(3):
+                with socket.create_connection((LOCAL, port)) as stranger:
+                    stranger.sendall(os.urandom(3000))
+            await asyncio.sleep(2.0)
+            spent = cpu_of(host.process.pid)
+            await asyncio.sleep(1.0)
+            assert cpu_of(host.process.pid) - spent <= 0.15
+            assert (value(await get(pool, host.ref, refs)) == 1.0).all()
+            assert len(os.listdir(f"/proc/{host.process.pid}/fd")) <= before  # noqa: PTH208 - as above
+
+
+@pytest.mark.parametrize("adopts", [True, False], ids=["adopts", "does not adopt"])
+async def test_a_killed_host_is_started_again(adopts: bool) -> None:  # noqa: FBT001 - a parameter of the test
+    """S14: killed during a read: an error at once. Started again: the same rows, or (adoption off) stale ones."""
+    name = f"killed-{os.getpid()}-{adopts}"
+    keys: dict[str, Any] = {"ucx": True, "host_id": name, "adopt": adopts, "arena_bytes": 64 << 20}
+    with spawned(**keys) as host:
+        async with client() as pool:
+            refs = await put(pool, host.ref, "op", rows(1, 1 << 19, 3.0))
+            reads = [asyncio.ensure_future(get(pool, host.ref, refs)) for _ in range(4)]
+            await asyncio.sleep(0.01)
+            host.signal(signal.SIGKILL)
+            async with asyncio.timeout(5):
+                done = await asyncio.gather(*reads, return_exceptions=True)
+            assert all(isinstance(each, (Block, DataPlaneUnavailable)) for each in done)
+            await host.gone()
+            with pytest.raises(DataPlaneUnavailable):
+                await get(pool, host.ref, refs)
+            with spawned(**keys) as again:
+                assert (again.ref.epoch == host.ref.epoch) == adopts
+                moved = type(host.ref)(host.ref.id, host.ref.epoch, again.ref.ports)
+                if adopts:
+                    assert (value(await get(pool, moved, refs)) == 3.0).all()
+                else:
+                    with pytest.raises(StaleSlotError):
+                        await get(pool, moved, refs)
+                end(again, "end of its parent")
+                assert await again.gone() == 0
+
+
+async def test_a_stopped_host_costs_its_timeout_and_nothing_else() -> None:
+    """T1: SIGSTOP: only the caller's own timeout tells; afterwards the host is used as before."""
+    with spawned(ucx=True) as host:
+        async with client() as pool:
+            refs = await put(pool, host.ref, "op", rows(1, 1 << 19))
+            host.signal(signal.SIGSTOP)
+            for port in (0, 1):
+                began = time.monotonic()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.3):
+                        await get(pool, host.ref, refs, port)
+                assert time.monotonic() - began < 1.0
+            host.signal(signal.SIGCONT)
+            assert (value(await get(pool, host.ref, refs)) == 1.0).all()
+
+
+@pytest.mark.parametrize("by", ["SIGTERM", "end of its parent"])
+async def test_a_host_ends_in_order_with_reads_in_flight(by: str) -> None:
+    """X1: exit code 0, each time, and no segment is left."""
+    async with client() as pool:
+        for _ in range(2):
+            with spawned(ucx=True) as host:
+                refs = await put(pool, host.ref, "op", rows(1, 1 << 19))
+                readers = [asyncio.ensure_future(hammer(pool, host.ref, refs)) for _ in range(4)]
+                await asyncio.sleep(0.1)
+                end(host, by)
+                assert await host.gone() == 0
+                async with asyncio.timeout(5):
+                    await asyncio.gather(*readers)
+                assert not (Path("/dev/shm") / host.told["arena"]).exists()
