@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tensordict import TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.pack import unstacked
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -103,9 +104,11 @@ def field_columns(fields: Any, n: int) -> TensorDict | None:
     """Check a TensorDict, or a plain dict of columns, against the number of samples."""
     if fields is None:
         return None
-    if isinstance(fields, TensorDictBase):
+    if isinstance(fields, TensorDictBase) and not isinstance(fields, NonTensorStack):
         if not fields.batch_size or fields.batch_size[0] != n:
             raise bad(f"fields has batch size {tuple(fields.batch_size)} for {n} samples", "fields")
+        if isinstance(fields, LazyStackedTensorDict) and n:
+            fields = unstacked(fields)
         for key in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
             if not isinstance(key, str) or not key:
                 raise bad(f"fields has the key {key!r}; field names are non-empty strings", "fields")

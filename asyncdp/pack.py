@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.column import Column, Dense, Objects, Ragged, offsets_of, picked, ragged_view, steps_of
 from asyncdp.errors import DataPlaneBadRequest
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from asyncdp.field_spec import FieldSpec
     from asyncdp.object_codec import ObjectCodec
 
-__all__ = ["column_from_leaf", "field_names", "leaf_of", "raw_leaf"]
+__all__ = ["column_from_leaf", "field_names", "leaf_of", "raw_leaf", "unstacked"]
 
 
 def raw_leaf(fields: Mapping[str, Any] | TensorDictBase, name: str) -> Any:
@@ -83,22 +83,61 @@ def _nested_column(name: str, leaf: torch.Tensor, ragged_dim: int) -> Ragged:
     return Ragged(values, offsets, dim=dim)
 
 
-def _object_rows(name: str, leaf: Any, n: int) -> list[Any]:
+def _from_array(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
+    """Take an array for what it holds: numbers are a tensor, as in a TensorDict; text and objects are themselves."""
+    if not array.ndim:
+        raise _refuse(name, "an array without dimensions has no rows")
+    if array.dtype.kind in "OUS":
+        return list(array) if array.dtype.kind == "O" else list(array.tolist())
+    try:
+        return torch.from_numpy(
+            array if array.flags.writeable and array.dtype.isnative else array.astype(array.dtype.type)
+        )
+    except (TypeError, ValueError) as err:
+        raise _refuse(name, f"an array of {array.dtype} cannot be kept unchanged") from err
+
+
+def _object_rows(leaf: Any, n: int) -> list[Any]:
     """Spell out one Python object per row."""
     if isinstance(leaf, NonTensorData):
-        data = leaf.data
-        if isinstance(data, np.ndarray):
-            if data.ndim == 0 or data.shape[0] != n:
-                raise _refuse(name, f"array of shape {data.shape} for {n} rows")
-            return list(data) if data.dtype == object else list(data.tolist())
-        return [data] * n
-    if isinstance(leaf, NonTensorStack):
-        rows = leaf.tolist()
-    elif isinstance(leaf, np.ndarray):
-        rows = list(leaf)
-    else:
-        rows = list(leaf)
-    return rows
+        return [leaf.data] * n
+    return list(leaf.tolist() if isinstance(leaf, NonTensorStack) else leaf)
+
+
+def unstacked(fields: LazyStackedTensorDict) -> TensorDict:
+    """Return a lazy stack as one TensorDict: a leaf whose rows differ in one dimension becomes a nested tensor.
+
+    Raises:
+        DataPlaneBadRequest: Not every row has the same leaves, or rows of one leaf do not go together.
+    """
+    rows = fields.unbind(0)
+    names = set(rows[0].keys())
+    for row in rows:
+        if odd := names.symmetric_difference(row.keys()):
+            raise _refuse(str(min(odd, key=str)), "not every row of the stack has it")
+    leaves = {name: _stacked_leaf(name, [raw_leaf(row, name) for row in rows]) for name in rows[0].keys()}  # noqa: SIM118
+    return TensorDict(leaves, batch_size=[len(rows)])
+
+
+def _stacked_leaf(name: str, rows: list[Any]) -> Any:
+    """Put the rows of one leaf together."""
+    if all(isinstance(row, (NonTensorData, NonTensorStack)) for row in rows):
+        return [row.tolist() for row in rows]
+    if not all(isinstance(row, torch.Tensor) for row in rows):
+        kinds = sorted({type(row).__name__ for row in rows})
+        raise _refuse(
+            name, f"rows that are {' and '.join(kinds)} cannot be kept; put their leaves as fields of their own"
+        )
+    if len({(row.dtype, row.ndim, row.is_nested) for row in rows}) > 1 or rows[0].is_nested:
+        raise _refuse(name, "its rows differ in dtype or rank, or are nested")
+    differing = {dim for row in rows for dim in range(row.ndim) if row.shape[dim] != rows[0].shape[dim]}
+    if not differing:
+        return torch.stack(rows)
+    if len(differing) > 1:
+        raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
+    (dim,) = differing
+    offsets = torch.from_numpy(offsets_of(np.asarray([row.shape[dim] for row in rows], dtype=np.int64)))
+    return torch.nested.nested_tensor_from_jagged(torch.cat(rows, dim), offsets, jagged_dim=dim + 1)
 
 
 def column_from_leaf(
@@ -112,11 +151,15 @@ def column_from_leaf(
         DataPlaneBadRequest: The leaf cannot be carried unchanged; the message names the field.
     """
     column: Column
+    if isinstance(leaf, NonTensorData) and isinstance(leaf.data, np.ndarray):
+        leaf = leaf.data
+    if isinstance(leaf, np.ndarray):
+        leaf = _from_array(name, leaf)
     if isinstance(leaf, torch.Tensor):
         leaf = _plain(name, leaf)
         column = _nested_column(name, leaf, ragged_dim) if leaf.is_nested else Dense(leaf)
-    elif isinstance(leaf, (NonTensorData, NonTensorStack, list, np.ndarray)):
-        values = _object_rows(name, leaf, n)
+    elif isinstance(leaf, (NonTensorData, NonTensorStack, list)):
+        values = _object_rows(leaf, n)
         if enum:
             return _encode_enum(name, values, enum)
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -136,6 +137,36 @@ async def test_a_put_over_capacity_leaves_nothing(rig: Rig) -> None:
         await client.put_samples(["c", "d", "e"], "p", tags=[{}] * 3)
     await client.put_samples(["b", "d", "e"], "p", {"x": torch.ones(3)})
     assert (await client.describe("p")).size == 4
+
+
+async def test_dropping_a_partition_makes_room(rig: Rig) -> None:
+    """P4: its samples count no more."""
+    client = await rig.open(storage_capacity=2)
+    for _ in range(2):
+        await declare(client)
+        await client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)})
+        await client.drop_partition("p")
+
+
+async def test_space_of_a_writer_that_vanished_comes_back(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """P12: once its put can be neither finished nor published any more, what it reserved is anybody's."""
+    rig.only("memory")
+    owner = await rig.open(num_storage_units=1, memory={"slots_per_host": 2, "rows_per_slot": 1})
+    late = Straggle(WriteSlots)
+    gone = await rig.attach(late, to=owner)
+    await declare(owner)
+    await late.cut(gone.put_samples(["a", "b"], "p", {"x": torch.zeros(2)}, timeout_s=60))
+    for debt in gone.env.ledger:
+        gone.env.ledger.paid(debt)  # killed, it settles nothing
+    with pytest.raises(DataPlaneNotReady):
+        await owner.put_samples(["c"], "p", {"x": torch.zeros(1)})
+    clock = rig.transport(owner).plane.clock
+    now = clock.time() + 62.0
+    monkeypatch.setattr(rig.transport(owner).plane, "clock", SimpleNamespace(time=lambda: now))
+    await owner.put_samples(["a", "b"], "p", {"x": torch.ones(2)})
+    with pytest.raises(DataPlaneError):
+        await late.arrive()
+    check_same((await owner.get_samples(["a", "b"], "p", ["x"]))["x"], torch.ones(2))
 
 
 async def test_full_slots_are_given_back_by_clears(rig: Rig) -> None:

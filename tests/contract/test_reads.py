@@ -128,6 +128,16 @@ async def test_get_data_reads_the_fields_it_is_told(rig: Rig) -> None:
         await rig.client.get_data(meta)
 
 
+async def test_metas_of_different_origin_are_read_together(rig: Rig) -> None:
+    """A meta that was joined of a put's, a claim's and one made by hand reads all of its rows."""
+    await declare(rig.client)
+    first = await rig.client.put_samples(["a"], "p", {"x": torch.tensor([0])})
+    await rig.client.put_samples(["b", "c"], "p", {"x": torch.tensor([1, 2])})
+    claimed = (await rig.client.claim_meta("p", "train", ["x"], 3)).subset([1])
+    by_hand = KVBatchMeta("p", sample_ids=["c"], fields=["x"])
+    check_same((await rig.mate.get_data(by_hand.concat(first, claimed)))["x"], torch.tensor([2, 0, 1]))
+
+
 # --- rows that fail once
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tensordict import NonTensorData, NonTensorStack, TensorDict
+from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from asyncdp import DataPlaneBadRequest
 from tests.contract.faults import PUT, Hold
@@ -227,6 +227,103 @@ async def test_objects_may_be_given_in_any_of_the_usual_ways(rig: Rig, make: Any
     """R7: a list, an object array and a stack are the same column."""
     values = [{"a": 1}, None, "text"]
     check_same(await back(rig, make(values)), values)
+
+
+def read_only(array: Any) -> Any:
+    """Forbid writing."""
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS = {
+    "float32": lambda: np.arange(3, dtype=np.float32),
+    "int16 of width 2": lambda: np.arange(6, dtype=np.int16).reshape(3, 2),
+    "bool": lambda: np.array([True, False, True]),
+    "uint64": lambda: np.array([0, 1, 2**64 - 1], dtype=np.uint64),
+    "strided": lambda: np.arange(12.0).reshape(3, 4)[:, ::2],
+    "read-only": lambda: read_only(np.arange(3.0)),
+    "big-endian": lambda: np.arange(3, dtype=">i4"),
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+async def test_an_array_of_numbers_is_a_tensor(rig: Rig, name: str) -> None:
+    """R7: as in a TensorDict; dtype, shape and values are the array's."""
+    array = ARRAYS[name]()
+    wanted = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
+    check_same(await back(rig, array), wanted)
+
+
+async def test_an_array_of_text_is_text(rig: Rig) -> None:
+    """R7: str and bytes, one per row."""
+    check_same(await back(rig, np.array(["u", "vv", ""])), ["u", "vv", ""])
+
+
+@pytest.mark.parametrize("array", [np.zeros(3, dtype="datetime64[ns]"), np.array(1.0)], ids=["dates", "no rows"])
+async def test_an_array_that_cannot_be_kept_is_refused(rig: Rig, array: Any) -> None:
+    """R7: by name, and never turned into something else."""
+    with pytest.raises(DataPlaneBadRequest, match="'x'"):
+        await back(rig, array)
+
+
+def lazy(*rows: Any, **more: Any) -> Any:
+    """Stack TensorDicts of one row lazily."""
+    return LazyStackedTensorDict(*(TensorDict({"x": row, **more}, batch_size=[]) for row in rows))
+
+
+LAZY = {
+    "equal": (lambda: lazy(torch.ones(2), torch.zeros(2)), lambda: torch.tensor([[1.0, 1.0], [0.0, 0.0]])),
+    "ragged": (lambda: lazy(torch.ones(2), torch.zeros(3)), lambda: jagged(torch.ones(2), torch.zeros(3))),
+    "text": (lambda: lazy("u", None), lambda: ["u", None]),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+async def test_a_lazy_stack_of_rows_is_taken(rig: Rig, name: str) -> None:
+    """R8: rows that were stacked lazily come back as rows, ragged where they differ."""
+    given, wanted = LAZY[name]
+    await declare(rig.client)
+    await rig.client.put_samples(["a", "b"], "p", given())
+    check_same((await rig.client.get_samples(["a", "b"], "p", ["x"])).get("x"), wanted())
+
+
+async def test_rows_of_a_lazy_stack_may_differ_in_any_one_dimension(rig: Rig) -> None:
+    """R8: (2, 1) and (2, 3) come back as they were."""
+    rows = [torch.rand(2, 1), torch.rand(2, 3)]
+    await declare(rig.client)
+    await rig.client.put_samples(["a", "b"], "p", lazy(*rows))
+    for one, other in zip(rows_of((await rig.client.get_samples(["a", "b"], "p", ["x"]))["x"]), rows, strict=True):
+        check_same(one, other)
+
+
+ODD_STACKS = {
+    "a leaf missing": lambda: LazyStackedTensorDict(
+        TensorDict({"y": torch.ones(1), "x": torch.ones(1)}, []), TensorDict({"y": torch.ones(1)}, [])
+    ),
+    "two dimensions": lambda: lazy(torch.ones(2, 3), torch.ones(3, 2)),
+    "ranks": lambda: lazy(torch.ones(2), torch.ones(2, 1)),
+    "dtypes": lambda: lazy(torch.ones(2), torch.ones(2, dtype=torch.int64)),
+    "kinds": lambda: lazy(torch.ones(2), "text"),
+    "nested": lambda: lazy(TensorDict({"z": torch.ones(1)}, []), TensorDict({"z": torch.ones(1)}, [])),
+}
+
+
+@pytest.mark.parametrize("name", ODD_STACKS)
+async def test_a_lazy_stack_whose_rows_do_not_go_together_is_refused(rig: Rig, name: str) -> None:
+    """R8: DataPlaneBadRequest by name; a leaf that one row lacks is never left out."""
+    await declare(rig.client)
+    with pytest.raises(DataPlaneBadRequest, match="'x'") as caught:
+        await rig.client.put_samples(["a", "b"], "p", ODD_STACKS[name]())
+    assert caught.value.field == "x"
+    assert (await rig.client.describe("p")).size == 0
+
+
+async def test_a_second_batch_dimension_belongs_to_the_rows(rig: Rig) -> None:
+    """A TensorDict of batch size (N, T) is N rows of (T, ...)."""
+    await declare(rig.client)
+    leaf = torch.rand(3, 2, 4)
+    await rig.client.put_samples(IDS, "p", TensorDict({"x": leaf}, batch_size=[3, 2]))
+    check_same((await rig.client.get_samples(IDS, "p", ["x"]))["x"], leaf)
 
 
 async def test_a_tensordict_keeps_its_non_tensor_leaves(rig: Rig) -> None:

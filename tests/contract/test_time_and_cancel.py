@@ -100,6 +100,15 @@ async def test_no_time_at_all_is_a_timeout(rig: Rig, verb: str) -> None:
     assert (await rig.client.describe("p")).size <= 2
 
 
+async def test_endless_time_is_time(rig: Rig) -> None:
+    """timeout_s=inf is allowed on every kind of call."""
+    await fill(rig, 2)
+    await rig.client.put_samples(["b"], "p", {"x": torch.zeros(1)}, timeout_s=float("inf"))
+    assert (await rig.client.claim_meta("p", "train", ["x"], 3, timeout_s=float("inf"))).size == 3
+    await rig.client.get_samples(["a", "b"], "p", ["x"], timeout_s=float("inf"))
+    await rig.client.clear_samples(["b"], "p", timeout_s=float("inf"))
+
+
 async def test_one_slow_answer_costs_an_attempt_not_the_call(rig: Rig) -> None:
     """An attempt that outlives its time is given up; the next one is asked, and answers."""
     rig.need("slot_addressable")
@@ -430,6 +439,37 @@ def test_clients_of_two_threads_share_a_plane() -> None:
     anyio.run(produce)
     thread.join(9)
     assert got == [f"s{i}" for i in range(20)]
+    anyio.run(client.close)
+
+
+def test_many_threads_consume_one_plane_exactly_once() -> None:
+    """T9, C4: four threads, each with its own loop and client, produce and consume; each sample is claimed once."""
+    client = _fresh()
+    anyio.run(lambda: declare(client))
+    config, got, problems = client.attach_config(), [], []
+
+    async def work(number: int) -> None:
+        mine = stack(MemoryTransport(config, bootstrap=False))
+        for i in range(30):
+            await mine.put_samples([f"{number}-{i}"], "p", {"x": torch.full((1,), float(i))})
+            meta = await mine.claim_meta("p", "train", ["x"], 1, timeout_s=9)
+            data = await mine.get_data(meta)
+            got.append((meta.sample_ids[0], float(data["x"])))
+        await mine.close()
+
+    def run(number: int) -> None:
+        try:
+            anyio.run(work, number)
+        except BaseException as err:  # noqa: BLE001 - looked at below
+            problems.append(err)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not problems
+    assert sorted(got) == sorted((f"{n}-{i}", float(i)) for n in range(4) for i in range(30))
     anyio.run(client.close)
 
 

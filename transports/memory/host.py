@@ -110,6 +110,7 @@ class Host:
         self.limit = slots
         self.rows_per_slot = rows_per_slot
         self.slots: list[Slot] = []
+        self.rows = 0
         self.free: deque[Slot] = deque()
         self.ref = HostRef(host_id, 1, ports)
         self.dead_ports: set[int] = set()
@@ -140,15 +141,17 @@ class Host:
             return
         self.ref = HostRef(self.id, self.ref.epoch + 1, self.ref.ports)
         self.slots = []
+        self.rows = 0
         self.free.clear()
         self.reserved.clear()
 
     # -- writing
 
-    def room(self) -> int | None:
+    def room(self, now: float) -> int | None:
         """Rows that still fit, or None where there is no limit."""
         if self.limit is None:
             return None
+        self.sweep(now)
         free = len(self.free) + self.limit - len(self.slots)
         return free * self.rows_per_slot if self.rows_per_slot else free and 1 << 62
 
@@ -223,6 +226,7 @@ class Host:
             raise DataPlaneWriteError(msg, host=self.id)
         slot.state = State.READY
         slot.live = set(range(slot.size))
+        self.rows += slot.size
         self.reserved.pop((slot.op_id, slot.first_row), None)
         return slot
 
@@ -237,8 +241,8 @@ class Host:
 
     def sweep(self, now: float) -> None:
         """Take back reservations whose writer can neither write nor publish any more."""
-        late = {s.op_id for s in self.slots if s.state is State.WRITING and s.not_after < now}
-        for op_id in late:
+        slots = ((op_id, self.slots[refs[0].slot]) for (op_id, _), refs in self.reserved.items())
+        for op_id in {op_id for op_id, slot in slots if slot.not_after < now}:
             self.abort(op_id, now)
 
     def forget(self, before: float) -> None:
@@ -294,7 +298,9 @@ class Host:
         slot = cell.slot
         if cell.epoch != self.ref.epoch or slot.generation != cell.generation or slot.state is not State.READY:
             return
-        slot.live.discard(cell.index)
+        if cell.index in slot.live:
+            slot.live.discard(cell.index)
+            self.rows -= 1
         if not slot.live and not slot.readers:
             self._free(slot)
 
@@ -315,4 +321,4 @@ class Host:
 
 def least_loaded(hosts: Iterable[Host]) -> list[Host]:
     """Order hosts that are up by the rows they hold, fewest first."""
-    return sorted((h for h in hosts if h.up), key=lambda h: sum(len(s.live) for s in h.slots))
+    return sorted((h for h in hosts if h.up), key=lambda h: h.rows)

@@ -35,7 +35,7 @@ class Writing(PlaneBase):
         shares = []
         hosts = least_loaded(self.hosts.values())
         for host in hosts:
-            room = host.room()
+            room = host.room(self.clock.time())
             count = left if room is None else min(left, room)
             if count:
                 shares.append((host.ref, count))
