@@ -67,8 +67,10 @@ class Access:
                 return lane
             lane.close()
             del self._lanes[key]
+        if self._machine is None or not door.arena:
+            return None
         lane = None
-        if self._machine is not None and door.arena and door.boot_id == self._machine.boot_id:
+        if door.boot_id == self._machine.boot_id:
             arena = Arena.attach(door.arena, host.id, host.epoch)
             lane = None if arena is None else Lane(arena, self._buffers, self._codec)
         self._lanes[key] = lane

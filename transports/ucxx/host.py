@@ -105,6 +105,10 @@ class Host:
         name = arena_name(settings.host_id, settings.plane)
         arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
         adopted = arena is not None
+        if arena is not None and arena.units != max(1, settings.arena_bytes // settings.unit_bytes):
+            self._log.warning(
+                "the adopted arena keeps its size; without adoption it would be another", units=arena.units
+            )
         if arena is None:
             Arena.discard(name)
             epoch = await self._directory.next_epoch(settings.host_id)
