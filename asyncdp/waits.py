@@ -67,13 +67,15 @@ async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ct
         if seen is not None and seen.meta.size:
             return seen.meta
         ended = env.clock.now()
-        if ended >= ctx.deadline - margin:
-            if problem is not None:
-                raise problem
-            assert seen is not None  # noqa: S101 - there is a problem or an answer
-            raise _not_ready(call, need, seen)
-        if problem is not None or ended - began < wait:
-            await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
+        if ended < ctx.deadline - margin:
+            if problem is not None or ended - began < wait:
+                await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
+            if ctx.remaining() > 0:  # else overslept: a look without time would only hide what the last one said
+                continue
+        if problem is not None:
+            raise problem
+        assert seen is not None  # noqa: S101 - there is a problem or an answer
+        raise _not_ready(call, need, seen)
 
 
 def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:

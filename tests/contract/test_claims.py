@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -569,3 +570,20 @@ async def test_batches_iterates_over_claims_with_their_data(rig: Rig) -> None:
         if len(seen) == 6:
             break
     assert sorted(seen) == list("abcdef")
+
+
+async def test_a_claim_that_overslept_says_what_its_last_look_saw(rig: Rig) -> None:
+    """Promise 10: the loop is blocked beyond the deadline between two looks: the real error, not just a timeout."""
+    fail = Fail(CLAIM, times=10_000)
+    client = await rig.attach(fail, settings={"max_attempts": 1})
+    await declare(rig.client)
+
+    async def block() -> None:
+        while not fail.struck:
+            await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+
+    claimed, _ = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0.2), block())
+    assert isinstance(claimed, DataPlaneUnavailable)
+    assert "refused" in claimed.message
