@@ -26,6 +26,16 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cluster_ends() -> Iterator[None]:
+    """End the Ray cluster that the session started, if it did."""
+    yield
+    if not collect_ignore_glob:
+        from tests.transfer_queue.opener import CLUSTER
+
+        CLUSTER.close()
+
+
 @pytest.fixture(scope="session")
 def lasting() -> Iterator[Servers]:
     """Give servers that no test hurts."""

@@ -22,6 +22,9 @@ __all__ = ["Canary"]
 
 R = TypeVar("R")
 
+#: Milliseconds between two attempts to reach a server that is down.
+RECONNECT_MS = 100
+
 _EVENTS = (
     Event.CONNECTED
     | Event.CONNECT_DELAYED
@@ -62,7 +65,7 @@ class Canary:
         socket.setsockopt(SocketOption.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
         socket.setsockopt(SocketOption.HEARTBEAT_TIMEOUT, max(1, int(timeout_s * 1e3)))
         socket.setsockopt(SocketOption.HANDSHAKE_IVL, max(100, int(timeout_s * 1e3)))
-        socket.setsockopt(SocketOption.RECONNECT_IVL, 100)
+        socket.setsockopt(SocketOption.RECONNECT_IVL, RECONNECT_MS)
         if address.startswith("tcp://["):
             socket.setsockopt(SocketOption.IPV6, 1)
         self._socket = socket
@@ -142,6 +145,14 @@ class Canary:
         how = "is gone" if self.refused else "does not answer"
         msg = f"{self.name} at {self.address} {how}" if not sent else f"{self.name} at {self.address} went silent"
         return DataPlaneUnavailable(msg, ambiguous=sent, **context)
+
+    async def is_gone(self) -> bool:
+        """Whether the process is gone, not only silent; waits as long as a connection that was reset needs to tell."""
+        for _ in range(6):
+            if self.refused or not self.down:
+                break
+            await anyio.sleep(RECONNECT_MS / 2e3)
+        return self.refused
 
     def close(self) -> None:
         """Stop watching; calls that still wait end with DataPlaneClosed."""

@@ -148,10 +148,12 @@ class Link:
             try:
                 await canary.guard(lambda: self.client.clear(unit_id, keys), deadline, host=unit_id)
             except DataPlaneError as err:
-                if not canary.refused:
+                if not await canary.is_gone():
                     failed[unit_id] = err
             except Exception as err:  # noqa: BLE001 - as a value: the other units are to be cleared all the same
-                failed[unit_id] = errors.DataPlaneClearError(f"{type(err).__name__}: {err}", host=unit_id, cause=err)
+                if not await canary.is_gone():
+                    text = f"{type(err).__name__}: {err}"
+                    failed[unit_id] = errors.DataPlaneClearError(text, host=unit_id, cause=err)
 
         if len(garbage) == 1:
             await one(*next(iter(garbage.items())))

@@ -1,0 +1,125 @@
+"""Loops, fallbacks, names: where this transport meets its surroundings."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, stack
+from asyncdp.transports.transfer_queue import TQTransport, private
+from asyncdp.transports.transfer_queue.endpoints import Endpoints
+from tests.transfer_queue.servers import Servers, config_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from asyncdp.client import BaseClient
+
+
+def test_under_trio_it_says_what_it_needs(lasting: Servers) -> None:
+    """A clear error in words, not one from deep within."""
+    client = TQTransport(config_for(lasting.endpoints, "trio"), bootstrap=False)
+
+    async def use() -> None:
+        with pytest.raises(DataPlaneUnsupported, match="asyncio"):
+            await client.ping()
+
+    anyio.run(use, backend="trio")
+
+
+def test_one_client_in_two_loops_one_after_the_other(lasting: Servers) -> None:
+    """T9: sockets of the first loop are left behind, the second gets its own."""
+    client = stack(TQTransport(config_for(lasting.endpoints, "two-loops")))
+
+    async def use(name: str) -> int:
+        await client.register_partition("p", ["x"], 1, ["train"])
+        await client.put_samples([name], "p", {"x": torch.ones(1)})
+        return (await client.describe("p")).size
+
+    assert asyncio.run(use("a")) == 1
+    assert asyncio.run(use("b")) == 2
+    asyncio.run(client.close())
+
+
+@pytest.mark.anyio
+async def test_close_ends_what_waits(plane: Callable[..., BaseClient], servers: Servers) -> None:
+    """X2: a call that hangs in a paused controller is told at once that the client was closed."""
+    client = plane(servers)
+    await client.ping()
+    servers.pause(servers.endpoints.controller)
+    results: list[Any] = []
+
+    async def call() -> None:
+        try:
+            results.append(await client.ping(timeout_s=30))
+        except Exception as err:  # noqa: BLE001 - looked at below
+            results.append(err)
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as group:
+            group.start_soon(call)
+            await anyio.sleep(0.2)
+            await client.close()
+    servers.resume(servers.endpoints.controller)
+    assert isinstance(results[0], (DataPlaneClosed, DataPlaneUnavailable)), results
+
+
+@pytest.mark.anyio
+async def test_a_controller_with_another_sampler_is_named() -> None:
+    """A TransferQueue that is not ours, or was restarted by somebody else: typed, at once."""
+    from tests.transfer_queue.servers import Servers as Fresh
+
+    foreign = Fresh(units=1, ours=False)
+    try:
+        client = stack(TQTransport(config_for(foreign.endpoints, "none"), bootstrap=False), max_attempts=1)
+        with pytest.raises(DataPlaneUnavailable, match="serves no asyncdp plane"):
+            await client.ping()
+        await client.close()
+    finally:
+        foreign.close()
+
+
+def test_the_self_test_finds_all_that_is_used() -> None:
+    """With the pinned release nothing is missing; what is missing is named."""
+    assert private.self_test() == []
+
+
+def test_what_a_release_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Methods renamed, parameters gone, classes moved: each in words, and opening says so."""
+    from transfer_queue.client import AsyncTransferQueueClient
+
+    monkeypatch.delattr(AsyncTransferQueueClient, "async_get_meta")
+    assert private.self_test() == ["AsyncTransferQueueClient.async_get_meta"]
+    server = {"id": "c", "ip": "127.0.0.1", "ports": {"handshake_socket": 1, "request_handle_socket": 2}}
+    with pytest.raises(DataPlaneUnsupported, match="async_get_meta"):
+        private.Client("me", Endpoints.from_config({"controller": server, "units": []}))
+
+
+@pytest.mark.parametrize("spoilt", [{}, {"controller": {}, "units": []}, {"controller": 3, "units": 4}])
+def test_endpoints_of_another_form_are_refused(spoilt: Any) -> None:
+    """X7: ValueError that names the key."""
+    with pytest.raises(ValueError, match=r"transfer_queue\.endpoints"):
+        Endpoints.from_config(spoilt)
+
+
+def test_mooncake_is_refused_by_name(lasting: Servers) -> None:
+    """A backend of the config that is not served yet says so."""
+    with pytest.raises(ValueError, match="mooncake_cpu"):
+        TQTransport(config_for(lasting.endpoints, "m", backend="mooncake_cpu"))
+
+
+def test_knobs_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TransferQueue's own timeouts are set from ours, before it is imported, unless somebody chose them."""
+    import os
+    import sys
+
+    monkeypatch.delitem(sys.modules, "transfer_queue")
+    monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "7")
+    monkeypatch.delenv("TQ_SOCKET_POOL_SIZE", raising=False)
+    private.prepare_environment(60)
+    assert os.environ["TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT"] == "7"
+    assert os.environ["TQ_SOCKET_POOL_SIZE"] == "16"
