@@ -1,0 +1,191 @@
+"""Promise 2 under faults: rows that fail are read again, alone, and no damage is taken for data."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from asyncdp import (
+    CorruptPayload,
+    DataPlaneError,
+    DataPlaneReadError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    PartialReadError,
+    ReadSlots,
+)
+from asyncdp.slots import ReadResult
+from tests.contract.faults import GET, Fail, LoseReply, Tamper
+from tests.contract.rig import declare
+from tests.contract.same import check_same, rows_of
+from tests.contract.steps import IDS, fill
+
+if TYPE_CHECKING:
+    from tests.contract.rig import Rig
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_only_the_row_that_failed_is_asked_for_again(rig: Rig) -> None:
+    """P2: one of 64 rows fails once: the second request asks for that one only."""
+    rig.need("slot_addressable")
+    ids = [f"r{i}" for i in range(64)]
+    asked: list[int] = []
+
+    def spoil(result: ReadResult) -> ReadResult:
+        part, *rest = result.parts
+        err = DataPlaneUnavailable("reset", host="h", port=1)
+        return ReadResult(tuple(rest), {**result.errors, **dict.fromkeys(part.refs, err)})
+
+    class Spoil(Tamper):
+        async def serve(self, call: Any, ctx: Any, send: Any) -> Any:
+            if isinstance(call, ReadSlots):
+                asked.append(sum(len(ref.rows) for ref in call.refs))
+            return await super().serve(call, ctx, send)
+
+    client = await rig.attach(Spoil(ReadSlots, change=spoil))
+    await fill(rig, ids)
+    got = await client.get_samples(ids, "p", ["x"])
+    check_same(got["x"], torch.arange(64))
+    assert sum(asked) == 65
+    assert asked[-1] == 1
+
+
+async def test_a_read_whose_answer_is_lost_is_sent_again(rig: Rig) -> None:
+    """A lost answer costs one more request, not the read."""
+    lost = LoseReply(GET)
+    client = await rig.attach(lost)
+    await fill(rig)
+    check_same((await client.get_samples(["s2"], "p", ["x"]))["x"], torch.tensor([2]))
+    assert lost.struck == 1
+
+
+async def test_a_read_that_fails_on_all_attempts_is_the_error_itself(rig: Rig) -> None:
+    """No row came: the error itself, typed, with its attempts counted, and not to be retried by anybody inside."""
+    client = await rig.attach(Fail(GET, times=999))
+    await fill(rig)
+    with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
+        await client.get_samples(IDS, "p", ["x"], timeout_s=5)
+    err = caught.value
+    assert err.op == "get_samples"
+    assert err.attempts > 1
+    assert not err.retryable
+    assert not err.ambiguous
+
+
+async def test_rows_of_a_dead_host_fail_alone(rig: Rig) -> None:
+    """One of two hosts is down: the rows of the other one come, each lost row has its error."""
+    rig.only("memory")
+    await fill(rig)
+    hosts = list(rig.transport().plane.hosts.values())
+    lost = {row.id for row in rig.transport().plane.partitions["p"].rows.values() if row.cells["x"].host is hosts[0]}
+    assert 0 < len(lost) < len(IDS)
+    hosts[0].crash()
+    with pytest.raises(PartialReadError) as caught:
+        await rig.client.get_samples(IDS, "p", ["x"], timeout_s=5)
+    err = caught.value
+    assert set(err.failed.sample_ids) == lost
+    check_same(err.rows["x"], torch.tensor([i for i, name in enumerate(IDS) if name not in lost]))
+    assert all(isinstance(e, DataPlaneUnavailable) for e in err.errors.values())
+    with pytest.raises(DataPlaneUnavailable):
+        await rig.client.get_samples(sorted(lost), "p", ["x"], timeout_s=5)
+    hosts[0].restart(adopt=True)
+    check_same((await rig.client.get_samples(IDS, "p", ["x"]))["x"], torch.arange(8))
+
+
+DAMAGE = {
+    "nothing": lambda _: ReadResult((), {}),
+    "a row fewer": lambda r: _with(r, block=r.parts[0].block.take(range(r.parts[0].block.n - 1))),
+    "a column fewer": lambda r: _with(r, block=r.parts[0].block.take(range(r.parts[0].block.n), [])),
+    "another length": lambda r: _with(r, nbytes=tuple(n + 1 for n in r.parts[0].nbytes)),
+    "another schema": lambda r: _with(r, schema=r.parts[0].schema ^ 1),
+}
+
+
+def _with(result: ReadResult, **changes: Any) -> ReadResult:
+    return ReadResult((replace(result.parts[0], **changes), *result.parts[1:]), result.errors)
+
+
+@pytest.mark.parametrize("name", DAMAGE)
+async def test_a_short_or_damaged_transfer_is_never_taken_for_data(rig: Rig, name: str) -> None:
+    """P3: damaged once, it is read again; damaged always, it is CorruptPayload."""
+    rig.need("slot_addressable")
+    harm = Tamper(ReadSlots, change=DAMAGE[name])
+    client = await rig.attach(harm)
+    await declare(rig.client)
+    await rig.client.put_samples(["a", "b"], "p", {"x": torch.arange(2)})
+    check_same((await client.get_samples(["a", "b"], "p", ["x"]))["x"], torch.arange(2))
+    assert harm.struck == 1
+    harm.times = 999
+    with pytest.raises((CorruptPayload, PartialReadError)) as caught:
+        await client.get_samples(["a", "b"], "p", ["x"], timeout_s=5)
+    err = caught.value
+    assert all(isinstance(e, CorruptPayload) for e in getattr(err, "errors", {0: err}).values())
+
+
+async def test_flipped_bits_are_noticed_where_checksums_are_on(rig: Rig) -> None:
+    """P3: with checksum, a bit that flips on the way is read again."""
+    rig.only("memory")
+    client = await rig.open(memory={"checksum": True})
+
+    def flip(result: ReadResult) -> ReadResult:
+        result.parts[0].block.columns["x"].values[0] += 1
+        return result
+
+    harm = Tamper(ReadSlots, change=flip)
+    reader = await rig.attach(harm, to=client)
+    await declare(client)
+    await client.put_samples(["a"], "p", {"x": torch.tensor([5])})
+    check_same((await reader.get_samples(["a"], "p", ["x"]))["x"], torch.tensor([5]))
+    assert harm.struck == 1
+
+
+async def test_a_stored_none_is_none_and_not_an_error(rig: Rig) -> None:
+    """P3: None and b"" that were put come back as data."""
+    await declare(rig.client)
+    await rig.client.put_samples(["a", "b"], "p", {"x": [None, b""]})
+    assert rows_of((await rig.client.get_samples(["b", "a"], "p", ["x"])).get("x")) == [b"", None]
+
+
+async def test_a_raw_error_of_the_backend_is_typed(rig: Rig) -> None:
+    """Whatever a backend raises leaves the client as an error of the plane that keeps its cause."""
+    raw = RuntimeError("bare metal")
+
+    def fail() -> Any:
+        raise raw
+
+    client = await rig.attach(Fail(GET, make=fail, times=99))
+    await fill(rig)
+    with pytest.raises(DataPlaneReadError, match="bare metal") as caught:
+        await client.get_samples(["s0"], "p", ["x"])
+    assert caught.value.__cause__ is raw
+    assert caught.value.cause_text == "RuntimeError: bare metal"
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("raw", "typed"),
+    [
+        (ConnectionRefusedError("no"), DataPlaneUnavailable),
+        (ConnectionResetError("gone"), DataPlaneUnavailable),
+        (TimeoutError("late"), DataPlaneTimeout),
+        (EOFError("end"), DataPlaneUnavailable),
+        (KeyError("k"), DataPlaneReadError),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, Exception) else "",
+)
+async def test_raw_connectivity_errors_keep_their_meaning(
+    rig: Rig, raw: Exception, typed: type[DataPlaneError]
+) -> None:
+    """A controller routes on classes: refused and reset are Unavailable, late is Timeout, on reads as well."""
+
+    def fail() -> Any:
+        raise raw
+
+    client = await rig.attach(Fail(GET, make=fail, times=999))
+    await fill(rig)
+    with pytest.raises(typed):
+        await client.get_samples(["s0"], "p", ["x"], timeout_s=5)
