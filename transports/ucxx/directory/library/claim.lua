@@ -26,7 +26,6 @@ local function unclaim(P, claim, head, rids)
   redis.call('HDEL', K .. 'C', claim)
   redis.call('HDEL', K .. 'R', claim)
   redis.call('ZREM', K .. 'L', claim)
-  refuse(K, claim)
 end
 
 local function living(P, claim, head)
