@@ -1,4 +1,5 @@
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -14,6 +15,7 @@ from asyncdp.transports.ucxx import payload as payload_module
 from asyncdp.transports.ucxx.access import Access, Door
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.host import Host
+from asyncdp.transports.ucxx.process import Process
 from tests.ucxx.hosts import hosted, pool_of, ref_of
 from tests.ucxx.segments import rows
 
@@ -113,6 +115,16 @@ async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.M
             await task
         host.service.table.sweep(0.0)
         assert not host.service.table.slots
+
+
+async def test_only_the_writer_can_say_that_it_copies_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process that gives the put up may believe so; the slot is kept until its writer is done or dead."""
+    async with hosted() as host, reaching(host) as (access, here, door):
+        await access.reserve(here, door, "op", ("a",), [32], 0, ttl_s=5.0)
+        monkeypatch.setattr("asyncdp.transports.ucxx.connection.this_process", lambda: Process(os.getpid(), 1))
+        async with reaching(host) as (other, _, _):
+            assert await other.abort(here, door, "op") == 1
+        assert await access.abort(here, door, "op") == 0
 
 
 async def test_a_full_host_is_not_ready_on_the_lane_too() -> None:

@@ -9,7 +9,7 @@ from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners.
-FILES = ("test_engine.py", "test_host.py", "test_host_faults.py")
+FILES = ("test_engine.py", "test_host.py", "test_host_faults.py", "test_stress.py")
 
 
 @pytest.mark.slow
