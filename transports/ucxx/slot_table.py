@@ -1,20 +1,9 @@
-"""The slots of one host: FREE -> WRITING -> READY -> FREE.
-
-READING is no state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is read
-is doomed: freed when its last reader ends. A transition that meets an unexpected state changes nothing and warns.
-A WRITING slot is taken back only when its writer can write no more: a writer on the shared-memory lane has said so or
-its process is dead; a remote one cannot once the host's own receive has ended. Never by time, and not because a
-connection broke. What is under way may be slow; what is given up is only marked.
-
-Only the host's thread calls this; what it does to the arena, lane readers see at once.
-"""
+"""What a host does with its slots at the request of clients: reserve, write, give up, read, clear."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
-
-import structlog
 
 from asyncdp.errors import (
     CorruptPayload,
@@ -23,24 +12,23 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.transports.ucxx.extents import Extents, size_class
+from asyncdp.transports.ucxx.extents import size_class
 from asyncdp.transports.ucxx.layout import bound
-from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.shares import cut
 from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
 from asyncdp.transports.ucxx.slot_header import (
     GENERATIONS,
     Header,
-    Outcome,
     State,
     digest_of,
-    read_outcome,
     read_state,
     write_state,
 )
+from asyncdp.transports.ucxx.slot_store import SlotStore
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.arena import Arena
+    from asyncdp.transports.ucxx.payload import Payload
     from asyncdp.transports.ucxx.process import Process
 
 __all__ = ["OnFull", "SlotTable"]
@@ -50,7 +38,7 @@ __all__ = ["OnFull", "SlotTable"]
 OnFull = Literal["wait", "raise", "overwrite_oldest"]
 
 
-class SlotTable:
+class SlotTable(SlotStore):
     """Slots of an arena.
 
     Args:
@@ -71,18 +59,12 @@ class SlotTable:
         on_free: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin with all slots FREE."""
-        self.arena = arena
-        self.extents = Extents(arena.units)
-        self.slots: dict[int, Slot] = {}
+        super().__init__(arena, on_free)
         self.max_slot_bytes = max_slot_bytes
         self.rows_per_slot = rows_per_slot
         self.overwrite_oldest = overwrite_oldest
-        self.overwritten = 0
-        self._on_free = on_free
-        self._by_op: dict[bytes, list[int]] = {}
         self._refused: dict[bytes, float] = {}
         self._attempts = 0
-        self._log = structlog.get_logger("asyncdp.ucxx")
 
     # -- writing
 
@@ -170,11 +152,6 @@ class SlotTable:
                 return True
         return False
 
-    def _grant(self, slot: Slot) -> Grant:
-        header = slot.header
-        at = self.arena.payload_at(slot.number)
-        return Grant(slot.number, slot.generation, header.rows, header.first_row, at, header.capacity)
-
     def _refuse_given_up(self, op: bytes) -> None:
         if op in self._refused:
             raise DataPlaneWriteError("this write was given up and is refused")
@@ -202,52 +179,6 @@ class SlotTable:
         return (
             slot is not None and slot.header.op == op and op not in self._refused and self.settle(slot) is State.READY
         )
-
-    def seal(self, slot: Slot, now: float = 0.0) -> bool:
-        """WRITING -> READY, where the payload that lies there is right. Whether it is READY now.
-
-        Raises:
-            CorruptPayload: What lies there is not the payload that was announced.
-        """
-        if not self._current(slot) or self.state(slot) is not State.WRITING:
-            return self._warn("seal", slot)
-        self.look(slot)
-        write_state(self.arena, slot.number, State.READY, slot.generation)
-        slot.ready_since = now
-        return True
-
-    def look(self, slot: Slot) -> Payload:
-        """Read where the rows of a slot lie, once.
-
-        Raises:
-            CorruptPayload: What lies there is no payload of so many rows and fields.
-        """
-        if slot.payload is None:
-            grant = self._grant(slot)
-            payload = Payload.read(self.arena.slice(grant.at, grant.capacity), slot.header.rows)
-            if len(payload.layout.metas) != slot.header.cols:
-                raise CorruptPayload(f"{len(payload.layout.metas)} columns where {slot.header.cols} were reserved")
-            slot.payload = payload
-            slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
-        return slot.payload
-
-    def settle(self, slot: Slot, now: float = 0.0) -> State:
-        """Take note of what a lane writer said in its word; returns the state afterwards."""
-        state = self.state(slot)
-        if state not in (State.WRITING, State.GIVEN_UP):
-            return state
-        outcome = read_outcome(self.arena, slot.number, slot.generation)
-        if outcome is Outcome.NONE:
-            return state
-        if state is State.WRITING and outcome is Outcome.WRITTEN:
-            try:
-                self.seal(slot, now)
-            except CorruptPayload as err:
-                self._log.warning("a lane writer left no payload", slot=slot.number, why=str(err))
-            else:
-                return State.READY
-        self._free(slot)
-        return State.FREE
 
     def refuse(self, op_id: str, now: float) -> None:
         """From here on, refuse whatever arrives of a put."""
@@ -289,10 +220,6 @@ class SlotTable:
         slot.receiving = False
         if self._current(slot) and self.state(slot) is State.GIVEN_UP:
             self._free(slot)
-
-    def _writer_gone(self, slot: Slot) -> bool:
-        writer = slot.header.writer
-        return not slot.receiving if writer is None else not writer.lives()
 
     def sweep(self, now: float) -> int:
         """Take back slots whose writers are dead, or (where the host receives) can publish no more; say how many."""
@@ -370,71 +297,3 @@ class SlotTable:
             self.look(slot)
         except CorruptPayload:
             slot.fields = {}
-
-    # -- what there is
-
-    def find(self, number: int, generation: int) -> Slot | None:
-        """Return a slot in this very generation."""
-        slot = self.slots.get(number)
-        return slot if slot is not None and slot.generation == generation else None
-
-    def state(self, slot: Slot) -> State:
-        """State of a slot in use."""
-        return read_state(self.arena, slot.number)[0]
-
-    @property
-    def free_bytes(self) -> int:
-        """Space that is not in use, in bytes."""
-        return self.extents.free_units * self.arena.unit_bytes
-
-    def of_op(self, op_id: str) -> list[tuple[int, int]]:
-        """(slot, generation) of what a put has reserved here."""
-        numbers = self._by_op.get(digest_of(op_id), ())
-        return [(number, self.slots[number].generation) for number in numbers if number in self.slots]
-
-    def counts(self) -> dict[str, int]:
-        """Count slots by state, those being read, and free bytes."""
-        out = {"writing": 0, "ready": 0, "given_up": 0, "reading": 0}
-        for slot in self.slots.values():
-            out[self.state(slot).name.lower()] += 1
-            out["reading"] += bool(slot.readers)
-        return {**out, "free_bytes": self.free_bytes, "overwritten": self.overwritten}
-
-    def _current(self, slot: Slot) -> bool:
-        return self.slots.get(slot.number) is slot
-
-    def _warn(self, what: str, slot: Slot) -> bool:
-        state, generation = read_state(self.arena, slot.number)
-        self._log.warning(
-            f"{what} of a slot in an unexpected state changes nothing",
-            slot=slot.number,
-            generation=slot.generation,
-            state=state.name,
-            current=generation,
-        )
-        return False
-
-    def _free(self, slot: Slot) -> bool:
-        if not self._current(slot):
-            return self._warn("free", slot)
-        # The state first: a lane reader that is copying sees it before the space is used again.
-        write_state(self.arena, slot.number, State.FREE, slot.generation)
-        del self.slots[slot.number]
-        numbers = self._by_op.get(slot.header.op, [])
-        if slot.number in numbers:
-            numbers.remove(slot.number)
-        if not numbers:
-            self._by_op.pop(slot.header.op, None)
-        self.extents.give(slot.number, slot.header.units)
-        self._on_free()
-        return True
-
-    # -- adoption
-
-    def restore(self, slot: Slot) -> bool:
-        """Take a slot over from an earlier life of the host; False where its space is taken already."""
-        if not self.extents.take_at(slot.number, slot.header.units):
-            return False
-        self.slots[slot.number] = slot
-        self._by_op.setdefault(slot.header.op, []).append(slot.number)
-        return True
