@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from asyncdp.errors import (
     CorruptPayload,
     DataPlaneBadRequest,
+    DataPlaneClosed,
     DataPlaneError,
     DataPlaneNotReady,
     DataPlaneUnavailable,
@@ -385,6 +386,31 @@ async def test_all_places_are_usable_after_many_cancels() -> None:
             async with pool.use("127.0.0.1", port) as one, pool.use("127.0.0.1", port) as two:
                 assert await one.ask()
                 assert await two.ask()
+
+
+async def test_a_pool_that_is_closed_under_a_call_says_so() -> None:
+    """X2: who waits gets a clean error at once, and so does who comes later."""
+    async with hosted(on_full="wait") as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                for op in "ab":
+                    await connection.reserve(here, op, ("a",), [3 << 20], 0, ttl_s=60, wait_s=0, lane=False)
+
+            async def waits() -> None:
+                async with pool.use("127.0.0.1", here.ports[0]) as mine:
+                    await mine.reserve(here, "c", ("a",), [3 << 20], 0, ttl_s=60, wait_s=9, lane=False)
+
+            task = asyncio.ensure_future(waits())
+            await asyncio.sleep(0.05)
+            pool.close()
+            pool.close()
+            async with asyncio.timeout(2):
+                (err,) = await asyncio.gather(task, return_exceptions=True)
+            assert type(err) is DataPlaneClosed
+            with pytest.raises(DataPlaneClosed):
+                async with pool.use("127.0.0.1", here.ports[0]):
+                    pass
 
 
 async def test_nobody_there_is_unavailable_at_once() -> None:

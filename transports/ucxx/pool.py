@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from asyncdp.errors import DataPlaneClosed
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable
 from asyncdp.transports.ucxx.connection import Connection
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ class Pool:
 
         Raises:
             DataPlaneUnavailable: Nobody answers there.
+            DataPlaneClosed: The pool was closed, before or meanwhile.
         """
         address = (host, port)
         places = self._places.setdefault(address, asyncio.Semaphore(self._per_port))
@@ -71,7 +72,13 @@ class Pool:
             busy = self._busy.setdefault(address, set())
             busy.add(connection)
             try:
+                if self._closed:
+                    raise DataPlaneClosed("the client was closed")
                 yield connection
+            except DataPlaneUnavailable as err:
+                if self._closed:
+                    raise DataPlaneClosed("the client was closed under this call", cause=err) from err
+                raise
             finally:
                 busy.discard(connection)
                 if self._closed:
