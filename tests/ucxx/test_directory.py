@@ -142,6 +142,24 @@ async def test_an_ended_claim_takes_nothing_more(plane: "Directory") -> None:
     assert await plane.list_claims("p", "t") == []
 
 
+async def test_clearing_all_of_an_owner_spares_what_lives_anew(
+    plane: "Directory", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an owner's samples are looked up, one is cleared and put anew by another: that one stays."""
+    await put(plane, ["a", "b"])
+    looked_up = plane._owned
+
+    async def slowly(partition_id: str, owner: str) -> Any:
+        found = await looked_up(partition_id, owner)
+        await plane.clear(op(), "p", ["a"])
+        await put(plane, ["a"], 2)
+        return found
+
+    monkeypatch.setattr(plane, "_owned", slowly)
+    assert (await plane.clear(op(), "p", None, "me")).count == 1
+    assert await slots(plane, ["a", "b"]) == [2, 0]
+
+
 # -- claims
 
 

@@ -201,8 +201,9 @@ async def test_cancelled_claims_are_resolved(directory: "Directory") -> None:
     assert sorted(left.meta.sample_ids) == sorted(ids)
 
 
-async def test_close_wakes_who_waits(directory: "Directory") -> None:
+async def test_close_wakes_who_waits(connect: Callable[..., "Directory"]) -> None:
     """A claim that waits when the client is closed ends at once, and every later call says that it is closed."""
+    directory = connect(wake_s=30.0)
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
 
     async def wait() -> None:
