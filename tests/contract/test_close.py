@@ -101,7 +101,9 @@ async def test_close_while_a_claim_waits_in_the_backend(rig: Rig) -> None:
 
 async def test_close_while_a_retry_pauses(rig: Rig) -> None:
     """X2: a call that waits for its next attempt raises DataPlaneClosed, promptly."""
-    client = await rig.attach(Hold(GET, times=99), settings={"attempt_timeout_s": 0.01, "backoff_base_s": 2.0})
+    client = await rig.attach(
+        Hold(GET, times=99), settings={"attempt_timeout_s": 0.01, "backoff_base_s": 60.0, "backoff_cap_s": 60.0}
+    )
     await fill(rig, 1)
 
     async def close() -> None:

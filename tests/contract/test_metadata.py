@@ -10,6 +10,7 @@ import torch
 
 from asyncdp import DataPlaneBadRequest
 from tests.contract.rig import at_once, declare, table
+from tests.contract.steps import claim
 
 if TYPE_CHECKING:
     from asyncdp import DataPlaneGroupMeta
@@ -22,11 +23,6 @@ pytestmark = pytest.mark.anyio
 async def put(client: BaseClient, *ids: str, **tags: Any) -> None:
     """Put ``x`` of some ids."""
     await client.put_samples(ids, "p", {"x": torch.zeros(len(ids), 2)}, [dict(tags) for _ in ids])
-
-
-async def claim(client: BaseClient, most: int = 99) -> list[str]:
-    """Claim what is ready."""
-    return (await client.claim_meta("p", "train", ["x"], most, blocking=False)).sample_ids
 
 
 async def the_group(client: BaseClient, group_id: str) -> DataPlaneGroupMeta:

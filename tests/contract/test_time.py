@@ -75,7 +75,7 @@ async def test_a_backend_that_never_answers_hangs_no_verb(rig: Rig, verb: str) -
 async def test_no_time_at_all_is_a_timeout(rig: Rig, verb: str) -> None:
     """timeout_s=0 is a call like any other, with no time: it never hangs and never half-happens."""
     await fill(rig, 1)
-    with anyio.fail_after(2):
+    with anyio.fail_after(10):
         (result,) = await at_once(VERBS[verb](rig.client, 0))
     assert isinstance(result, DataPlaneTimeout) or not isinstance(result, Exception)
     assert (await rig.client.describe("p")).size <= 2
@@ -96,7 +96,7 @@ async def test_one_slow_answer_costs_an_attempt_not_the_call(rig: Rig) -> None:
     hold = Hold(GET)
     client = await rig.attach(hold, settings={"attempt_timeout_s": 0.05})
     await fill(rig)
-    with anyio.fail_after(3):
+    with anyio.fail_after(10):
         check_same((await client.get_samples(["s3"], "p", ["x"]))["x"], torch.tensor([3.0]))
     assert hold.struck == 1
 
