@@ -14,6 +14,7 @@ __all__ = [
     "MemorySettings",
     "ObservabilityConfig",
     "TransferQueueSettings",
+    "UcxxSettings",
     "parse_config",
 ]
 
@@ -105,6 +106,42 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
     split_bytes: Positive = 1 << 20
 
 
+class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Keys of the mapping ``ucxx``.
+
+    Attributes:
+        namespace: Prefix of the plane's keys in the directory; planes that share a directory have different ones.
+        lane: ``auto``: copy through shared memory where a slot host is on this machine; ``off``: always over the wire.
+        secret: What slot hosts want clients to know; default: the environment's ``ASYNCDP_SECRET``. It is in no
+            ``attach_config()`` and no pickle: another process gets it by the environment.
+        allow_pickle: Whether values that msgpack cannot keep travel as pickles, which run code where they are read.
+        checksum: Whether payloads that are written over the wire carry a CRC-32 (about 2 GB/s).
+        connections_per_port: Requests to one port of a slot host at the same time; more wait.
+        devices: Network devices for UCX, such as ``mlx5_0:1``; None: all.
+        start_timeout_s: How long slot hosts that are started as children may take; each imports torch.
+        folder: Where an embedded directory keeps its data, so that the plane outlives its owner; None: temporary.
+        host: Settings of slot hosts started as children, by the names of ``HostSettings``.
+        directory: Settings of the directory's client, by the names of ``DirectorySettings``.
+    """
+
+    namespace: str = "asyncdp"
+    lane: Literal["auto", "off"] = "auto"
+    secret: str | None = None
+    allow_pickle: bool = False
+    checksum: bool = False
+    connections_per_port: Positive = 8
+    devices: str | None = None
+    start_timeout_s: Seconds = 60.0
+    folder: str | None = None
+    host: dict[str, Any] = {}
+    directory: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        """Without the secret."""
+        shown = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret")
+        return f"UcxxSettings({', '.join(f'{name}={value!r}' for name, value in shown)})"
+
+
 class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """A checked config; see :class:`DataPlaneConfig` for the keys."""
 
@@ -128,7 +165,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     owner: str | None = None
     memory: MemorySettings | None = None
     transfer_queue: TransferQueueSettings | None = None
-    ucxx: dict[str, Any] = {}
+    ucxx: UcxxSettings | None = None
 
 
 BACKENDS = {"memory": ("simple",), "transfer_queue": ("simple", "mooncake_cpu"), "ucxx": ("valkey",)}

@@ -1,0 +1,202 @@
+"""A plane of one's own: a Valkey server and slot hosts as children of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+import uuid
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+
+from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.transports.ucxx.directory import EmbeddedServer
+from asyncdp.transports.ucxx.host_settings import HostSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from asyncdp.config import UcxxSettings
+
+__all__ = ["EmbeddedPlane"]
+
+POLL_S = 0.01
+
+
+class EmbeddedPlane:
+    """A directory and slot hosts, owned by this process: they end with it, however it ends.
+
+    In a folder of its own a plane outlives its owner: the next one that is started there has its samples.
+
+    Args:
+        settings: See there.
+        hosts: How many slot hosts.
+    """
+
+    def __init__(self, settings: UcxxSettings, hosts: int) -> None:
+        """Check the settings; start nothing yet.
+
+        Raises:
+            ValueError: A setting of the hosts is wrong.
+        """
+        folder = None if settings.folder is None else Path(settings.folder).absolute()
+        plane = uuid.uuid4().hex if folder is None else hashlib.sha256(os.fsencode(folder)).hexdigest()
+        self._settings = settings
+        self._hosts = [_host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
+        password = None if folder is None else _password(folder)
+        self._server = EmbeddedServer(folder, password=password)
+        self._children: dict[int, subprocess.Popen[bytes]] = {}
+        self._ender = weakref.finalize(self, _end, self._children, os.getpid())
+
+    @property
+    def url(self) -> str:
+        """Where the directory is; it holds its password."""
+        return self._server.url
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the slot hosts that run, by number."""
+        return {number: child.pid for number, child in self._children.items() if child.poll() is None}
+
+    @property
+    def server(self) -> EmbeddedServer:
+        """The directory's server."""
+        return self._server
+
+    def start(self) -> None:
+        """Start, and return when all of it serves; blocks.
+
+        Raises:
+            ImportError: An extra is missing.
+            DataPlaneUnavailable: A child did not come up.
+        """
+        try:
+            _in_a_thread(self._server.start)
+            for number in range(len(self._hosts)):
+                self._spawn(number)
+            until = time.monotonic() + self._settings.start_timeout_s
+            for number in range(len(self._hosts)):
+                self._await_ready(number, until)
+        except BaseException:
+            _end(self._children, os.getpid())
+            _in_a_thread(self._server.stop)
+            raise
+
+    def start_host(self, number: int) -> None:
+        """Start a slot host again that has ended; it takes over what the former life left."""
+        if number not in self.pids:
+            self._spawn(number)
+            self._await_ready(number, time.monotonic() + self._settings.start_timeout_s)
+
+    def _spawn(self, number: int) -> None:
+        _close_pipes(self._children.pop(number, None))
+        text = msgspec.json.encode(self._hosts[number]).decode()
+        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
+        command += ["--namespace", self._settings.namespace]
+        env = {**os.environ, "ASYNCDP_DIRECTORY": self.url}
+        if self._settings.secret is not None:
+            env["ASYNCDP_SECRET"] = self._settings.secret
+        # In a session of its own: a Ctrl-C is for this process, which then stops it in order.
+        self._children[number] = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
+        )
+
+    def _await_ready(self, number: int, until: float) -> None:
+        child = self._children[number]
+        assert child.stdout is not None  # noqa: S101 - made with a pipe
+        line = b""
+        while not line.endswith(b"\n"):
+            left = until - time.monotonic()
+            if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+                raise DataPlaneUnavailable(f"slot host {number} did not come up in time")
+            came = os.read(child.stdout.fileno(), 1 << 16)
+            if not came:
+                raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: its log says why")
+            line += came
+        if not json.loads(line).get("ready"):
+            raise DataPlaneUnavailable(f"slot host {number} says {line!r:.200} and not that it is ready")
+
+    async def stop(self) -> None:
+        """Stop the hosts, then the directory, in order or after their time by force. Twice is fine."""
+        try:
+            for child in self._children.values():
+                _close_pipes(child)
+            longest = max((host.drain_s for host in self._hosts), default=0.0) + 5.0
+            with anyio.move_on_after(longest):
+                while self.pids:  # noqa: ASYNC110 - a child's end is no event
+                    await anyio.sleep(POLL_S)
+        finally:
+            _end(self._children, os.getpid())
+            self._ender.detach()
+            await self._server.stop()
+
+
+def _host_settings(settings: UcxxSettings, number: int, plane: str, *, keep: bool) -> HostSettings:
+    keys: dict[str, Any] = {"plane": plane, "keep_arena": keep, "devices": settings.devices}
+    try:
+        return msgspec.convert({**keys, **settings.host, "host_id": f"host-{number}"}, HostSettings)
+    except msgspec.ValidationError as err:
+        msg = f"ucxx.host: {err}"
+        raise ValueError(msg) from err
+
+
+def _password(folder: Path) -> str:
+    """Return the password of the directory in a folder, made when there is none: clients of a former life know it."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "password"
+    with contextlib.suppress(FileExistsError):
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(handle, "w") as file:
+            file.write(uuid.uuid4().hex)
+    return path.read_text()
+
+
+def _close_pipes(child: subprocess.Popen[bytes] | None) -> None:
+    """Let a child know that its parent needs it no more."""
+    if child is not None:
+        for pipe in (child.stdin, child.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):
+                    pipe.close()
+
+
+def _end(children: dict[int, subprocess.Popen[bytes]], parent: int) -> None:
+    """End what still runs, and wait for it; nothing in a forked child, whose they are not."""
+    if os.getpid() != parent:
+        return
+    for child in children.values():
+        _close_pipes(child)
+    for child in children.values():
+        try:
+            child.wait(2.0)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+    children.clear()
+
+
+def _in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a coroutine function to its end in another thread, whatever loop this one may run; blocks."""
+    problem: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            anyio.run(work)
+        except BaseException as err:  # noqa: BLE001 - raised again below
+            problem.append(err)
+
+    thread = threading.Thread(target=run, name="asyncdp-start")
+    thread.start()
+    thread.join()
+    if problem:
+        raise problem[0]

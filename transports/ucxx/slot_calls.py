@@ -1,0 +1,153 @@
+"""The half of the transport that moves rows: where they may go, where they are, in and out of slots."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+from asyncdp import slots as s
+from asyncdp.calls import CallContext, handles
+from asyncdp.client import BaseClient
+from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+from asyncdp.transports.ucxx.directory import Op
+from asyncdp.transports.ucxx.process import this_machine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncdp.meta import RowHandle
+    from asyncdp.transports.ucxx.directory import Directory, HostInfo
+    from asyncdp.transports.ucxx.obituary import Obituary
+    from asyncdp.transports.ucxx.reach import Place, Reach
+
+__all__ = ["SlotCalls", "op_of"]
+
+#: Loads closer together than this are as good as equal: then puts take turns.
+LOAD_STEP: Final = 64 << 20
+#: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
+FULL_SHARE: Final = 0.25
+FULL_S: Final = 1.0
+#: A put may take so long at the most, in seconds, whatever its caller says: the host keeps its slots meanwhile.
+LONGEST_PUT_S: Final = 86400.0
+
+
+def op_of(ctx: CallContext) -> Op:
+    """Name the user's call to the directory."""
+    return Op(ctx.op_id, ctx.remaining())
+
+
+class SlotCalls(BaseClient):
+    """Serves slot calls; what it holds is made by the transport."""
+
+    _owner: str
+    _checksum: bool
+    _directory: Directory
+    _reach: Reach
+    _obituary: Obituary
+    _turns: dict[str, int]
+
+    # -- where
+
+    @handles(s.Locate)
+    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
+        del ctx
+        return await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+
+    @handles(s.Place)
+    async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
+        del ctx
+        places = await self._directory.place(call.partition_id, call.sample_ids, call.fields)
+        hosts = sorted((host for host in places.hosts if not host.draining), key=self._preference)
+        if not hosts:
+            msg = "no slot host is registered that takes rows"
+            raise DataPlaneUnavailable(msg, partition_id=call.partition_id, blames_port=False)
+        first = hosts[0]
+        self._turns[first.id] = self._turns.get(first.id, 0) + 1
+        return s.Placement(((first.ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
+
+    def _preference(self, host: HostInfo) -> tuple[bool, int, int]:
+        """Near hosts before others, then by load; heartbeats are a second apart, so equals take turns."""
+        near = host.boot_id == this_machine().boot_id
+        return not near, int(host.load) // LOAD_STEP, self._turns.get(host.id, 0)
+
+    # -- slots
+
+    async def _find(self, host: s.HostRef, port: int | None) -> Place:
+        place = await self._reach.find(host)
+        if place is None:
+            msg = f"slot host {host.id!r} is not registered"
+            raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
+        return place
+
+    @contextmanager
+    def _reaching(self, host: s.HostRef) -> Iterator[None]:
+        """Ask where a host is before it is asked again, if it does not answer: it may have been started anew."""
+        try:
+            yield
+        except DataPlaneUnavailable:
+            self._reach.forget(host)
+            raise
+
+    @handles(s.ReadSlots)
+    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
+        del ctx
+        access = self._reach.access
+        try:
+            place = await self._find(call.host, call.port)
+            with self._reaching(call.host):
+                return await access.read(call.host, place.door, call.refs, place.port(call.port))
+        except StaleSlotError as err:
+            return s.ReadResult((), dict.fromkeys(range(len(call.refs)), err))
+
+    @handles(s.Reserve)
+    async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
+        access, left = self._reach.access, ctx.remaining()
+        place = await self._find(call.host, call.port)
+        with self._reaching(call.host):
+            return await access.reserve(
+                call.host,
+                place.door,
+                ctx.op_id,
+                call.fields,
+                call.sizes,
+                call.first_row,
+                ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
+                wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
+                port=place.port(call.port),
+            )
+
+    @handles(s.WriteSlots)
+    async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
+        access = self._reach.access
+        place = await self._find(call.host, call.port)
+        told: dict[str, Any] = {"port": place.port(call.port), "checksum": self._checksum}
+        with self._reaching(call.host):
+            await access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
+
+    @handles(s.Abort)
+    async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
+        del ctx
+        access = self._reach.access
+        try:
+            place = await self._reach.find(call.host)
+        except StaleSlotError:
+            return
+        if place is None:  # its own limits free what was reserved there
+            return
+        with self._reaching(call.host):
+            await access.abort(call.host, place.door, call.op_id, place.port(call.port))
+
+    @handles(s.Publish)
+    async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:
+        done = await self._directory.publish(
+            op_of(ctx),
+            call.partition_id,
+            call.sample_ids,
+            call.refs,
+            call.tags,
+            call.specs,
+            call.nbytes,
+            self._owner,
+        )
+        await self._obituary.tell(done.replaced, ctx)
+        return done.handles

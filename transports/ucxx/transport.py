@@ -1,0 +1,287 @@
+"""UCXXTransport: a client of a plane of slot hosts and a directory."""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from asyncdp import calls as c
+from asyncdp import slots as s
+from asyncdp.calls import CallContext, handles
+from asyncdp.config import UcxxSettings, parse_config
+from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.reads import read_rows
+from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory, DirectorySettings
+from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.obituary import Obituary
+from asyncdp.transports.ucxx.objects import MsgpackCodec
+from asyncdp.transports.ucxx.reach import Reach, running_loop
+from asyncdp.transports.ucxx.slot_calls import SlotCalls, op_of
+from asyncdp.waits import claim_until, partition_until
+from asyncdp.writes import write_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Mapping
+
+    from tensordict import TensorDict
+
+    from asyncdp.block import ObjectCodec
+    from asyncdp.calls import Call
+    from asyncdp.client import R
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo
+
+__all__ = ["CAPABILITIES", "UCXXTransport"]
+
+
+class UCXXTransport(SlotCalls):
+    """The contract on slot hosts, which keep payload in shared memory, and a directory in Valkey or Redis.
+
+    ``controller_address`` of the config is the directory's URL (``redis://``, ``rediss://``, ``unix://``); slot hosts
+    are found there. Without it, and with ``bootstrap=True``, a Valkey server and ``num_storage_units`` slot hosts are
+    started as children of this process, which takes seconds and blocks (the extra ``embedded``); its close ends them.
+    With ``bootstrap=False``, or unpickled, it attaches when it is first used. Runs under asyncio only.
+
+    Args:
+        config: See :class:`~asyncdp.config.DataPlaneConfig` and :class:`~asyncdp.config.UcxxSettings`.
+        bootstrap: Whether to start a plane where no ``controller_address`` says that there is one.
+
+    Raises:
+        ValueError: The config is wrong; the message names the key.
+        ImportError: The extra ``embedded`` is needed and not installed.
+        DataPlaneUnavailable: A child did not start.
+    """
+
+    error_table = ERROR_TABLE
+
+    def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:
+        """Start a plane, or remember where to attach."""
+        super().__init__()
+        raw = dict(config)
+        parsed = parse_config(raw)
+        settings = parsed.ucxx or UcxxSettings()
+        options = _directory_settings(settings)
+        self._codec = MsgpackCodec(allow_pickle=settings.allow_pickle)
+        self.call_timeout_s = parsed.call_timeout_s
+        self._lease_s = parsed.claim_lease_s
+        self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._checksum = settings.checksum
+        self._turns = {}
+        self._plane: EmbeddedPlane | None = None
+        url = parsed.controller_address
+        if url is None:
+            if not bootstrap:
+                msg = "controller_address: required to attach; the owner's attach_config() has it"
+                raise ValueError(msg)
+            self._plane = EmbeddedPlane(settings, parsed.num_storage_units)
+            self._plane.start()
+            url = self._plane.url
+        self._config = {**raw, "controller_address": url}
+        self._directory = Directory(
+            url,
+            capacity=parsed.storage_capacity,
+            group_pattern=parsed.group_id_pattern,
+            strict_schema=parsed.strict_schema,
+            auto_register=parsed.auto_register,
+            settings=options,
+        )
+        self._reach = Reach(self._directory, settings, Secret(settings.secret), self._codec)
+        self._obituary = Obituary(self._reach)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by config: unpickled, it attaches."""
+        return _attach, (self.attach_config(),)
+
+    # -- what it is
+
+    def get_capabilities(self) -> DataPlaneCapabilities:
+        """Tell what it guarantees: all but filters, which no verb has yet."""
+        return CAPABILITIES
+
+    @property
+    def object_codec(self) -> ObjectCodec:
+        """Non-tensor values travel as msgpack, exactly, or are refused."""
+        return self._codec
+
+    @property
+    def owner(self) -> str:
+        """Who this client is to the plane."""
+        return self._owner
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the config with which other processes attach.
+
+        It has the directory's URL, with its password where it has one, but not the slot hosts' secret: other processes
+        get that by ``ASYNCDP_SECRET``.
+        """
+        config = {**self._config}
+        config.pop("owner", None)
+        if "observability" in config:
+            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
+        if "ucxx" in config:
+            own = ("secret", "host", "folder")  # the plane's, and what no pickle may hold
+            config["ucxx"] = {k: v for k, v in config["ucxx"].items() if k not in own}
+        return config
+
+    def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
+        """Serve a call; under another loop than asyncio's, say so."""
+        running_loop()
+        return super().execute(call, ctx)
+
+    # -- the compositions, where no SlotMapping layer makes them
+
+    @handles(c.GetSamples)
+    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
+        return await read_rows(self.execute, call, ctx)
+
+    @handles(c.PutSamples)
+    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
+        return await write_rows(self.execute, call, ctx)
+
+    @handles(c.ClaimMeta)
+    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        return await claim_until(self.execute, call, ctx)
+
+    @handles(c.WaitPartition)
+    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
+        await partition_until(self.execute, call, ctx)
+
+    # -- claims
+
+    @handles(s.TryClaim)
+    async def _try_claim(self, call: s.TryClaim, ctx: CallContext) -> s.ClaimTry:
+        return await self._directory.claim(
+            op_of(ctx),
+            call.partition_id,
+            call.task_name,
+            call.required_fields,
+            call.batch_size,
+            call.min_rows,
+            self._owner,
+            lease_s=self._lease_s,
+            wait_s=call.wait_s,
+        )
+
+    @handles(s.TryPartition)
+    async def _try_partition(self, call: s.TryPartition, ctx: CallContext) -> bool:
+        del ctx
+        return await self._directory.exists(call.partition_id, call.wait_s)
+
+    @handles(s.AbandonClaim)
+    async def _abandon(self, call: s.AbandonClaim, ctx: CallContext) -> None:
+        del ctx
+        await self._directory.abandon(call.partition_id, call.claim_id)
+
+    @handles(c.ReleaseClaim)
+    async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
+        named = (call.partition_id, call.sample_ids, call.claim_ids, call.task_name)
+        await self._directory.release(op_of(ctx), *named)
+
+    @handles(c.ReleaseClaims)
+    async def _release_all(self, call: c.ReleaseClaims, ctx: CallContext) -> None:
+        await self._directory.release_owner(op_of(ctx), call.partition_id, call.owner)
+
+    @handles(c.ListClaims)
+    async def _claims_of(self, call: c.ListClaims, ctx: CallContext) -> list[ClaimInfo]:
+        del ctx
+        return await self._directory.list_claims(call.partition_id, call.task_name)
+
+    @handles(c.CheckConsumptionStatus)
+    async def _consumed(self, call: c.CheckConsumptionStatus, ctx: CallContext) -> bool:
+        del ctx
+        return await self._directory.consumed(call.partition_id, call.task_names)
+
+    # -- removals
+
+    @handles(c.ClearSamples, c.PopSamples, c.EvictSamples)
+    async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
+        named = (call.partition_id, call.sample_ids, call.owner, call.claims)
+        cleared = await self._directory.clear(op_of(ctx), *named)
+        await self._obituary.tell(cleared.freed, ctx)
+        return cleared.count
+
+    @handles(c.DropPartition)
+    async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
+        await self._obituary.tell(await self._directory.drop(op_of(ctx), call.partition_id), ctx)
+
+    @handles(s.Resolve)
+    async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
+        del ctx
+        return await self._directory.resolve(call.op_id, call.partition_id, call.age_s)
+
+    # -- declarations and recovery
+
+    @handles(c.RegisterPartition)
+    async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
+        del ctx
+        await self._directory.register(call)
+
+    @handles(c.Ping)
+    async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
+        del call, ctx
+        hosts = await self._directory.hosts()
+        self._reach.know(hosts)
+        if not any(host.alive for host in hosts):
+            msg = "the directory answers, but no slot host is there"
+            raise DataPlaneUnavailable(msg, blames_port=False)
+
+    @handles(c.ListMetadata)
+    async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:
+        del ctx
+        return await self._directory.list_metadata(call.partition_id)
+
+    @handles(c.Depth)
+    async def _depth(self, call: c.Depth, ctx: CallContext) -> int:
+        del ctx
+        return await self._directory.depth(call.partition_id)
+
+    @handles(c.ListPartitions)
+    async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
+        del call, ctx
+        return await self._directory.list_partitions()
+
+    @handles(c.DescribePartition)
+    async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
+        del ctx
+        return await self._directory.describe(call.partition_id)
+
+    async def on_close(self) -> None:
+        """Wake what waits, close all connections; end the plane, where this client owns it."""
+        try:
+            await self._directory.close()
+            await self._reach.close()
+        finally:
+            plane, self._plane = self._plane, None
+            if plane is not None:
+                await plane.stop()
+
+
+def _directory_settings(settings: UcxxSettings) -> DirectorySettings:
+    try:
+        return msgspec.convert({"namespace": settings.namespace, **settings.directory}, DirectorySettings)
+    except msgspec.ValidationError as err:
+        msg = f"ucxx.directory: {err}"
+        raise ValueError(msg) from err
+
+
+def _attach(config: dict[str, Any]) -> UCXXTransport:
+    return UCXXTransport(config, bootstrap=False)
+
+
+CAPABILITIES = DataPlaneCapabilities(
+    persistent_recovery=True,
+    server_side_filtering=False,
+    atomic_batch_put=True,
+    verified_clear=True,
+    mutation_dedup=True,
+    claim_release=True,
+    atomic_tags=True,
+    slot_addressable=True,
+    slot_writes=True,
+    claim_dedup=True,
+)
