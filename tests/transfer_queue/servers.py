@@ -11,6 +11,8 @@ from typing import Any
 
 os.environ.setdefault("TQ_NUM_THREADS", "2")
 
+import psutil
+
 from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
 
 __all__ = ["Servers", "config_for", "server_of"]
@@ -110,8 +112,11 @@ class Servers:
         os.kill(self.processes[server.id].pid, number)
 
     def pause(self, server: Server) -> None:
-        """Stop a server where it is."""
+        """Stop a server where it is; returns when it has stopped."""
         self.signal(server, signal.SIGSTOP)
+        process = psutil.Process(self.processes[server.id].pid)
+        while process.status() != psutil.STATUS_STOPPED:
+            time.sleep(0.001)
 
     def resume(self, server: Server) -> None:
         """Let a stopped server go on."""
