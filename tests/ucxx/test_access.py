@@ -105,6 +105,9 @@ async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.M
         task = asyncio.ensure_future(put(access, here, door, "op", rows(1, 1 << 19)))
         while not access._copying:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
+        free, copying = host.service.table._free, []
+        watched = lambda slot: copying.append(bool(access._copying)) or free(slot)  # noqa: E731 - a spy
+        monkeypatch.setattr(host.service.table, "_free", watched)
         if by_itself:
             assert await access.abort(here, door, "op") == 0
         else:
@@ -115,6 +118,7 @@ async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.M
             await task
         host.service.table.sweep(0.0)
         assert not host.service.table.slots
+        assert copying == [False]
 
 
 async def test_only_the_writer_can_say_that_it_copies_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,9 +3,12 @@ import contextlib
 import pickle
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -22,14 +25,18 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 from asyncdp.slots import HostRef, ReadSlots, SlotRef, verify
+from asyncdp.transports.ucxx import session as session_module
 from asyncdp.transports.ucxx.connection import Connection
 from asyncdp.transports.ucxx.failures import describe, restore
 from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.payload import Payload, packed
+from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.wire import (
     GREETING_BYTES,
     HEAD_BYTES,
     Ask,
     Challenge,
+    Drop,
     Read,
     SlotRows,
     Welcome,
@@ -188,17 +195,25 @@ async def test_a_write_that_does_not_fit_or_is_corrupt_changes_nothing() -> None
                     bad = Write("op", [(slot, generation, size)], here.epoch, sums, bytes(size))
                     await connection._control.send(bad)
                     assert type(await connection._control.receive()).__name__ == "Failed"
+                granted = await connection.reserve(here, "sum", ("a",), [32], 0, ttl_s=60, wait_s=0, lane=False)
+                other, again, _, _ = granted.grants[0]
+                data = packed(rows(1)).tobytes()
+                for wrong in (1, 0):
+                    crc = Payload.read(np.frombuffer(data, np.uint8)).checksum() + wrong
+                    message = Write("sum", [(other, again, len(data))], here.epoch, [crc], data)
+                    await connection._control.send(message)
+                    assert type(await connection._control.receive()).__name__ == ("Failed" if wrong else "Written")
                 for fill in (1.0, 2.0):  # the second is a repeat whose answer was lost: the first one counts
                     await connection.write(here, "op", [ref], rows(1, fill=fill), checksum=True)
                 values: Any = (await connection.read(here, [ref])).parts[0].block.columns["a"]
                 assert (values.values == 1.0).all()
-                assert (await connection.ask())["ready"] == 1
+                assert (await connection.ask())["ready"] == 2
 
 
 async def test_a_wrong_secret_stays_outside() -> None:
     """A clear error that does not ask to be tried again; the other way round too."""
     async with hosted() as host:
-        with pool_of(secret=Secret("another")) as pool, pytest.raises(DataPlaneBadRequest, match="secret"):
+        with pool_of(secret=Secret("another")) as pool, pytest.raises(DataPlaneBadRequest, match="not this host's"):
             async with pool.use("127.0.0.1", host.report().ports[0]):
                 pass
         with pool_of() as pool:
@@ -283,12 +298,15 @@ async def test_a_request_for_what_cannot_be_is_refused_or_closed() -> None:
         Read([("a",)], [SlotRows(0, 0, 5, 0, 1)], 0, 0),
         Read([("a",)], [SlotRows(0, 0, 0, 1 << 39, 1 << 39)], 0, 0),
         Write("op", [(far, far, 1 << 39)], 0),
+        Read([("a",)], [SlotRows(0, 1, 0, 0, 1 << 39)], 0, 0),
+        Drop([("a",)], [SlotRows(0, 1, 0, 1, 1 << 39)], 0),
     ]
     async with hosted() as host:
         here = ref_of(host.report())
         with pool_of() as pool:
             async with pool.use("127.0.0.1", here.ports[0]) as connection:
-                await put_over(connection, here, "op", rows(1))
+                (ref,) = await put_over(connection, here, "op", rows(1))
+                assert (ref.slot, ref.generation) == (0, 1)
             for request in requests:
                 for epoch in (0, here.epoch):
                     async with pool.use("127.0.0.1", here.ports[0]) as connection:
@@ -307,6 +325,33 @@ async def test_a_mute_stranger_is_closed_after_a_while() -> None:
         async with asyncio.timeout(5):
             assert b"ADPW" in await reader.read()
         writer.close()
+
+
+async def test_a_slot_is_used_again_only_when_every_receive_into_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection broke in mid-write and the put was given up: UCX may still be writing."""
+    loop = asyncio.get_running_loop()
+    operations: Any = [SimpleNamespace(ended=loop.create_future()) for _ in range(2)]
+
+    async def broken(_: Any) -> None:
+        raise ConnectionResetError
+
+    monkeypatch.setattr(session_module, "post_receives", lambda *_: operations)
+    monkeypatch.setattr(session_module, "wait_all", broken)
+    async with hosted() as host:
+        table = host.service.table
+        (grant,) = table.reserve("op", ("a",), [32], 0, 1e18)
+        control: Any = SimpleNamespace(peer="", lost=True, send=AsyncMock())
+        engine: Any = SimpleNamespace(next_tag=lambda: 1, abandon=lambda _: None)
+        session = Session(control, host.service, engine, None, SECRET, 0)
+        session._endpoint = object()
+        with pytest.raises(ConnectionResetError):
+            await session._write(Write("op", [(grant.slot, grant.generation, 64)], host.arena.epoch))
+        assert table.abort("op", 0.0) == 1
+        for operation in operations:
+            assert table.slots
+            operation.ended.set_result(None)
+            await asyncio.sleep(0)
+        assert not table.slots
 
 
 # -- the pool

@@ -187,8 +187,8 @@ def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, Co
             metas = known[key] = tuple(by_name[name] for name in pick.fields) if lacking is None else lacking
         if isinstance(metas, str):
             errors[pick.ref] = CorruptPayload(f"the slot holds no field {metas!r}", field=metas)
-        elif len(pick.rows) and not (min(pick.rows) >= 0 and max(pick.rows) < layout.n):
-            errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not row {max(pick.rows)}")
+        elif not _within(pick.rows, layout.n):
+            errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not all that were asked for")
         else:
             groups.setdefault(metas, []).append(pick)
     return [Gather.of(picks, metas) for metas, picks in groups.items()], errors

@@ -89,6 +89,8 @@ class Slot:
     def kill(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> bool:
         """End the life of rows, or of some of their fields. Whether nothing lives in the slot any more."""
         live = self.live(arena)
+        if isinstance(index, range) and index.step == 1:  # as long as the wire says, which may be very long
+            index = range(max(0, index.start), min(index.stop, self.header.rows))
         for row in index:
             if 0 <= row < self.header.rows:
                 if fields is None:
