@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,9 +14,9 @@ if TYPE_CHECKING:
     from asyncdp.client import BaseClient
     from tests.transfer_queue.servers import Servers
 
-collect_ignore_glob = []
+collect_ignore: list[str] = []
 if importlib.util.find_spec("transfer_queue") is None:
-    collect_ignore_glob = ["test_[!e]*.py"]
+    collect_ignore = [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_extra.py"]
 
 _NAMESPACE = itertools.count()
 
@@ -30,7 +31,7 @@ def anyio_backend() -> str:
 def cluster_ends() -> Iterator[None]:
     """End the Ray cluster that the session started, if it did."""
     yield
-    if not collect_ignore_glob:
+    if not collect_ignore:
         from tests.transfer_queue.opener import CLUSTER
 
         CLUSTER.close()
