@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncdp.errors import ClaimNotReady
-
 if TYPE_CHECKING:
     from types import TracebackType
 
@@ -20,13 +18,17 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches"]
 
+#: How long leaving may take to give claims back, in seconds.
+GIVE_BACK_S = 5.0
+
 
 class Batches:
     """An endless iterator over ``(meta, data)`` of claimed batches; made by ``client.batches(...)``.
 
     With ``prefetch`` above 0 it has to be entered (``async with client.batches(..., prefetch=2) as batches``): the
     tasks that claim and read ahead must end somewhere. Leaving it gives back the claims that the caller did not get.
-    A batch that cannot be read raises its error; the iterator can go on after it.
+    A batch that cannot be read raises its error, with the claimed meta as ``error.batch``: it is the caller's to evict
+    or to release. The iterator can go on after it.
 
     Args:
         client: Where to claim and read.
@@ -67,8 +69,15 @@ class Batches:
             partition_id, task, fields, size, timeout_s=self._timeout_s, min_batch_size=self._least
         )
         self._held.append(meta)
-        data = await self._client.get_data(meta, self._select, timeout_s=self._timeout_s)
-        return meta, data
+        try:
+            return meta, await self._client.get_data(meta, self._select, timeout_s=self._timeout_s)
+        except Exception as err:
+            err.batch = meta  # type: ignore[attr-defined]
+            raise
+
+    def _hand_over(self, meta: KVBatchMeta | None) -> None:
+        """From here on the batch is the caller's, with its data or with its error."""
+        self._held = [held for held in self._held if held is not meta]
 
     def __aiter__(self) -> Self:
         """Return the iterator itself."""
@@ -80,16 +89,21 @@ class Batches:
             if self._prefetch:
                 msg = "batches with prefetch have to be entered: async with client.batches(..., prefetch=n) as batches"
                 raise RuntimeError(msg)
-            meta, data = await self._one()
-            self._held.clear()
+            try:
+                meta, data = await self._one()
+            except Exception as err:
+                self._hand_over(getattr(err, "batch", None))
+                raise
+            self._hand_over(meta)
             return meta, data
         while not self._ready:
             await self._wait()
         got = self._ready.popleft()
         self._notify()
         if isinstance(got, Exception):
+            self._hand_over(getattr(got, "batch", None))
             raise got
-        self._held = [meta for meta in self._held if meta is not got[0]]
+        self._hand_over(got[0])
         return got
 
     async def __aenter__(self) -> Self:
@@ -103,19 +117,24 @@ class Batches:
     async def __aexit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the tasks and give back what the caller did not get."""
-        if self._group is None:
-            return
-        self._group.cancel_scope.cancel()
-        await self._group.__aexit__(None, None, None)
-        self._group = None
-        self._ready.clear()
-        with anyio.move_on_after(5.0, shield=True):
-            for meta in self._held:
-                try:
-                    await self._client.release_claim(meta, timeout_s=5.0)
-                except Exception:  # noqa: BLE001, S112 - list_claims shows what could not be given back
-                    continue
+        """End the tasks and give back what the caller did not get, also when it is cancelled."""
+        try:
+            if self._group is not None:
+                self._group.cancel_scope.cancel()
+                await self._group.__aexit__(None, None, None)
+        finally:
+            self._group = None
+            self._ready.clear()
+            with anyio.move_on_after(GIVE_BACK_S, shield=True):
+                await self._give_back()
+
+    async def _give_back(self) -> None:
+        held, self._held = self._held, []
+        for meta in held:
+            try:
+                await self._client.release_claim(meta, timeout_s=GIVE_BACK_S)
+            except Exception:  # noqa: BLE001, S112 - list_claims shows what could not be given back
+                continue
 
     async def _ahead(self) -> None:
         """Keep up to ``prefetch`` results waiting; an error waits in line like a batch."""
@@ -124,8 +143,6 @@ class Batches:
                 await self._wait()
             try:
                 self._ready.append(await self._one())
-            except ClaimNotReady as err:
-                self._ready.append(err)
             except Exception as err:  # noqa: BLE001 - handed to the caller in its turn
                 self._ready.append(err)
             self._notify()

@@ -129,6 +129,15 @@ class Block:
                 crc = zlib.crc32(piece, crc)
         return crc
 
+    def spelled_out(self) -> Block:
+        """Return the same rows with the words of vocabularies instead of their numbers."""
+        columns = dict(self.columns)
+        for name, column in self.columns.items():
+            enum = self.specs[name].enum if name in self.specs else ()
+            if enum and isinstance(column, Dense):
+                columns[name] = Objects([self.codec.dumps(enum[code]) for code in column.values.tolist()])
+        return Block(self.n, columns, {n: s for n, s in self.specs.items() if not s.enum}, self.codec)
+
     def to_tensordict(self) -> TensorDict:
         """Make the user's view: dense where rows have one shape, jagged where not or where the field is nested."""
         leaves = {name: leaf_of(column, self.specs.get(name), self.codec) for name, column in self.columns.items()}

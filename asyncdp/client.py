@@ -12,7 +12,6 @@ import threading
 import uuid
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import anyio
@@ -47,25 +46,6 @@ R = TypeVar("R")
 CLAIMS_REMEMBERED = 1 << 20
 #: How long close() waits, in seconds, for calls whose waits it has ended: a tick, unless a backend does not let go.
 CALLS_END_S = 1.0
-#: How many ids a message names.
-SHOWN = 8
-
-
-def _single(err: PartialReadError) -> DataPlaneError:
-    """Where no row came: the error itself, of the kind that a controller can do something about."""
-    errors = list(err.errors.values())
-    chosen = next((e for e in errors if e.retryable), errors[0])
-    if len(errors) > 1:
-        same = [at for at, e in err.errors.items() if type(e) is type(chosen)]
-        first, chosen = chosen, copy(chosen)
-        chosen.__cause__ = first.__cause__
-        ids = dict(zip(err.errors, err.sample_ids, strict=True))
-        chosen.sample_ids = tuple(ids[at] for at in same)
-        if len(same) > 1 or len(errors) > len(same):
-            shown = ", ".join(repr(ids[at]) for at in same[:SHOWN]) + (", ..." if len(same) > SHOWN else "")
-            others = f", and {len(errors) - len(same)} others failed otherwise" if len(errors) > len(same) else ""
-            chosen.message = f"none of {len(errors)} rows came: {first.message} ({shown}{others})"
-    return chosen
 
 
 def _descendants(kind: type[Call[Any]]) -> Iterable[type[Call[Any]]]:
@@ -221,7 +201,7 @@ class BaseClient:
     def __leaving(self, err: DataPlaneError, call: Call[Any], verb: str, elapsed_s: float) -> DataPlaneError:
         """Complete an error at the boundary."""
         if isinstance(err, PartialReadError) and not err.ok.size:
-            err = _single(err)
+            err = err.alone()
         err.located(op=verb, partition_id=getattr(call, "partition_id", None))
         if err.elapsed_s is None:
             err.elapsed_s = elapsed_s
@@ -284,7 +264,7 @@ class BaseClient:
             check.count(batch_size, "batch_size"),
             None if min_batch_size is None else check.count(min_batch_size, "min_batch_size"),
             None if dp_rank is None else check.count(dp_rank, "dp_rank", 0),
-            bool(blocking),
+            check.flag(blocking, "blocking"),
         )
         if min_batch_size is not None and min_batch_size > batch_size:
             raise check.bad(f"min_batch_size {min_batch_size} is above batch_size {batch_size}", "min_batch_size")
@@ -307,7 +287,7 @@ class BaseClient:
     async def __get(
         self, sample_ids: Any, partition_id: Any, fields: Any, handles: Any, verb: str, timeout_s: float | None
     ) -> TensorDict:
-        ids = check.names(sample_ids, "sample_ids")
+        ids = check.ids(sample_ids)
         names = tuple(dict.fromkeys(check.names(fields, "select_fields")))
         call = c.GetSamples(ids, check.name(partition_id, "partition_id"), names, handles)
         if not ids:
@@ -335,11 +315,10 @@ class BaseClient:
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """See :class:`DataPlaneClient`."""
-        ids = check.names(sample_ids, "sample_ids")
+        ids = check.ids(sample_ids)
         check.name(partition_id, "partition_id")
         if len(set(ids)) != len(ids):
-            twice = next(i for i in ids if ids.count(i) > 1)
-            raise check.bad(f"sample_ids names {twice!r} twice", "sample_ids")
+            raise check.bad(f"sample_ids names {check.first_duplicate(ids)!r} twice", "sample_ids")
         data = check.field_columns(fields, len(ids))
         rows = None if tags is None else check.tag_rows(tags, len(ids))
         if not ids:

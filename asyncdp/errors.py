@@ -27,6 +27,7 @@ ours and forwards only *missing* attributes to the original, so a class attribut
 
 from __future__ import annotations
 
+from copy import copy
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -56,6 +57,10 @@ __all__ = [
     "SampleNotFound",
     "StaleSlotError",
 ]
+
+
+#: How many ids a message names.
+SHOWN = 8
 
 
 def _rebuild(cls: type[DataPlaneError], state: dict[str, Any]) -> DataPlaneError:
@@ -178,9 +183,17 @@ class PortQuarantined(DataPlaneUnavailable):
 
 
 class DataPlaneTimeout(DataPlaneError, TimeoutError):
-    """An attempt, or the whole call, ran out of time."""
+    """An attempt, or the whole call, ran out of time.
+
+    ``cut_short``: the call's time ended before the attempt had a fair chance, so that an earlier error tells more.
+    """
 
     _starts = (True, True)
+
+    def __init__(self, message: str = "", *, cut_short: bool = False, **context: Any) -> None:
+        """Keep ``cut_short``."""
+        super().__init__(message, **context)
+        self.cut_short = cut_short
 
 
 class DataPlaneReadError(DataPlaneError):
@@ -243,6 +256,21 @@ class PartialReadError(DataPlaneReadError):
         except DataPlaneError:  # leaves of somebody else's client that no column holds: as they are
             state["_rows"] = self._rows
         return rebuild, (kind, state)
+
+    def alone(self) -> DataPlaneError:
+        """Where no row came: the error itself, of the kind that a controller can do something about."""
+        errors = list(self.errors.values())
+        first = next((e for e in errors if e.retryable), errors[0])
+        if len(errors) == 1:
+            return first
+        chosen = copy(first)
+        chosen.__cause__ = first.__cause__
+        same = [i for i, e in zip(self.failed.sample_ids, errors, strict=True) if type(e) is type(first)]
+        shown = ", ".join(map(repr, same[:SHOWN])) + (", ..." if len(same) > SHOWN else "")
+        others = f", and {len(errors) - len(same)} others failed otherwise" if len(errors) > len(same) else ""
+        chosen.sample_ids = tuple(same)
+        chosen.message = f"none of {len(errors)} rows came: {first.message} ({shown}{others})"
+        return chosen
 
     @property
     def block(self) -> Block:

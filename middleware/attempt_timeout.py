@@ -19,9 +19,8 @@ __all__ = ["AttemptTimeout"]
 
 R = TypeVar("R")
 
-#: Silence of this many seconds is a port's fault even if the call's time ended before the attempt's: the slowest
-#: healthy answers (a large payload on a busy machine) begin sooner.
-BLAME_AFTER_S = 1.0
+#: Silence of less than this many seconds is nobody's fault: a busy event loop is late by as much.
+LEAST_S = 0.1
 
 #: Calls that may wait in the backend; they get their waiting time on top.
 _WAITING = (TryClaim, TryPartition)
@@ -36,12 +35,15 @@ class AttemptTimeout(Layer):
         inner: The next layer.
         attempt_timeout_s: Seconds; 10 by default: long enough for a large payload on a busy machine, short enough that
             a silent port costs a sixth of the default call timeout. ``ack_timeout_ms`` of the config sets it.
+        blame_after_s: Silence of this many seconds, or of half the time that the user gave the call, is the port's
+            fault even if the attempt's limit was not reached: the slowest healthy answers begin sooner.
     """
 
-    def __init__(self, inner: BaseClient, *, attempt_timeout_s: float = 10.0) -> None:
-        """Keep the limit."""
+    def __init__(self, inner: BaseClient, *, attempt_timeout_s: float = 10.0, blame_after_s: float = 1.0) -> None:
+        """Keep the limits."""
         super().__init__(inner)
         self.attempt_timeout_s = attempt_timeout_s
+        self.blame_after_s = blame_after_s
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Open the one scope of this attempt."""
@@ -75,6 +77,7 @@ class AttemptTimeout(Layer):
         host = getattr(call, "host", None)
         whole = limit >= ctx.deadline
         waited = ctx.env.clock.now() - began
+        given = ctx.deadline - ctx.began
         text = "the call ran out of time" if whole else f"no answer within {self.attempt_timeout_s:g} s"
         return DataPlaneTimeout(
             f"{text}, waiting for {type(call).__name__}",
@@ -82,6 +85,7 @@ class AttemptTimeout(Layer):
             host=None if host is None else host.id,
             port=getattr(call, "port", None),
             # A call that had next to no time left says nothing about its port.
-            blames_port=waited >= min(self.attempt_timeout_s, BLAME_AFTER_S),
+            blames_port=waited >= min(self.attempt_timeout_s, self.blame_after_s, max(LEAST_S, given / 2)),
             ambiguous=call.mutates and sent,
+            cut_short=whole and waited < min(self.attempt_timeout_s, self.blame_after_s),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from asyncdp.block import Block, assemble
+from asyncdp.block import Block, FieldSpec, assemble
 from asyncdp.calls import CallContext, GetSamples, handles
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, PartialReadError
 from asyncdp.meta import KVBatchMeta, RowHandle
@@ -13,6 +13,7 @@ from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.rounds import Rounds
 from asyncdp.reads import partial_read
+from asyncdp.setting_names import named
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -49,7 +50,8 @@ class BatchRetry(Layer):
             msg = f"max_rounds must be at least 1, not {max_rounds}"
             raise ValueError(msg)
         self.max_rounds = max_rounds
-        self.backoff = Backoff(round_backoff_base_s, round_backoff_cap_s)
+        with named(base_s="round_backoff_base_s", cap_s="round_backoff_cap_s"):
+            self.backoff = Backoff(round_backoff_base_s, round_backoff_cap_s)
 
     @handles(GetSamples)
     async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
@@ -88,14 +90,13 @@ class BatchRetry(Layer):
             except DataPlaneError as err:
                 rounds.record((), dict.fromkeys(asked, (err, err.retryable)))
             else:
-                specs = reads[0][0].specs if reads else {}
-                reads.append((Block.from_fields(got, len(asked), specs, ctx.env.codec), asked))
+                reads.append((Block.from_fields(got, len(asked), _but_enums(reads), ctx.env.codec), asked))
                 rounds.record(asked, {})
         failed = rounds.errors
         came = [at for at in range(n) if at not in failed]
         where = {at: new for new, at in enumerate(came)}
-        specs = {name: spec for block, _ in reads for name, spec in block.specs.items()}
-        kept = [(block, [where[at] for at in rows]) for block, rows in reads]
+        specs = _but_enums(reads)
+        kept = [(block.spelled_out(), [where[at] for at in rows]) for block, rows in reads]
         block = assemble(kept, len(came), call.fields, specs, ctx.env.codec) if came else Block(0, {})
         if not failed:
             return block.to_tensordict()
@@ -131,6 +132,11 @@ class BatchRetry(Layer):
         await ctx.pause(wait_s)
         ctx.emit("round", verb=ctx.verb, reason=type(errors[0]).__name__)
         return True
+
+
+def _but_enums(reads: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, FieldSpec]:
+    """Specs of what was read; words stay words, since a vocabulary may grow between two rounds."""
+    return {name: spec for block, _ in reads for name, spec in block.specs.items() if not spec.enum}
 
 
 def _handles(n: int, err: PartialReadError) -> list[RowHandle | None]:

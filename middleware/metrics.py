@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import structlog
-import torch
 from tensordict import TensorDict, TensorDictBase
 
-from asyncdp.block import field_names
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
-from asyncdp.errors import DataPlaneError
+from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.meta import KVBatchMeta
+from asyncdp.middleware.account import Account, leaf_nbytes
 from asyncdp.middleware.layer import Layer
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "fields_nbytes", "log_event"]
 
 R = TypeVar("R")
+#: Mutations of unknown outcome that are remembered.
+UNSURE_KEPT = 1024
 EventStatus = Literal["ok", "error", "timeout", "cancelled"]
 
 
@@ -54,25 +55,16 @@ def log_event(event: DataPlaneEvent) -> None:
 
 
 def fields_nbytes(fields: Mapping[str, Any] | TensorDictBase | None) -> int:
-    """Payload bytes of the leaves; of non-tensor values the length of text and bytes, else 8 per value."""
-    if fields is None:
-        return 0
-    total = 0
-    for leaf in fields.values():
-        if isinstance(leaf, torch.Tensor):
-            total += leaf.values().nbytes if leaf.is_nested and leaf.layout == torch.jagged else leaf.nbytes
-        else:
-            rows = leaf.tolist() if hasattr(leaf, "tolist") else leaf
-            for value in rows if isinstance(rows, (list, tuple)) else [rows]:
-                total += len(value) if isinstance(value, (str, bytes)) else 8
-    return total
+    """Payload bytes of all leaves, see :func:`~asyncdp.middleware.account.leaf_nbytes`."""
+    return 0 if fields is None else sum(map(leaf_nbytes, fields.values()))
 
 
 class Metrics(Layer):
     """Emits one flat event per user call and keeps totals, live bytes and the counters of all layers.
 
     It is the stack's only sink: retries, rotations, quarantines and the like arrive by :meth:`emit`. Totals count what
-    ended well; a failed put or clear leaves the account of live bytes as it was.
+    ended well; a failed put or clear leaves the account of live bytes as it was, one of unknown outcome is entered when
+    it turned out to have happened.
 
     Args:
         inner: The next layer.
@@ -85,9 +77,9 @@ class Metrics(Layer):
         self.on_event = on_event
         self._callback_errors = 0
         self._ops = self._keys = self._bytes = 0
-        self._outstanding = self._peak = self._max_per_key = self._last_per_key = 0
-        # partition -> key -> fields of one put -> bytes: a put of the same fields replaces, of other fields adds.
-        self._held: dict[str, dict[str, dict[tuple[str, ...], int]]] = {}
+        self.account = Account()
+        # Mutations whose outcome nobody knows yet, by op_id: entered when the Settle layer has found out.
+        self._unsure: dict[str, Call[Any]] = {}
         self._by_status: Counter[tuple[str, str]] = Counter()
         self._wall: dict[str, list[int]] = {}
         self._events: Counter[str] = Counter()
@@ -104,26 +96,47 @@ class Metrics(Layer):
             status = "ok"
             if isinstance(result, TensorDict):
                 n_bytes = fields_nbytes(result)
-            elif isinstance(call, PutSamples):
-                n_bytes = self._record_put(call)
-            elif isinstance(call, ClearSamples):
-                n_keys = self._record_clear(call, result)
-            elif isinstance(call, DropPartition):
-                self._record_drop(call.partition_id)
-            elif isinstance(result, KVBatchMeta):
+            elif isinstance(result, KVBatchMeta) and not isinstance(call, PutSamples):
                 n_keys = result.size
+            elif call.mutates:
+                n_keys, n_bytes = self._enter(call, n_keys)
             self._ops += 1
             self._keys += n_keys
             self._bytes += n_bytes
+        except DataPlaneError as err:
+            told = err.alone() if isinstance(err, PartialReadError) and not err.ok.size else err
+            status = "timeout" if isinstance(told, TimeoutError) else "error"
+            self._events["error." + type(told).__name__] += 1
+            if err.ambiguous:
+                self._unknown(call, ctx)
+            raise
         except Exception as err:
             status = "timeout" if isinstance(err, TimeoutError) else "error"
-            if isinstance(err, DataPlaneError):
-                self._events["error." + type(err).__name__] += 1
+            raise
+        except BaseException:
+            self._unknown(call, ctx)
             raise
         else:
             return result
         finally:
             self._record(call, ctx, n_keys, n_bytes, status)
+
+    def _enter(self, call: Call[Any], n_keys: int) -> tuple[int, int]:
+        """Enter a mutation that happened into the account; returns its keys and bytes."""
+        if isinstance(call, PutSamples):
+            return n_keys, self.account.put(call.partition_id, call.sample_ids, call.fields)
+        if isinstance(call, ClearSamples):
+            return self.account.clear(call.partition_id, call.sample_ids), 0
+        if isinstance(call, DropPartition):
+            self.account.clear(call.partition_id, None)
+        return n_keys, 0
+
+    def _unknown(self, call: Call[Any], ctx: CallContext) -> None:
+        """Keep a mutation whose outcome nobody knows until it is settled; the oldest are forgotten first."""
+        if isinstance(call, (PutSamples, ClearSamples, DropPartition)):
+            self._unsure[ctx.op_id] = call
+            while len(self._unsure) > UNSURE_KEPT:
+                del self._unsure[next(iter(self._unsure))]
 
     def _record(self, call: Call[Any], ctx: CallContext, n_keys: int, n_bytes: int, status: EventStatus) -> None:
         op = OPS.get(ctx.verb, ctx.verb)
@@ -154,42 +167,12 @@ class Metrics(Layer):
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
         """Count an event of a layer."""
+        if name == "settled":
+            call = self._unsure.pop(str(labels.get("op_id")), None)
+            if call is not None and labels.get("state") == "done":
+                self._enter(call, 0)
         self._events[name] += 1
         self._labelled[name, tuple((k, labels[k]) for k in _LABELS if k in labels)] += 1
-
-    # -- accounts
-
-    def _record_put(self, call: PutSamples) -> int:
-        n_bytes = fields_nbytes(call.fields)
-        share, rest = divmod(n_bytes, len(call.sample_ids))
-        held = self._held.setdefault(call.partition_id, {})
-        if call.fields is not None:
-            names = tuple(sorted(field_names(call.fields)))
-            for key in call.sample_ids:
-                size = share + rest
-                rest = 0
-                puts = held.setdefault(key, {})
-                self._outstanding += size - puts.get(names, 0)
-                puts[names] = size
-                self._max_per_key = max(self._max_per_key, sum(puts.values()))
-            self._last_per_key = share
-        else:
-            for key in call.sample_ids:
-                held.setdefault(key, {})
-        self._peak = max(self._peak, self._outstanding)
-        return n_bytes
-
-    def _record_clear(self, call: ClearSamples, removed: Any) -> int:
-        held = self._held.get(call.partition_id, {})
-        # None clears what this owner put, which is what this client has on its account.
-        ids = list(held) if call.sample_ids is None else call.sample_ids
-        for key in ids:
-            self._outstanding -= sum(held.pop(key, {}).values())
-        return int(removed) if call.sample_ids is None and removed is not None else len(ids)
-
-    def _record_drop(self, partition_id: str) -> None:
-        for puts in self._held.pop(partition_id, {}).values():
-            self._outstanding -= sum(puts.values())
 
     def snapshot(self) -> dict[str, Any]:
         """Return totals and live counts.
@@ -209,11 +192,11 @@ class Metrics(Layer):
             "total_bytes": self._bytes,
             "total_keys": self._keys,
             "total_ops": self._ops,
-            "bytes_outstanding": self._outstanding,
-            "peak_bytes_outstanding": self._peak,
-            "max_bytes_per_key_seen": self._max_per_key,
-            "last_put_bytes_per_key": self._last_per_key,
-            "n_keys_outstanding": sum(map(len, self._held.values())),
+            "bytes_outstanding": self.account.outstanding,
+            "peak_bytes_outstanding": self.account.peak,
+            "max_bytes_per_key_seen": self.account.max_bytes_per_key_seen,
+            "last_put_bytes_per_key": self.account.last_put_bytes_per_key,
+            "n_keys_outstanding": self.account.keys(),
             "ops": ops,
             "wall_ms": {op: _quantiles(buckets) for op, buckets in self._wall.items()},
             "events": dict(self._events),
@@ -223,11 +206,7 @@ class Metrics(Layer):
 
     def bytes_outstanding_by_partition(self) -> dict[str, int]:
         """Return live bytes per partition."""
-        return {
-            partition: sum(sum(puts.values()) for puts in held.values())
-            for partition, held in self._held.items()
-            if held
-        }
+        return self.account.by_partition()
 
 
 def _quantiles(buckets: list[int]) -> dict[str, float]:

@@ -94,7 +94,8 @@ class Settle(Layer):
             raise
         ctx.env.ledger.paid(debt)
         state = getattr(answer, "state", "done")
-        ctx.emit("settled", what=type(debt.call).__name__, state=state, partition_id=debt.partition_id)
+        what = type(debt.call).__name__
+        ctx.emit("settled", what=what, state=state, partition_id=debt.partition_id, op_id=debt.op_id)
         if state != "done":  # what is done has no unpublished slots; of what is forgotten nobody will publish any
             for call in debt.on_refused:
                 await self._pay(ctx.env.ledger.owe(Debt(call, debt.op_id)), ctx)

@@ -13,6 +13,7 @@ from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady, Dat
 from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.touches import Touches
+from asyncdp.setting_names import named
 from asyncdp.slots import Part, ReadResult, ReadSlots
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def may_resend(call: Call[Any], err: DataPlaneError, client: BaseClient) -> bool
 
 def out_of_time(err: DataPlaneError) -> bool:
     """Whether it only says that the call had no time left for the attempt: an earlier error tells more."""
-    return isinstance(err, DataPlaneTimeout) and not err.blames_port
+    return isinstance(err, DataPlaneTimeout) and err.cut_short
 
 
 def _may_resend(call: Call[Any], client: BaseClient, *, unsure: bool) -> bool:
@@ -68,7 +69,8 @@ class SlotRetry(Layer):
             msg = f"max_attempts must be at least 1, not {max_attempts}"
             raise ValueError(msg)
         self.max_attempts = max_attempts
-        self.backoff = Backoff(backoff_base_s, backoff_cap_s)
+        with named(base_s="backoff_base_s", cap_s="backoff_cap_s"):
+            self.backoff = Backoff(backoff_base_s, backoff_cap_s)
         self._touches = Touches()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:

@@ -47,9 +47,8 @@ def _class(name: str, kind: type) -> list[str]:
         return lines + [f"    {member.name} = {member.value!r}" for member in kind]
     if dataclasses.is_dataclass(kind):
         lines.extend(f"    {field.name}: {field.type}{_default(field)}" for field in dataclasses.fields(kind))
-    for attribute in ("resend", "mutates", "_starts"):
-        if attribute in vars(kind):
-            lines.append(f"    [{attribute.strip('_')}] {vars(kind)[attribute]}")
+    shown = [attribute for attribute in ("resend", "mutates", "_starts") if attribute in vars(kind)]
+    lines.extend(f"    [{attribute.strip('_')}] {vars(kind)[attribute]}" for attribute in shown)
     return lines + _members(kind)
 
 

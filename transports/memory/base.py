@@ -52,6 +52,8 @@ class PlaneBase:
     ) -> None:
         """Begin empty."""
         self.epoch = uuid.uuid4().hex
+        #: The config that it was started with, where a client started it.
+        self.config: Any = None
         self.capacity = capacity
         self.hosts = {host.id: host for host in hosts}
         self.pattern = re.compile(group_pattern)

@@ -84,7 +84,11 @@ class Claiming(PlaneBase):
         return ClaimTry(meta, ready=len(rows))
 
     def _unready(self, part: Partition, task: str, fields: Sequence[str], index: ReadyIndex) -> ClaimTry:
-        waiting = [row for row in part.rows.values() if task not in row.claimed and index.ready_since(row) is None]
+        waiting = [
+            row
+            for row in part.rows.values()
+            if task not in row.claimed and not index.holds(row, part.groups[row.group])
+        ]
         waiting.sort(key=lambda row: row.created_at)
         oldest = self.clock.time() - waiting[0].created_at if waiting else None
         empty = KVBatchMeta(part.id, task, [], list(fields), tags=[], handles=[])

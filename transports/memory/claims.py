@@ -28,6 +28,7 @@ class Row:
         eligible: Sequence number since when it is committed and not failed; None while it is not.
         claimed: {task: claim id}.
         nbytes: Payload bytes per field.
+        size_told: Whether the producer stamped size_bytes itself.
     """
 
     id: str
@@ -41,6 +42,7 @@ class Row:
     eligible: int | None = None
     claimed: dict[str, str] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
+    size_told: bool = False
 
     @property
     def order(self) -> int:
@@ -91,8 +93,13 @@ class ReadyIndex:
         self.group_size = group_size
         self._ready: dict[Any, int] = {}
         self._size: dict[Any, int] = {}
-        self._heap: list[tuple[int, int, Any]] = []
+        self._heap: list[tuple[int, int, int, Any]] = []
+        self._pushed = 0
         self.rows = 0
+
+    def holds(self, row: Row, group: Group) -> bool:
+        """Whether the sample may be claimed now, with its whole group where the partition has groups."""
+        return (row if self.group_size is None else group) in self._ready
 
     def ready_since(self, row: Row) -> int | None:
         """Sequence number at which the sample became ready, or None while it is not, or is claimed."""
@@ -132,16 +139,17 @@ class ReadyIndex:
         if self._ready.get(unit) != since:
             self._ready[unit] = since
             # Of what became ready in the same moment, the older comes first, whatever was claimed and released since.
-            heapq.heappush(self._heap, (since, unit.order, unit))
+            self._pushed += 1  # units have no order of their own
+            heapq.heappush(self._heap, (since, unit.order, self._pushed, unit))
 
     def take(self, most: int, least: int) -> list[Row]:
         """Return the first ready rows: ``least`` to ``most`` of them, whole units, or none. They stay ready."""
-        taken: list[tuple[int, int, Any]] = []
+        taken: list[tuple[int, int, int, Any]] = []
         seen: set[Row | Group] = set()
         count = 0
         full = False
         while self._heap:
-            since, _, unit = self._heap[0]
+            since, _, _, unit = self._heap[0]
             if self._ready.get(unit) != since or unit in seen:
                 heapq.heappop(self._heap)
                 continue
@@ -159,6 +167,6 @@ class ReadyIndex:
         if not count or (count < least and not full):
             return []
         rows: list[Row] = []
-        for _, _, unit in taken:
+        for _, _, _, unit in taken:
             rows.extend([unit] if isinstance(unit, Row) else unit.rows.values())
         return rows

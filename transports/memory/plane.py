@@ -34,6 +34,11 @@ class Plane(Writing, Claiming):
         if size is not None and part.group_size not in (None, size):
             msg = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {size}"
             raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
+        if size is not None:
+            for group in part.groups.values():
+                if len(group.rows) > size:
+                    msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
+                    raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
         fields = dict(part.fields)
         for name in call.fields:
             fields.setdefault(name, FieldSpec())

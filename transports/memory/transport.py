@@ -67,9 +67,8 @@ class MemoryTransport(BaseClient):
             there = PLANES.get(self._address)
             if there is None or there.closed:
                 self._owned = self._attached = PLANES[self._address] = _start(parsed, self._settings)
-            elif there.capacity != parsed.storage_capacity or len(there.hosts) != parsed.num_storage_units:
-                msg = f"controller_address: {self._address} has another storage_capacity or num_storage_units"
-                raise ValueError(msg)
+            else:
+                _check_same(there, parsed, self._address)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by config: unpickled, it attaches."""
@@ -85,7 +84,7 @@ class MemoryTransport(BaseClient):
         """Return the config with which clients of this process attach."""
         config = {**self._config}
         config.pop("owner", None)
-        if "observability" in config:
+        if config.get("observability"):
             config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
         return config
 
@@ -420,18 +419,34 @@ def _start(config: Config, settings: MemorySettings) -> Plane:
         ports = tuple(range(first, first + settings.ports_per_host))
         first += settings.ports_per_host
         hosts.append(Host(f"host-{number}", ports, settings.slots_per_host, settings.rows_per_slot))
-    return Plane(
+    plane = Plane(
         config.storage_capacity,
         hosts,
         config.group_id_pattern,
         strict_schema=config.strict_schema,
         auto_register=config.auto_register,
     )
+    plane.config = config
+    return plane
+
+
+def _check_same(plane: Plane, config: Config, address: str) -> None:
+    """Refuse to bootstrap over a plane of another config."""
+    for key in PLANE_KEYS:
+        there, here = getattr(plane.config, key), getattr(config, key)
+        if key == "memory":
+            there, here = there or MemorySettings(), here or MemorySettings()
+        if there != here:
+            msg = f"{key}: the plane at {address} has {there!r}, not {here!r}"
+            raise ValueError(msg)
 
 
 def _attach(config: dict[str, Any]) -> MemoryTransport:
     return MemoryTransport(config, bootstrap=False)
 
+
+#: Keys of the config that belong to the plane, not to one client of it.
+PLANE_KEYS = ("storage_capacity", "num_storage_units", "group_id_pattern", "strict_schema", "auto_register", "memory")
 
 #: The plane of a MemoryTransport() without config.
 DEFAULTS: Mapping[str, Any] = {

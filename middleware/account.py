@@ -1,0 +1,75 @@
+"""How many payload bytes a client has in the plane. Sans-IO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
+__all__ = ["Account", "leaf_nbytes"]
+
+
+def leaf_nbytes(leaf: Any) -> int:
+    """Payload bytes of one leaf; of non-tensor values the length of text and bytes, else 8 per value."""
+    if isinstance(leaf, torch.Tensor):
+        return leaf.values().nbytes if leaf.is_nested and leaf.layout == torch.jagged else leaf.nbytes
+    rows = leaf.tolist() if hasattr(leaf, "tolist") else leaf
+    values = rows if isinstance(rows, (list, tuple)) else [rows]
+    return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in values)
+
+
+class Account:
+    """Live bytes by partition, key and field, as far as this client put and removed them.
+
+    The bytes of a put are spread evenly over its keys, the remainder on the first. A field that is put again replaces
+    what it had.
+    """
+
+    __slots__ = ("_held", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
+
+    def __init__(self) -> None:
+        """Begin with nothing held."""
+        self._held: dict[str, dict[str, dict[str, int]]] = {}
+        self.outstanding = self.peak = self.max_bytes_per_key_seen = self.last_put_bytes_per_key = 0
+
+    def put(self, partition_id: str, keys: Sequence[str], fields: Mapping[str, Any] | TensorDictBase | None) -> int:
+        """Enter a put; returns its bytes."""
+        sizes = {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
+        total = sum(sizes.values())
+        share, rest = divmod(total, len(keys))
+        floors = {name: size // len(keys) for name, size in sizes.items()}
+        held = self._held.setdefault(partition_id, {})
+        for key in keys:
+            mine = held.setdefault(key, {})
+            if floors:
+                first = next(iter(floors))
+                # Field by field, so that one of them can be replaced; together they are the even share.
+                entry = {**floors, first: floors[first] + share + rest - sum(floors.values())}
+                rest = 0
+                self.outstanding += sum(entry.values()) - sum(mine.get(name, 0) for name in entry)
+                mine.update(entry)
+                self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, sum(mine.values()))
+        if sizes:
+            self.last_put_bytes_per_key = share
+        self.peak = max(self.peak, self.outstanding)
+        return total
+
+    def clear(self, partition_id: str, keys: Sequence[str] | None) -> int:
+        """Take removed keys off the account (None: all of the partition); returns how many were named."""
+        held = self._held.get(partition_id, {})
+        named = list(held) if keys is None else keys
+        for key in named:
+            self.outstanding -= sum(held.pop(key, {}).values())
+        return len(named)
+
+    def by_partition(self) -> dict[str, int]:
+        """Live bytes per partition that holds any key."""
+        return {name: sum(sum(put.values()) for put in held.values()) for name, held in self._held.items() if held}
+
+    def keys(self) -> int:
+        """Keys held."""
+        return sum(map(len, self._held.values()))
