@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from asyncdp.setting_names import check_keys
+
 __all__ = [
     "Config",
     "DataPlaneConfig",
@@ -189,6 +191,7 @@ def parse_config(config: Mapping[str, Any]) -> Config:
     if not isinstance(given, Mapping):
         msg = f"the config must be a mapping, not a {type(config).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - config errors are ValueErrors
+    check_keys(config)
     try:
         parsed = msgspec.convert(dict(config), Config)
     except msgspec.ValidationError as err:

@@ -10,6 +10,7 @@ from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.permit import Change, Failure, Permit, QuarantineRules, TargetSnapshot
 from asyncdp.middleware.quarantine import Quarantine
 from asyncdp.middleware.slot_retry import may_resend, out_of_time
+from asyncdp.setting_names import named
 from asyncdp.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
 
 if TYPE_CHECKING:
@@ -48,7 +49,8 @@ class PortRotation(Layer):
     ) -> None:
         """Check and keep the settings."""
         super().__init__(inner)
-        self.rules = QuarantineRules(quarantine_s, quarantine_max_s, quarantine_decay_s, first_contact_s)
+        with named(base_s="quarantine_s", max_s="quarantine_max_s", decay_s="quarantine_decay_s"):
+            self.rules = QuarantineRules(quarantine_s, quarantine_max_s, quarantine_decay_s, first_contact_s)
         self._quarantine: Quarantine[Key] | None = None
         self._targets: dict[tuple[str, tuple[int, ...]], tuple[Key, ...]] = {}
 
