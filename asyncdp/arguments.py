@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from asyncdp.meta import Tags
 
-__all__ = ["bad", "count", "field_columns", "name", "names", "seconds", "tag_rows"]
+__all__ = ["bad", "count", "field_columns", "first_duplicate", "flag", "ids", "name", "names", "seconds", "tag_rows"]
 
 
 def bad(what: str, field: str) -> DataPlaneBadRequest:
@@ -41,6 +42,30 @@ def names(values: Any, what: str) -> tuple[str, ...]:
     return found
 
 
+def ids(values: Any, what: str = "sample_ids") -> tuple[str, ...]:
+    """Return the ids of rows, in the order that rows and tags have; a set has none, so it is refused."""
+    if isinstance(values, (set, frozenset)):
+        raise bad(f"{what} must be in the order of its rows, which a {type(values).__name__} does not keep", what)
+    return names(values, what)
+
+
+def first_duplicate(values: Iterable[str]) -> str | None:
+    """Return the first value that was there before, in one pass; None if there is none."""
+    seen: set[str] = set()
+    for value in values:
+        if value in seen:
+            return value
+        seen.add(value)
+    return None
+
+
+def flag(value: Any, what: str) -> bool:
+    """Return a bool; a text such as "no" would count as True."""
+    if not isinstance(value, bool):
+        raise bad(f"{what} must be True or False, not {value!r:.80}", what)
+    return value
+
+
 def count(value: Any, what: str, least: int = 1) -> int:
     """Return an int of at least ``least``."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -49,9 +74,12 @@ def count(value: Any, what: str, least: int = 1) -> int:
 
 
 def seconds(value: Any, verb: str) -> None:
-    """Check a timeout: a number, at least 0."""
+    """Check a timeout: a number, at least 0, that a clock can count to; infinity is one."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         msg = f"timeout_s must be a number of seconds, at least 0, not {value!r}"
+        raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
+    if isinstance(value, int) and value > sys.float_info.max:
+        msg = f"timeout_s is a number of {value.bit_length()} bits; for no limit, give float('inf')"
         raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
 
 
@@ -66,6 +94,8 @@ _TYPED_TAGS: Mapping[str, tuple[type, ...]] = {
     "size_bytes": (int,),
     "input_lengths": (int,),
 }
+#: The least that a typed tag may be.
+_LEAST_TAGS: Mapping[str, int] = {"expected_num_keys": 1, "size_bytes": 0, "input_lengths": 0}
 _PRIMITIVES = (str, int, float, bool, type(None))
 
 
@@ -94,10 +124,20 @@ def _tag_row(row: Any, at: int) -> Tags:
             kind = type(value).__name__
             raise bad(f"tag {key!r} of tags[{at}] is a {kind}; tags are str, int, float, bool or None", "tags")
     for key in _TYPED_TAGS.keys() & plain.keys():
-        if plain[key] is not None and type(plain[key]) not in _TYPED_TAGS[key]:
-            kinds = " or ".join(kind.__name__ for kind in _TYPED_TAGS[key])
-            raise bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {plain[key]!r}", key)
+        if plain[key] is not None:
+            _check_typed(key, plain[key], at)
     return plain
+
+
+def _check_typed(key: str, value: Any, at: int) -> None:
+    """Check a tag that the plane itself reads."""
+    if type(value) not in _TYPED_TAGS[key]:
+        kinds = " or ".join(kind.__name__ for kind in _TYPED_TAGS[key])
+        raise bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {value!r}", key)
+    if key in _LEAST_TAGS and value < _LEAST_TAGS[key]:
+        raise bad(f"tag {key!r} of tags[{at}] must be at least {_LEAST_TAGS[key]}, not {value!r}", key)
+    if key == "created_at" and not abs(value) <= sys.float_info.max:  # not a number is no less either
+        raise bad(f"tag {key!r} of tags[{at}] must be a finite number of unix seconds", key)
 
 
 def field_columns(fields: Any, n: int) -> TensorDict | None:

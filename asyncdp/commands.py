@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -29,6 +30,21 @@ app = typer.Typer(name="asyncdp", no_args_is_help=True, add_completion=False, ri
 SWITCH_S = 0.001
 
 
+def _can_be_written(file: Path | None) -> Path | None:
+    """Check where a file is to be written before the work whose result it holds."""
+    if file is not None:
+        if file.is_dir():
+            msg = f"{file} is a folder"
+            raise typer.BadParameter(msg)
+        if not file.parent.is_dir():
+            msg = f"there is no folder {file.parent}"
+            raise typer.BadParameter(msg)
+        if not os.access(file if file.exists() else file.parent, os.W_OK):
+            msg = f"{file} cannot be written"
+            raise typer.BadParameter(msg)
+    return file
+
+
 @app.callback(invoke_without_command=True)
 def _top(
     version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,  # noqa: FBT002
@@ -47,8 +63,12 @@ def demo(
         float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
     ] = 45.0,
     faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the account and all counters here.")] = None,
-    plot_file: Annotated[Path | None, typer.Option("--plot", help="Write a PNG of reward, depth and age.")] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=_can_be_written, help="Write the account and all counters here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", callback=_can_be_written, help="Write a PNG of reward, depth and age.")
+    ] = None,
 ) -> None:
     """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
 

@@ -124,10 +124,8 @@ def _stacked_leaf(name: str, rows: list[Any]) -> Any:
     if all(isinstance(row, (NonTensorData, NonTensorStack)) for row in rows):
         return [row.tolist() for row in rows]
     if not all(isinstance(row, torch.Tensor) for row in rows):
-        kinds = sorted({type(row).__name__ for row in rows})
-        raise _refuse(
-            name, f"rows that are {' and '.join(kinds)} cannot be kept; put their leaves as fields of their own"
-        )
+        nested = next((row for row in rows if not isinstance(row, (torch.Tensor, NonTensorData, NonTensorStack))), None)
+        raise _refuse(name, "some of its rows are tensors, some are objects" if nested is None else _no_field(nested))
     if len({(row.dtype, row.ndim, row.is_nested) for row in rows}) > 1 or rows[0].is_nested:
         raise _refuse(name, "its rows differ in dtype or rank, or are nested")
     differing = {dim for row in rows for dim in range(row.ndim) if row.shape[dim] != rows[0].shape[dim]}
@@ -138,6 +136,15 @@ def _stacked_leaf(name: str, rows: list[Any]) -> Any:
     (dim,) = differing
     offsets = torch.from_numpy(offsets_of(np.asarray([row.shape[dim] for row in rows], dtype=np.int64)))
     return torch.nested.nested_tensor_from_jagged(torch.cat(rows, dim), offsets, jagged_dim=dim + 1)
+
+
+def _no_field(leaf: Any) -> str:
+    """Say why a leaf is no column, and what would be one."""
+    if isinstance(leaf, (TensorDictBase, Mapping)):
+        kind = "nested TensorDict" if isinstance(leaf, TensorDictBase) else type(leaf).__name__
+        return f"a {kind} cannot be kept as one field; put its leaves as fields of their own"
+    kind = "None" if leaf is None else f"of type {type(leaf).__name__}"
+    return f"a field is a tensor or array of one row per sample, or a list of one object per sample; this is {kind}"
 
 
 def column_from_leaf(
@@ -167,8 +174,7 @@ def column_from_leaf(
         except Exception as err:
             raise DataPlaneBadRequest(f"field {name!r}: {err}", field=name, cause=err) from err
     else:
-        kind = "a nested TensorDict" if isinstance(leaf, TensorDictBase) else f"a {type(leaf).__name__}"
-        raise _refuse(name, f"{kind} cannot be kept; put its leaves as fields of their own")
+        raise _refuse(name, _no_field(leaf))
     if enum:
         raise _refuse(name, "has an enum vocabulary and takes strings")
     if len(column) != n:
