@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
+import anyio
 import anyio.to_thread
+import structlog
 from tensordict import TensorDictBase
 
 from asyncdp import calls as c
@@ -16,6 +17,8 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.client import BaseClient
 from asyncdp.errors import DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
+from asyncdp.middleware.client_verb import ClientVerb
+from asyncdp.stack_arguments import setting
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -29,19 +32,24 @@ class Adapter(BaseClient):
     """Serves calls with the verbs of ``client``.
 
     Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, the thread runs on).
-    ``timeout_s``, the time left, is passed where the verb's signature has it. A verb that is missing is
-    DataPlaneUnsupported. What a get returns is checked against what was asked.
+    ``timeout_s``, the time left, is passed where the verb's signature has it, and so are ``blocking``, ``dp_rank`` and
+    ``min_batch_size`` of a claim: without them they are left out, or DataPlaneUnsupported where they ask for more than
+    the usual. A verb that is missing, or whose signature takes no such call, is DataPlaneUnsupported. What a get
+    returns is checked against what was asked.
 
     Args:
         client: Any object with verbs of :class:`~asyncdp.client.DataPlaneClient`.
+        close_timeout_s: How long the client's own close() may take, in seconds; 5 by default: enough to say goodbye to
+            a backend that answers. What it raises is logged: nobody could do more about it.
     """
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, *, close_timeout_s: float = 5.0) -> None:
         """Wrap ``client``."""
         super().__init__()
         self.client = client
+        self.close_timeout_s: float = setting(close_timeout_s, "float", "close_timeout_s")
         self.error_table = tuple(getattr(client, "error_table", ()))
-        self._verbs: dict[str, tuple[Callable[..., Any], bool, bool]] = {}
+        self._verbs: dict[str, ClientVerb] = {}
 
     def get_capabilities(self) -> DataPlaneCapabilities:
         """Tell what the client says; never that it can be addressed by slots."""
@@ -63,29 +71,29 @@ class Adapter(BaseClient):
         """The client's, where it has one."""
         return str(getattr(self.client, "owner", ""))
 
-    def _verb(self, name: str, ctx: CallContext) -> tuple[Callable[..., Any], bool, bool]:
-        """Return the bound verb, whether it is async, and whether it takes timeout_s."""
+    def _verb(self, name: str, ctx: CallContext) -> ClientVerb:
+        """Return a bound verb."""
         found = self._verbs.get(name)
         if found is None:
             method = getattr(self.client, name, None)
             if method is None:
                 msg = f"{type(self.client).__name__} has no {name}"
                 raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb)
-            try:
-                parameters = inspect.signature(method).parameters
-            except (TypeError, ValueError):
-                parameters = {}  # type: ignore[assignment]
-            takes = "timeout_s" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-            found = self._verbs[name] = (method, inspect.iscoroutinefunction(method), takes)
+            found = self._verbs[name] = ClientVerb.of(method)
         return found
 
     async def _call(self, name: str, ctx: CallContext, *args: Any, **kwargs: Any) -> Any:
-        method, is_async, takes_timeout = self._verb(name, ctx)
-        if takes_timeout:
+        verb = self._verb(name, ctx)
+        if verb.takes("timeout_s"):
             kwargs["timeout_s"] = max(0.0, ctx.remaining())
-        if is_async:
-            return await method(*args, **kwargs)
-        result = await anyio.to_thread.run_sync(partial(method, *args, **kwargs), abandon_on_cancel=True)
+        try:
+            verb.check(*args, **kwargs)
+        except TypeError as err:  # nothing was sent, which a TypeError out of the verb would not say
+            msg = f"{type(self.client).__name__}.{name}{verb.signature} cannot be called as asyncdp does: {err}"
+            raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb, cause=err) from err
+        if verb.is_async:
+            return await verb.method(*args, **kwargs)
+        result = await anyio.to_thread.run_sync(partial(verb.method, *args, **kwargs), abandon_on_cancel=True)
         return await result if inspect.isawaitable(result) else result
 
     # -- A
@@ -99,23 +107,21 @@ class Adapter(BaseClient):
 
     @handles(c.ClaimMeta)
     async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        verb = self._verb("claim_meta", ctx)
         extra: dict[str, Any] = {}
-        if call.min_batch_size is not None:
-            extra["min_batch_size"] = call.min_batch_size
-        if call.dp_rank is not None:
-            extra["dp_rank"] = call.dp_rank
-        fields = list(call.required_fields)
-        got = await self._call(
-            "claim_meta",
-            ctx,
-            call.partition_id,
-            call.task_name,
-            fields,
-            call.batch_size,
-            blocking=call.blocking,
-            **extra,
-        )
-        return _meta(got)
+        for name, value, usual in (
+            ("blocking", call.blocking, True),
+            ("dp_rank", call.dp_rank, None),
+            ("min_batch_size", call.min_batch_size, None),
+        ):
+            if verb.takes(name) is not False:
+                if value is not None:
+                    extra[name] = value
+            elif value != usual:
+                msg = f"{type(self.client).__name__}.claim_meta takes no {name}, and the call has {name}={value!r}"
+                raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb)
+        args = (call.partition_id, call.task_name, list(call.required_fields), call.batch_size)
+        return _meta(await self._call("claim_meta", ctx, *args, **extra))
 
     @handles(c.GetSamples)
     async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
@@ -208,16 +214,24 @@ class Adapter(BaseClient):
     # -- D
 
     async def on_close(self) -> None:
-        """Close the client, where it can be closed."""
+        """Close the client, where it can be closed, within close_timeout_s; what goes wrong is logged."""
         close = getattr(self.client, "close", None)
         if close is None:
             return
-        if inspect.iscoroutinefunction(close):
-            await close()
-            return
-        result = await anyio.to_thread.run_sync(close, abandon_on_cancel=True)
-        if inspect.isawaitable(result):
-            await result
+        log = structlog.get_logger("asyncdp").bind(client=type(self.client).__name__)
+        try:
+            with anyio.move_on_after(self.close_timeout_s) as scope:
+                if inspect.iscoroutinefunction(close):
+                    await close()
+                else:
+                    result = await anyio.to_thread.run_sync(close, abandon_on_cancel=True)
+                    if inspect.isawaitable(result):
+                        await result
+        except Exception as err:  # noqa: BLE001 - any kind: it is somebody else's code
+            log.warning("client_close_failed", error=f"{type(err).__name__}: {err}")
+        else:
+            if scope.cancelled_caught:
+                log.warning("client_close_timed_out", close_timeout_s=self.close_timeout_s)
 
 
 def _meta(got: Any) -> KVBatchMeta:
