@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from asyncdp import stack_arguments as check
 from asyncdp.calls import Clock, Env
 from asyncdp.client import BaseClient
 from asyncdp.clock import AnyioClock
@@ -25,6 +26,7 @@ from asyncdp.middleware.settle import Settle
 from asyncdp.middleware.slot_mapping import SlotMapping
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
+from asyncdp.setting_names import check_keys
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
@@ -53,12 +55,7 @@ def _settings_of(layer: type[BaseClient]) -> list[str]:
 
 def _setting(key: str, value: Any, layer: type[BaseClient], path: str) -> Any:
     """Check a setting's type and range; what else may be wrong with it is the layer's to say."""
-    kind = str(inspect.signature(layer).parameters[key].annotation)
-    types = {"int": (int,), "float": (int, float)}.get(kind)
-    if types is not None and (isinstance(value, bool) or not isinstance(value, types) or not value > 0):
-        msg = f"{path}: must be a positive {'whole number' if kind == 'int' else 'number'}, not {value!r}"
-        raise ValueError(msg)
-    return value
+    return check.setting(value, str(inspect.signature(layer).parameters[key].annotation), path)
 
 
 def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> list[LayerFactory]:
@@ -71,6 +68,7 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
     Raises:
         ValueError: No layer of that name, no layer has that setting, or its value is of another type or not positive.
     """
+    check_keys({"layers": by_layer or {}})
     chosen: dict[str, dict[str, Any]] = {name: {} for name in DEFAULT_LAYERS}
     for name, values in (by_layer or {}).items():
         if name not in DEFAULT_LAYERS:
@@ -98,9 +96,12 @@ def layers_of(client: BaseClient) -> Iterator[BaseClient]:
         at = getattr(at, "inner", None)
 
 
-def _client(made: Any) -> BaseClient:
-    """Wrap what knows verbs only."""
-    return made if isinstance(made, BaseClient) else Adapter(made)
+def _client(made: Any, what: str) -> BaseClient:
+    """Wrap what knows verbs only; ``what`` names it where it is no client."""
+    if isinstance(made, BaseClient):
+        return made
+    check.client(made, what)
+    return Adapter(made)
 
 
 def stack(
@@ -131,12 +132,16 @@ def stack(
         The outermost client. Errors that leave it are not ``retryable`` any more: the layers have tried.
 
     Raises:
-        ValueError: A setting that no layer has, or settings together with a list of layers.
+        ValueError: A setting that no layer has, or settings together with a list of layers, or a value of another type
+            or out of range; the message names it.
+        TypeError: The transport is no client, or a layer cannot be called or makes none; the message says which.
     """
+    check.options(clock=clock, rng=rng, on_event=on_event, call_timeout_s=call_timeout_s, claim_poll_s=claim_poll_s)
+    layers = None if layers is None else check.factories(layers)
     if layers is not None and settings:
         msg = f"{next(iter(settings))}: settings go with the default layers; give them to the layers of the list"
         raise ValueError(msg)
-    base = _client(transport)
+    base = _client(transport, "transport")
     client = base
     made = list(default_layers(**settings) if layers is None else layers)
     if not base.get_capabilities().slot_addressable:
@@ -145,7 +150,7 @@ def stack(
         at = next((i for i, f in enumerate(made) if _class_of(f) in _BELOW_MAPPING), len(made))
         made.insert(at, SlotMapping)
     for factory in reversed(made):
-        client = _client(factory(client))
+        client = _client(factory(client), f"what {_name_of(factory)} returned")
     metrics = next((layer for layer in layers_of(client) if isinstance(layer, Metrics)), None)
     if metrics is None:
         client = metrics = Metrics(client, on_event)
@@ -180,6 +185,10 @@ def _class_of(factory: LayerFactory) -> Any:
     return factory.func if isinstance(factory, partial) else factory
 
 
+def _name_of(factory: LayerFactory) -> str:
+    return str(getattr(_class_of(factory), "__name__", repr(factory)))
+
+
 def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) -> BaseClient:
     module, name, extra = {
         "memory": ("asyncdp.transports.memory", "MemoryTransport", ""),
@@ -208,6 +217,7 @@ def build_data_plane_client(config: Mapping[str, Any], *, bootstrap: bool = True
         ImportError: The impl needs an extra that is not installed; the message names it.
     """
     parsed = parse_config(config)
+    config = {key: value for key, value in config.items() if key != "observability" or value is not None}
     by_layer = {name: dict(values) for name, values in parsed.layers.items()}
     if parsed.ack_timeout_ms is not None:
         by_layer.setdefault("attempt_timeout", {}).setdefault("attempt_timeout_s", parsed.ack_timeout_ms / 1e3)
