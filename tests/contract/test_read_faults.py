@@ -30,13 +30,15 @@ pytestmark = pytest.mark.anyio
 
 
 async def test_only_the_row_that_failed_is_asked_for_again(rig: Rig) -> None:
-    """P2: one of 64 rows fails once: the second request asks for that one only."""
+    """P2: part of an answer for 64 rows fails once: the second request asks for those rows only."""
     rig.need("slot_addressable")
     ids = [f"r{i}" for i in range(64)]
     asked: list[int] = []
+    spoilt: list[int] = []
 
     def spoil(result: ReadResult) -> ReadResult:
         part, *rest = result.parts
+        spoilt.append(part.block.n)  # hosts may answer for several slots in one part
         err = DataPlaneUnavailable("reset", host="h", port=1)
         return ReadResult(tuple(rest), {**result.errors, **dict.fromkeys(part.refs, err)})
 
@@ -50,8 +52,8 @@ async def test_only_the_row_that_failed_is_asked_for_again(rig: Rig) -> None:
     await fill(rig, ids)
     got = await client.get_samples(ids, "p", ["x"])
     check_same(got["x"], torch.arange(64))
-    assert sum(asked) == 65
-    assert asked[-1] == 1
+    assert sum(asked) == 64 + spoilt[0]
+    assert asked[-1] == spoilt[0] < 64
 
 
 async def test_a_read_whose_answer_is_lost_is_sent_again(rig: Rig) -> None:
