@@ -20,11 +20,12 @@ import anyio
 import msgspec
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.transports.ucxx.arena import Arena, arena_name
 from asyncdp.transports.ucxx.directory import EmbeddedServer
 from asyncdp.transports.ucxx.host_settings import HostSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
 
     from asyncdp.config import UcxxSettings
 
@@ -56,7 +57,9 @@ class EmbeddedPlane:
         password = None if folder is None else _password(folder)
         self._server = EmbeddedServer(folder, password=password)
         self._children: dict[int, subprocess.Popen[bytes]] = {}
-        self._ender = weakref.finalize(self, _end, self._children, os.getpid())
+        temporary = [] if folder is not None else [arena_name(host.host_id, host.plane) for host in self._hosts]
+        self._arenas = temporary
+        self._ender = weakref.finalize(self, _end, self._children, os.getpid(), temporary)
 
     @property
     def url(self) -> str:
@@ -88,7 +91,7 @@ class EmbeddedPlane:
             for number in range(len(self._hosts)):
                 self._await_ready(number, until)
         except BaseException:
-            _end(self._children, os.getpid())
+            _end(self._children, os.getpid(), self._arenas)
             _in_a_thread(self._server.stop)
             raise
 
@@ -136,7 +139,7 @@ class EmbeddedPlane:
                 while self.pids:  # noqa: ASYNC110 - a child's end is no event
                     await anyio.sleep(POLL_S)
         finally:
-            _end(self._children, os.getpid())
+            _end(self._children, os.getpid(), self._arenas)
             self._ender.detach()
             await self._server.stop()
 
@@ -170,8 +173,11 @@ def _close_pipes(child: subprocess.Popen[bytes] | None) -> None:
                     pipe.close()
 
 
-def _end(children: dict[int, subprocess.Popen[bytes]], parent: int) -> None:
-    """End what still runs, and wait for it; nothing in a forked child, whose they are not."""
+def _end(children: dict[int, subprocess.Popen[bytes]], parent: int, arenas: Sequence[str]) -> None:
+    """End what still runs, and wait for it; nothing in a forked child, whose they are not.
+
+    ``arenas`` are removed: a host that was killed could not do it itself.
+    """
     if os.getpid() != parent:
         return
     for child in children.values():
@@ -183,6 +189,8 @@ def _end(children: dict[int, subprocess.Popen[bytes]], parent: int) -> None:
             child.kill()
             child.wait()
     children.clear()
+    for arena in arenas:
+        Arena.discard(arena)
 
 
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:

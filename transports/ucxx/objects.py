@@ -50,6 +50,10 @@ class MsgpackCodec:
         self._msgpack: Any = msgpack
         self._allow_pickle = allow_pickle
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by what it was made with: an error that holds rows which came travels with their codec."""
+        return _made, (self._allow_pickle,)
+
     def dumps(self, value: Any) -> bytes:
         """Encode one value.
 
@@ -159,6 +163,10 @@ class MsgpackCodec:
         if code == _PICKLE:
             raise CorruptPayload("a pickled value came, and allow_pickle is off", retryable=False, blames_port=False)
         raise ValueError(f"unknown extension type {code}")
+
+
+def _made(allow_pickle: bool) -> MsgpackCodec:  # noqa: FBT001 - called by pickle
+    return MsgpackCodec(allow_pickle=allow_pickle)
 
 
 def _holds_buffer(value: Any) -> bool:
