@@ -1,9 +1,9 @@
 """What each layer costs on the way of a one-row get, in units of one bare ``anyio.CancelScope``.
 
 Run with ``python -m benchmarks.layers``. The unit is what an attempt cannot do without: ``with
-CancelScope(deadline=...): pass``, entered and left, measured in the same run in a tight loop (bare: without the wrapper
-of ``fail_after``; the same without a deadline is printed beside it). Every stack is measured in turn with the transport
-alone, and the medians of the paired differences are printed, so that a noisy neighbour hits both sides alike.
+CancelScope(deadline=...): pass``, entered and left in a tight loop (bare: without the wrapper of ``fail_after``; the
+same without a deadline is printed beside it). Unit, transport alone and stack are measured close together, in short turns,
+and the median of their ratios is printed, so that a busy or slowed machine hits all three alike.
 """
 
 from __future__ import annotations
@@ -88,25 +88,29 @@ async def measure(rounds: int, count: int) -> None:
     await transport.register_partition("p", ["x"], 1, ["t"])
     await transport.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
     clients = stacks(transport)
-    bare_s: list[float] = []
     unit_s: list[float] = []
-    direct_s: list[float] = []
+    bare: list[float] = []
+    direct: list[float] = []
     over: dict[str, list[float]] = {name: [] for name in clients}
     gc.collect()
     gc.disable()
     for _ in range(rounds):
-        bare_s.append(scope(count, None))
-        unit_s.append(scope(count, anyio.current_time() + 60))
         for name, client in clients.items():
-            direct = await one_get(transport, count)
-            direct_s.append(direct)
-            over[name].append(await one_get(client, count) - direct)
+            unit = scope(count, anyio.current_time() + 60)
+            alone = await one_get(transport, count)
+            stacked = await one_get(client, count)
+            again = scope(count, anyio.current_time() + 60)
+            unit = (unit + again) / 2
+            unit_s.append(unit)
+            bare.append(scope(count, None) / unit)
+            direct.append(alone / unit)
+            over[name].append((stacked - alone) / unit)
+        gc.collect()
     gc.enable()
-    unit = statistics.median(unit_s)
-    median = {name: statistics.median(values) / unit for name, values in over.items()}
-    print(f"{'one unit: CancelScope(deadline=...)':42} {unit * 1e6:7.2f} us")
-    print(f"{'CancelScope() without a deadline':42} {statistics.median(bare_s) / unit:7.2f} units")
-    print(f"{'one-row get, transport used directly':42} {statistics.median(direct_s) / unit:7.2f} units")
+    median = {name: statistics.median(values) for name, values in over.items()}
+    print(f"{'one unit: CancelScope(deadline=...)':42} {statistics.median(unit_s) * 1e6:7.2f} us")
+    print(f"{'CancelScope() without a deadline':42} {statistics.median(bare):7.2f} units")
+    print(f"{'one-row get, transport used directly':42} {statistics.median(direct):7.2f} units")
     print(f"\n{'on top of the transport':42}   units")
     whole = f"+ {ORDER[-1]}"
     print(f"  {'+'.join(FIRST):48} {median['first four']:5.2f}   (limit 5)")
@@ -123,8 +127,8 @@ async def measure(rounds: int, count: int) -> None:
 def main() -> None:
     """Parse the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=25, help="pairs of measurements")
-    parser.add_argument("--count", type=int, default=300, help="gets per measurement")
+    parser.add_argument("--rounds", type=int, default=61, help="turns of each stack")
+    parser.add_argument("--count", type=int, default=50, help="gets per turn")
     options = parser.parse_args()
     anyio.run(partial(measure, options.rounds, options.count))
 

@@ -52,6 +52,12 @@ anyio.run(main)
     assert _run(code + use, tmp_path) == "2\n"
 
 
+def test_the_fault_plan_of_the_readme_runs(tmp_path: Path) -> None:
+    """The example with faults runs as shown."""
+    code = next(code for language, code in _blocks("README.md") if "FaultPlan(seed=7)" in code)
+    assert _run(code, tmp_path) == ""
+
+
 @pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/architecture.md"])
 def test_links_between_documents_lead_somewhere(document: str) -> None:
     """A relative link names a file that is there."""
