@@ -171,7 +171,7 @@ class CallContext:
         verb: The user's verb, such as ``"get_data"``.
         began: When the user called, by ``env.clock.now()``.
         attempt: 1 for the first wire request, counted by SlotRetry.
-        tried: (host id, port) pairs that this attempt has already tried.
+        tried: (host id, port) pairs that failed the attempt before: another port is better.
     """
 
     env: Env
@@ -189,10 +189,6 @@ class CallContext:
     def for_attempt(self, attempt: int, tried: tuple[tuple[str, int], ...] = ()) -> CallContext:
         """Return the context of another attempt."""
         return replace(self, attempt=attempt, tried=tried)
-
-    def with_deadline(self, deadline: float) -> CallContext:
-        """Return the context with a nearer deadline."""
-        return replace(self, deadline=min(deadline, self.deadline))
 
     def emit(self, name: str, **labels: Any) -> None:
         """Tell the sink what happened."""

@@ -8,6 +8,7 @@ import random
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from asyncdp import stack_arguments as check
@@ -47,7 +48,7 @@ DEFAULT_LAYERS: Mapping[str, type[BaseClient]] = {
 _BELOW_MAPPING = (Settle, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
 
 
-def _settings_of(layer: type[BaseClient]) -> list[str]:
+def _settings_of(layer: type) -> list[str]:
     """Names of the keyword settings of a layer."""
     parameters = inspect.signature(layer).parameters.values()
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -104,6 +105,20 @@ def _client(made: Any, what: str) -> BaseClient:
     return Adapter(made)
 
 
+def _check_budget(settings: Mapping[str, float] | None, key: str) -> None:
+    """Refuse settings that the retry budget does not know or cannot use."""
+    known = _settings_of(RetryBudget)
+    for name in settings or {}:
+        if name not in known:
+            msg = f"{key}.{name}: no such setting; there are {known}"
+            raise ValueError(msg)
+    try:
+        RetryBudget(0.0, **(settings or {}))
+    except (TypeError, ValueError) as err:
+        msg = f"{key}: {err}"
+        raise ValueError(msg) from err
+
+
 def stack(
     transport: Any,
     layers: Sequence[LayerFactory] | None = None,
@@ -113,6 +128,7 @@ def stack(
     on_event: Callable[[Any], None] | None = None,
     call_timeout_s: float | None = None,
     claim_poll_s: float | None = None,
+    retry_budget: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> BaseClient:
     """Put layers around a transport.
@@ -126,6 +142,7 @@ def stack(
         on_event: Gets one event per op.
         call_timeout_s: Seconds that a verb may take; default: the transport's, 60 s.
         claim_poll_s: Pause between two looks of a blocking claim, where the backend cannot wait itself.
+        retry_budget: Settings of :class:`~asyncdp.middleware.budget.RetryBudget`: ratio, floor_per_s, window_s.
         **settings: Settings of the default layers, by name: ``attempt_timeout_s=5.0``, ``max_rounds=2``.
 
     Returns:
@@ -136,6 +153,7 @@ def stack(
             or out of range; the message names it.
         TypeError: The transport is no client, or a layer cannot be called or makes none; the message says which.
     """
+    _check_budget(retry_budget, "retry_budget")
     check.options(clock=clock, rng=rng, on_event=on_event, call_timeout_s=call_timeout_s, claim_poll_s=claim_poll_s)
     layers = None if layers is None else check.factories(layers)
     if layers is not None and settings:
@@ -151,7 +169,8 @@ def stack(
         made.insert(at, SlotMapping)
     for factory in reversed(made):
         client = _client(factory(client), f"what {_name_of(factory)} returned")
-    metrics = next((layer for layer in layers_of(client) if isinstance(layer, Metrics)), None)
+    added = takewhile(lambda layer: layer is not base, layers_of(client))
+    metrics = next((layer for layer in added if isinstance(layer, Metrics)), None)
     if metrics is None:
         client = metrics = Metrics(client, on_event)
     elif on_event is not None:
@@ -160,7 +179,7 @@ def stack(
         clock=clock or AnyioClock(),
         rng=rng or random.Random(),  # noqa: S311 - jitter
         sink=metrics,
-        budget=RetryBudget(0.0),
+        budget=RetryBudget(0.0, **(retry_budget or {})),
         codec=base.object_codec,
         ledger=Ledger(),
         session=uuid.uuid4().hex[:16],  # never by rng: two clients with one seed would share their op_ids
@@ -171,7 +190,12 @@ def stack(
         layer.env = env
     client.outermost = True
     client.call_timeout_s = base.call_timeout_s if call_timeout_s is None else call_timeout_s
-    options = {"call_timeout_s": call_timeout_s, "claim_poll_s": claim_poll_s, **settings}
+    options = {
+        "call_timeout_s": call_timeout_s,
+        "claim_poll_s": claim_poll_s,
+        "retry_budget": retry_budget,
+        **settings,
+    }
     client.recipe = (_restack, (transport, layers, options))
     return client
 
@@ -221,6 +245,8 @@ def build_data_plane_client(config: Mapping[str, Any], *, bootstrap: bool = True
     by_layer = {name: dict(values) for name, values in parsed.layers.items()}
     if parsed.ack_timeout_ms is not None:
         by_layer.setdefault("attempt_timeout", {}).setdefault("attempt_timeout_s", parsed.ack_timeout_ms / 1e3)
+    retry_budget = by_layer.pop("retry_budget", None)
+    _check_budget(retry_budget, "layers.retry_budget")
     layers = default_layers(by_layer)
     on_event = None
     if parsed.observability is not None and parsed.observability.enabled:
@@ -231,6 +257,7 @@ def build_data_plane_client(config: Mapping[str, Any], *, bootstrap: bool = True
         on_event=on_event,
         call_timeout_s=parsed.call_timeout_s,
         claim_poll_s=parsed.claim_meta_poll_interval_s,
+        retry_budget=retry_budget,
     )
     client.recipe = (_reattach, (client.attach_config(),))
     return client

@@ -1,9 +1,9 @@
 """What each layer costs on the way of a one-row get, in units of one bare ``anyio.CancelScope``.
 
-Run with ``python -m benchmarks.layers``. The unit is what an attempt cannot do without: ``with
-CancelScope(deadline=...): pass``, entered and left in a tight loop (bare: without the wrapper of ``fail_after``; the
-same without a deadline is printed beside it). Unit, transport alone and stack are measured close together, in short turns,
-and the median of their ratios is printed, so that a busy or slowed machine hits all three alike.
+Run with ``python -m benchmarks.layers``. The unit is what an attempt cannot do without:
+``with CancelScope(deadline=...): pass``, entered and left in a tight loop (bare: without the wrapper of ``fail_after``;
+the same without a deadline is printed beside it). Unit, transport alone and stack are measured close together, in short
+turns, and the median of their ratios is printed, so that a busy or slowed machine hits all three alike.
 """
 
 from __future__ import annotations

@@ -51,6 +51,12 @@ class Adapter(BaseClient):
         self.error_table = tuple(getattr(client, "error_table", ()))
         self._verbs: dict[str, ClientVerb] = {}
 
+    @property
+    def inner(self) -> BaseClient | None:
+        """What the client itself wraps, where it is a layer that knows verbs only: the stack goes on there."""
+        below = getattr(self.client, "inner", None)
+        return below if isinstance(below, BaseClient) else None
+
     def get_capabilities(self) -> DataPlaneCapabilities:
         """Tell what the client says; never that it can be addressed by slots."""
         ask = getattr(self.client, "get_capabilities", None)
@@ -216,8 +222,12 @@ class Adapter(BaseClient):
     async def on_close(self) -> None:
         """Close the client, where it can be closed, within close_timeout_s; what goes wrong is logged."""
         close = getattr(self.client, "close", None)
-        if close is None:
-            return
+        if close is not None:
+            await self._close_client(close)
+        if self.inner is not None:
+            await self.inner.close()
+
+    async def _close_client(self, close: Any) -> None:
         log = structlog.get_logger("asyncdp").bind(client=type(self.client).__name__)
         try:
             with anyio.move_on_after(self.close_timeout_s) as scope:

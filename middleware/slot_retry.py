@@ -101,8 +101,8 @@ class SlotRetry(Layer):
         """Drive the retries of a call that failed as a whole; ``allowed`` is told whether it may have acted already."""
         unsure = err.ambiguous
 
-        async def attempt(number: int) -> R:
-            return await self.inner.execute(call, ctx.for_attempt(number))
+        async def attempt(number: int, before: DataPlaneError) -> R:
+            return await self.inner.execute(call, ctx.for_attempt(number, _tried(before)))
 
         def again(later: DataPlaneError) -> bool:
             nonlocal unsure
@@ -121,7 +121,7 @@ class SlotRetry(Layer):
         self,
         ctx: CallContext,
         err: DataPlaneError,
-        attempt: Callable[[int], Awaitable[R]],
+        attempt: Callable[[int, DataPlaneError], Awaitable[R]],
         allowed: Callable[[DataPlaneError], bool],
     ) -> R:
         """Let tenacity go on from a first attempt that has already failed with ``err``."""
@@ -133,7 +133,7 @@ class SlotRetry(Layer):
             if number == 1 or not allowed(latest):  # what happened during the wait may forbid it
                 raise latest
             try:
-                return await attempt(number)
+                return await attempt(number, latest)
             except DataPlaneError as later:
                 later.attempts = max(later.attempts, number)
                 if not out_of_time(later):
@@ -182,10 +182,10 @@ class SlotRetry(Layer):
         def failing() -> dict[int, DataPlaneError]:
             return {at: err for at, err in errors.items() if err.retryable}
 
-        async def attempt(number: int) -> None:
+        async def attempt(number: int, before: DataPlaneError) -> None:
             todo = list(failing())
             refs = tuple(call.refs[at] for at in todo)
-            got = await self.inner.execute(replace(call, refs=refs), ctx.for_attempt(number))
+            got = await self.inner.execute(replace(call, refs=refs), ctx.for_attempt(number, _tried(before)))
             for at in todo:
                 del errors[at]
             errors.update({todo[at]: err for at, err in got.errors.items()})
@@ -215,6 +215,11 @@ def _error(state: RetryCallState) -> DataPlaneError:
     err = state.outcome.exception()
     assert isinstance(err, DataPlaneError)  # noqa: S101 - the predicate let nothing else through
     return err
+
+
+def _tried(err: DataPlaneError) -> tuple[tuple[str, int], ...]:
+    """The port that an attempt failed through: the next one had better take another."""
+    return () if err.host is None or err.port is None or not err.blames_port else ((err.host, err.port),)
 
 
 def _first(errors: dict[int, DataPlaneError]) -> DataPlaneError:

@@ -12,6 +12,8 @@ from asyncdp import (
     DataPlaneUnavailable,
     MemoryTransport,
     StaleSlotError,
+    build_data_plane_client,
+    default_layers,
     stack,
 )
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
@@ -197,3 +199,62 @@ def test_a_second_plane_at_one_address_must_be_the_same() -> None:
     with pytest.raises(ValueError, match="memory"):
         MemoryTransport({**DEFAULTS, "controller_address": "memory://same", "memory": {"checksum": True}})
     assert first.plane.capacity == DEFAULTS["storage_capacity"]
+
+
+class VerbsOnly:
+    """Somebody's layer that knows no execute: it wraps a client by its verbs."""
+
+    def __init__(self, inner: BaseClient) -> None:
+        self.inner = inner
+
+    async def ping(self, timeout_s: float = 5.0) -> None:
+        """Pass on."""
+        await self.inner.ping(timeout_s)
+
+
+@BACKENDS
+def test_a_layer_of_verbs_does_not_cut_the_stack_in_two(backend: str) -> None:
+    """Events below it reach the one Metrics, and closing reaches the transport."""
+
+    async def check() -> None:
+        plan = FaultPlan().on("ping").refuse(times=1)
+        transport = MemoryTransport()
+        client = stack(transport, [VerbsOnly, *default_layers(), plan.layer])
+        await client.ping()
+        assert client.snapshot()["events"]["retry"] == 1  # type: ignore[attr-defined]
+        await client.close()
+        with pytest.raises(DataPlaneUnavailable):
+            _ = transport.plane
+
+    run_virtual(check, backend)
+
+
+@BACKENDS
+def test_a_stack_around_a_stack_has_its_own_metrics(backend: str) -> None:
+    """What stack() returns always has a snapshot."""
+
+    async def check() -> None:
+        async with stack(stack(MemoryTransport())) as client:
+            await client.ping()
+            assert client.snapshot()["ops"] == {"ping": {"ok": 1}}  # type: ignore[attr-defined]
+
+    run_virtual(check, backend)
+
+
+@BACKENDS
+def test_the_retry_budget_can_be_set(backend: str) -> None:
+    """Without a floor and deposits there is no retry; what no budget knows is refused by name."""
+
+    async def check() -> None:
+        plan = FaultPlan().on("ping").refuse(times=1)
+        none = {"ratio": 0.0, "floor_per_s": 0.0}
+        async with stack(MemoryTransport(), [*default_layers(), plan.layer], retry_budget=none) as client:
+            with pytest.raises(DataPlaneUnavailable):
+                await client.ping()
+            assert client.snapshot()["events"]["budget_refused"] == 1  # type: ignore[attr-defined]
+
+    run_virtual(check, backend)
+    with pytest.raises(ValueError, match=r"retry_budget\.tokens"):
+        stack(MemoryTransport(), retry_budget={"tokens": 1.0})
+    with pytest.raises(ValueError, match=r"layers\.retry_budget.*ratio"):
+        build_data_plane_client({**DEFAULTS, "layers": {"retry_budget": {"ratio": -1.0}}})
