@@ -24,11 +24,11 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench coverage clean
+.PHONY: help demo test lint types pytest format bench chaos coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | coverage | clean"
+	@echo "Also: make lint | types | pytest | format | bench | chaos | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -64,6 +64,10 @@ pytest: $(DEV_STAMP)
 format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Real faults on a real Ray cluster, in full; a slice of it is part of the tests.
+chaos: $(DEV_STAMP)
+	$(call timed,chaos,$(BIN)/python -m tests.transfer_queue.chaos $(ARGS))
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
