@@ -47,9 +47,13 @@ NO_FIELDS: dict[str, Any] = {
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("leaf", [np.array(3), NonTensorData(np.array(3))], ids=["array", "in a TensorDict"])
+@pytest.mark.parametrize(
+    "leaf",
+    [np.array(3), NonTensorData(np.array(3)), np.array("ab"), np.array(None, dtype=object)],
+    ids=["number", "in a TensorDict", "text", "object"],
+)
 async def test_an_array_without_rows_is_refused_by_field(client: BaseClient, leaf: Any) -> None:
-    """A number in an array is no column of two rows: DataPlaneBadRequest that names the field."""
+    """One value in an array is no column of two rows, nor are the letters of a text: the field is named."""
     with pytest.raises(DataPlaneBadRequest, match="'f'") as caught:
         await client.put_samples(["a", "b"], "p", {"f": leaf})
     assert caught.value.field == "f"

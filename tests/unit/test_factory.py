@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from asyncdp import DataPlaneUnavailable, MemoryTransport, SlotRetry, TypedErrors, build_data_plane_client, stack
+from asyncdp import (
+    DataPlaneUnavailable,
+    MemoryTransport,
+    SlotRetry,
+    TypedErrors,
+    build_data_plane_client,
+    factory,
+    stack,
+)
 from asyncdp.clock import AnyioClock
 from asyncdp.factory import default_layers, layers_of
 
@@ -64,11 +72,20 @@ def test_a_wrong_config_is_refused_by_the_users_key(what: str) -> None:
     assert " cap_s" not in f" {caught.value}"
 
 
-def test_observability_that_is_none_is_absent() -> None:
-    """An empty ``observability:`` of a YAML file counts as none."""
+def test_observability_that_is_none_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty ``observability:`` of a YAML file counts as none, for every transport and for who attaches."""
     client = build_data_plane_client({**CONFIG, "observability": None})
     again = build_data_plane_client(client.attach_config(), bootstrap=False)
     assert again.get_capabilities() == client.get_capabilities()
+    seen: list[Any] = []
+
+    def opened(config: Any, *_: Any, **__: Any) -> MemoryTransport:
+        seen.append(config)
+        return MemoryTransport()
+
+    monkeypatch.setattr(factory, "_transport", opened)
+    build_data_plane_client({**CONFIG, "observability": None})
+    assert seen == [CONFIG]
 
 
 def test_layers_of_nothing_are_refused_without_a_config_too() -> None:
