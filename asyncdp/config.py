@@ -115,7 +115,8 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         namespace: Prefix of the plane's keys in the directory; planes that share a directory have different ones.
         lane: ``auto``: copy through shared memory where a slot host is on this machine; ``off``: always over the wire.
         secret: What slot hosts want clients to know; default: the environment's ``ASYNCDP_SECRET``. It is in no
-            ``attach_config()`` and no pickle: another process gets it by the environment.
+            ``attach_config()`` and no pickle: another process gets it by the environment. An embedded plane without one
+            makes a random one, which its directory tells to whoever has the directory's password.
         allow_pickle: Whether values that msgpack cannot keep travel as pickles, which run code where they are read.
         checksum: Whether payloads that are written over the wire carry a CRC-32 (about 2 GB/s).
         connections_per_port: Requests to one port of a slot host at the same time; more wait.

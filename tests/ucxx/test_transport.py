@@ -113,6 +113,19 @@ async def test_the_secret_is_in_no_config_pickle_or_repr(owner: UCXXTransport) -
     await transport.close()
 
 
+async def test_hosts_of_an_embedded_plane_let_in_who_knows_its_directory(owner: UCXXTransport, client: Any) -> None:
+    """They have a random secret; who has another one is refused, also on this machine."""
+    await client.put_samples(["a"], "p", {"x": torch.ones(1)})
+    guess = {**owner.attach_config(), "ucxx": {"secret": "guessed", "lane": "off"}}
+    async with stack(UCXXTransport(guess, bootstrap=False)) as other:
+        for call in (
+            lambda: other.put_samples(["b"], "p", {"x": torch.ones(1)}, timeout_s=2),
+            lambda: other.get_samples(["a"], "p", ["x"], timeout_s=2),
+        ):
+            with pytest.raises(DataPlaneError, match="secret"):
+                await call()
+
+
 def test_under_trio_it_says_so(owner: UCXXTransport) -> None:
     """Its libraries are asyncio's."""
 

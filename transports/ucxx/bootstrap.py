@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 import select
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import msgspec
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.transports.ucxx.arena import Arena, arena_name
-from asyncdp.transports.ucxx.directory import EmbeddedServer
+from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host_settings import HostSettings
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ class EmbeddedPlane:
         folder = None if settings.folder is None else Path(settings.folder).absolute()
         plane = uuid.uuid4().hex if folder is None else hashlib.sha256(os.fsencode(folder)).hexdigest()
         self._settings = settings
+        self._secret = settings.secret or os.environ.get("ASYNCDP_SECRET", "")
         self._hosts = [_host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
         password = None if folder is None else _password(folder)
         self._server = EmbeddedServer(folder, password=password)
@@ -84,7 +86,7 @@ class EmbeddedPlane:
             DataPlaneUnavailable: A child did not come up.
         """
         try:
-            _in_a_thread(self._server.start)
+            _in_a_thread(self._serve)
             for number in range(len(self._hosts)):
                 self._spawn(number)
             until = time.monotonic() + self._settings.start_timeout_s
@@ -94,6 +96,14 @@ class EmbeddedPlane:
             _end(self._children, os.getpid(), self._arenas)
             _in_a_thread(self._server.stop)
             raise
+
+    async def _serve(self) -> None:
+        """Start the directory. Without a secret of its own the plane has a random one, which the directory tells."""
+        await self._server.start()
+        if not self._secret:
+            directory = Directory(self.url, settings=DirectorySettings(namespace=self._settings.namespace))
+            self._secret = await directory.share_secret(secrets.token_urlsafe(24))
+            await directory.close()
 
     def start_host(self, number: int) -> None:
         """Start a slot host again that has ended; it takes over what the former life left."""
@@ -106,9 +116,7 @@ class EmbeddedPlane:
         text = msgspec.json.encode(self._hosts[number]).decode()
         command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
         command += ["--namespace", self._settings.namespace]
-        env = {**os.environ, "ASYNCDP_DIRECTORY": self.url}
-        if self._settings.secret is not None:
-            env["ASYNCDP_SECRET"] = self._settings.secret
+        env = {**os.environ, "ASYNCDP_DIRECTORY": self.url, "ASYNCDP_SECRET": self._secret}
         # In a session of its own: a Ctrl-C is for this process, which then stops it in order.
         self._children[number] = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True

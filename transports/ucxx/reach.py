@@ -10,6 +10,7 @@ from asyncdp.errors import DataPlaneUnsupported, StaleSlotError
 from asyncdp.transports.ucxx.access import Access, Door
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.pool import Pool
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from asyncdp.config import UcxxSettings
     from asyncdp.slots import HostRef
     from asyncdp.transports.ucxx.directory import Directory, HostInfo
-    from asyncdp.transports.ucxx.handshake import Secret
 
 __all__ = ["Place", "Reach"]
 
@@ -63,7 +63,7 @@ class Reach:
     Args:
         directory: Knows where hosts are.
         settings: See there.
-        secret: What hosts want to know.
+        secret: What hosts want to know; none: it is asked of the directory.
         codec: Of values that are no tensors.
     """
 
@@ -72,6 +72,7 @@ class Reach:
         self._directory = directory
         self._settings = settings
         self._secret = secret
+        self._asked = bool(secret)
         self._codec = codec
         self._buffers = BufferPool()
         self._places: dict[tuple[str, int], Place] = {}
@@ -81,7 +82,7 @@ class Reach:
 
     @property
     def access(self) -> Access:
-        """The way to slots from the running loop.
+        """The way to slots from the running loop; to be asked for after :meth:`find`, which may learn the secret.
 
         Raises:
             DataPlaneUnsupported: It is not asyncio's.
@@ -112,6 +113,11 @@ class Reach:
         place = self._places.get((host.id, host.epoch))
         if place is not None:
             return place
+        if not self._asked:
+            shared = await self._directory.shared_secret()
+            self._asked = True
+            if shared is not None:
+                self._secret = Secret(shared)
         self.know(await self._directory.hosts())
         place = self._places.get((host.id, host.epoch))
         if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._places):

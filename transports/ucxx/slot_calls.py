@@ -91,20 +91,19 @@ class SlotCalls(BaseClient):
     @handles(s.ReadSlots)
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         del ctx
-        access = self._reach.access
         try:
             place = await self._find(call.host, call.port)
             with self._reaching(call.host):
-                return await access.read(call.host, place.door, call.refs, place.port(call.port))
+                return await self._reach.access.read(call.host, place.door, call.refs, place.port(call.port))
         except StaleSlotError as err:
             return s.ReadResult((), dict.fromkeys(range(len(call.refs)), err))
 
     @handles(s.Reserve)
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
-        access, left = self._reach.access, ctx.remaining()
         place = await self._find(call.host, call.port)
+        left = ctx.remaining()
         with self._reaching(call.host):
-            return await access.reserve(
+            return await self._reach.access.reserve(
                 call.host,
                 place.door,
                 ctx.op_id,
@@ -118,16 +117,14 @@ class SlotCalls(BaseClient):
 
     @handles(s.WriteSlots)
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
-        access = self._reach.access
         place = await self._find(call.host, call.port)
         told: dict[str, Any] = {"port": place.port(call.port), "checksum": self._checksum}
         with self._reaching(call.host):
-            await access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
+            await self._reach.access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
 
     @handles(s.Abort)
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
         del ctx
-        access = self._reach.access
         try:
             place = await self._reach.find(call.host)
         except StaleSlotError:
@@ -135,7 +132,7 @@ class SlotCalls(BaseClient):
         if place is None:  # its own limits free what was reserved there
             return
         with self._reaching(call.host):
-            await access.abort(call.host, place.door, call.op_id, place.port(call.port))
+            await self._reach.access.abort(call.host, place.door, call.op_id, place.port(call.port))
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:

@@ -117,7 +117,7 @@ class UCXXTransport(SlotCalls):
         """Return the config with which other processes attach.
 
         It has the directory's URL, with its password where it has one, but not the slot hosts' secret: other processes
-        get that by ``ASYNCDP_SECRET``.
+        get that by ``ASYNCDP_SECRET``. The random one of an embedded plane is told by its directory.
         """
         config = {**self._config}
         config.pop("owner", None)

@@ -72,6 +72,17 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         await self._open()
         return self._link.server_us(0.0) / 1e6
 
+    async def share_secret(self, text: str) -> str:
+        """Let whoever may use this directory know the slot hosts' secret; returns the one that was shared first."""
+        key = f"{self._settings.namespace}:secret"
+        await self._link.command("SET", key, text, "NX")
+        return await self.shared_secret() or text
+
+    async def shared_secret(self) -> str | None:
+        """Return the slot hosts' secret, where it is shared: an embedded plane does, for it has no other way."""
+        blob: bytes | None = await self._link.command("GET", f"{self._settings.namespace}:secret")
+        return None if blob is None else blob.decode()
+
     async def close(self) -> None:
         """Close all connections and wake who waits; twice is fine."""
         self._closed = True
