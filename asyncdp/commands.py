@@ -6,9 +6,7 @@ Needs the extra ``asyncdp[cli]``; :mod:`asyncdp.cli` says so where it is missing
 from __future__ import annotations
 
 import json
-import logging
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,10 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(name="asyncdp", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-
-#: A task switch of Python's threads in the demo, in seconds: the event loop and the threads that sample and train share
-#: one interpreter, and at the default of 5 ms each answer of the plane would wait that long for its turn.
-SWITCH_S = 0.001
 
 
 def _can_be_written(file: Path | None) -> Path | None:
@@ -58,11 +52,14 @@ def _top(
 @app.command()
 def demo(
     seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
-    transport: Annotated[str, typer.Option(help="Where the plane lives; 'memory' so far.")] = "memory",
+    transport: Annotated[
+        str, typer.Option(help="Where the plane lives: 'memory', all in one process, or 'transfer_queue', in many.")
+    ] = "memory",
     seconds: Annotated[
         float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
     ] = 45.0,
     faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
+    chaos: Annotated[bool, typer.Option("--chaos", help="Kill processes on the way.")] = False,  # noqa: FBT002
     json_file: Annotated[
         Path | None, typer.Option("--json", callback=_can_be_written, help="Write the account and all counters here.")
     ] = None,
@@ -75,25 +72,23 @@ def demo(
     Ends with code 1 if a sample was lost or trained on twice, or if the reward did not rise.
     """
     import anyio
-    import torch
     from rich.console import Console
 
-    from asyncdp.examples.async_grpo import DemoConfig, run
+    from asyncdp.examples import async_grpo, grpo_processes
+    from asyncdp.examples.async_grpo import DemoConfig, be_small
     from asyncdp.examples.grpo_plane import plane_config
     from asyncdp.examples.grpo_view import LiveView, PlainView
 
-    config = DemoConfig(seed=seed, transport=transport, seconds=seconds, faults=faults)
+    config = DemoConfig(seed=seed, transport=transport, seconds=seconds, faults=faults, chaos=chaos)
     try:
         plane_config(config)
     except ValueError as err:
         raise typer.BadParameter(str(err)) from err
-    torch.set_num_threads(1)  # the tensors are small: more threads would only wait for each other
-    sys.setswitchinterval(SWITCH_S)
-    # torch logs, once per process and from inside its own functions, that one of these will be renamed.
-    logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+    be_small()
     console = Console()
     view = LiveView(console, config) if console.is_terminal else PlainView(console)
-    report = anyio.run(run, config, view)
+    example = async_grpo if transport == "memory" else grpo_processes
+    report = anyio.run(example.run, config, view)
     _tell(console, report)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")

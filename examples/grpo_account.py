@@ -70,21 +70,30 @@ class Account:
         self._trained: Counter[str] = Counter()
         self._evicted: dict[str, str] = {}
 
-    def produced(self, sample_ids: Iterable[str]) -> None:
-        """Note a put that was acknowledged."""
-        self._produced.update(sample_ids)
-
     def unanswered(self, sample_ids: Iterable[str]) -> None:
-        """Note a put of which nobody knows whether it arrived.
+        """Note a put of which nobody knows whether it arrived: each one is, from before it is sent until its answer.
 
-        A put is whole or absent: once one of its samples turns up all of them count as produced.
+        So a worker that dies in between leaves nothing out. A put is whole or absent: once one of its samples turns up
+        all of them count as produced.
         """
         put = tuple(sample_ids)
         self._unanswered.update(dict.fromkeys(put, put))
 
+    def produced(self, sample_ids: Iterable[str]) -> None:
+        """Note a put that was acknowledged."""
+        ids = list(sample_ids)
+        self._produced.update(ids)
+        self._answered(ids)
+
     def given_up(self, sample_ids: Iterable[str]) -> None:
         """Note samples whose put failed for certain: they never were in the plane, and are no part of the balance."""
-        self._given_up += len(list(sample_ids))
+        ids = list(sample_ids)
+        self._given_up += len(ids)
+        self._answered(ids)
+
+    def _answered(self, sample_ids: Iterable[str]) -> None:
+        for sample_id in sample_ids:
+            self._unanswered.pop(sample_id, None)
 
     def seen(self, sample_ids: Iterable[str]) -> None:
         """Note samples that the plane holds: a put that brought them did arrive, answered or not."""
@@ -123,9 +132,9 @@ class Account:
     def balance(self, left: Iterable[str]) -> Balance:
         """Compare everything with the ids that the plane still holds, once no producer has a put under way."""
         still_there = set(left)
-        self.seen(still_there)
         trained, evicted = set(self._trained), set(self._evicted)
         accounted = trained | evicted | still_there
+        self.seen(accounted)  # once more: a worker's entry may have come later than the trainer's about the same sample
         return Balance(
             produced=len(self._produced),
             trained=len(trained),

@@ -48,22 +48,31 @@ class SingleController:
         groups = await self.plane.list_metadata(ROLLOUTS)
         depth = await self.plane.depth(ROLLOUTS)
         newest = weights[0].weight_version or 0 if weights else 0
-        for group in groups:
-            self.account.seen(group.keys)
+        self.account.seen([key for group in groups for key in group.keys])
         self.progress.looked(depth, [newest - _version(group) for group in groups])
-        await self._evict([group for group in groups if newest - _version(group) > self.config.max_age])
+        await self._evict([group for group in groups if newest - _version(group) > self.config.max_age], "stale")
 
-    async def _evict(self, groups: Sequence[DataPlaneGroupMeta]) -> None:
+    async def _evict(self, groups: Sequence[DataPlaneGroupMeta], reason: str) -> None:
         keys = [key for group in groups for key in group.keys]
         if keys:
             await insist(lambda: self.plane.evict(keys, ROLLOUTS))
-            self.account.evicted(keys, "stale")
+            self.account.evicted(keys, reason)
+
+    async def evict_lost(self) -> None:
+        """Evict groups of which a row was lost with the storage that held it.
+
+        To be called once the trainer has ended: until then it does so, since it may be training on what it read before.
+        """
+        await self._evict([group for group in await self._groups() if group.lost_keys], "gone")
 
     async def left(self) -> list[str]:
         """Return the ids of all samples that are in the plane, however often it takes to get an answer."""
+        return [key for group in await self._groups() for key in group.keys]
+
+    async def _groups(self) -> list[DataPlaneGroupMeta]:
         while True:
             try:
-                return [key for group in await self.plane.list_metadata(ROLLOUTS) for key in group.keys]
+                return await self.plane.list_metadata(ROLLOUTS)
             except FAULTS:
                 await anyio.sleep(0.1)
 

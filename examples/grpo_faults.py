@@ -1,7 +1,8 @@
 """The faults that the example lives through: every kind that asyncdp.testing can inject, each a few times.
 
 Some come at random, and some at a set part of the run: a port that is dead for a while, a silent one, a host cut off
-from the network, one that crashes and returns empty.
+from the network, one that crashes and returns empty. These need hosts that can be controlled from here; a plane of
+processes has its own ways to die, see grpo_chaos.
 """
 
 from __future__ import annotations
@@ -11,8 +12,15 @@ from asyncdp.testing import FaultPlan
 __all__ = ["fault_plan"]
 
 
-def fault_plan(seed: int, seconds: float) -> FaultPlan:
-    """Make the plan of a run that lasts some ``seconds``. The seed chooses which requests are hit."""
+def fault_plan(seed: int, seconds: float, *, memory: bool = True) -> FaultPlan:
+    """Make the plan of a run that lasts some ``seconds``. The seed chooses which requests are hit.
+
+    Args:
+        seed: Of the plan.
+        seconds: How long the run lasts.
+        memory: Whether it is for the memory transport: others have no checksum to notice a flipped bit by, and no hosts
+            that can be controlled from here.
+    """
     plan = FaultPlan(seed)
 
     # Single requests. Retries and other ports cure these; the trainer does not notice.
@@ -33,11 +41,15 @@ def fault_plan(seed: int, seconds: float) -> FaultPlan:
 
     # Payloads. Damage is noticed by length, schema or checksum and read again; what moved is looked up again; a slot
     # that is stale has lost its data, and the group goes.
-    plan.corrupt(p=0.01)
+    if memory:
+        plan.corrupt(p=0.01)
     plan.corrupt(schema=True, p=0.003)
     plan.truncate(p=0.01)
-    plan.recycle(how="moved", p=0.005)
+    if memory:
+        plan.recycle(how="moved", p=0.005)
     plan.on("get_data").stale(p=0.01)
+    if not memory:
+        return plan
 
     # Ports: one is dead, one accepts and never answers. Both are quarantined, and back when they work.
     plan.on(host="host-0", port=2).refuse(at_s=0.10 * seconds, for_s=0.25 * seconds)

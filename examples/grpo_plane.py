@@ -13,6 +13,7 @@ Partition ``weights`` holds one row, replaced at every step: one field per param
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -73,6 +74,17 @@ FAULTS: Final = (
 """What a role lives with once the layers have given up. Anything else (a bad request, a closed client) is a bug of ours
 and ends the run."""
 
+TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
+    "memory": {"num_storage_units": 3, "memory": {"checksum": True}},
+    "transfer_queue": {
+        "num_storage_units": 2,
+        "global_segment_size": 1,  # required by name; of a backend that is not used here
+        "local_buffer_size": 1,
+        "transfer_queue": {"namespace": "demo"},
+    },
+}
+"""What the config says of each transport."""
+
 
 @dataclass(frozen=True)
 class DemoConfig:
@@ -83,6 +95,7 @@ class DemoConfig:
         transport: Where the plane lives.
         seconds: How long to train; up to twice as long while the reward is not enough.
         faults: Whether faults are injected.
+        chaos: Whether processes are killed; only where the plane and the roles are processes.
         workers: Rollout workers.
         group_size: Samples per prompt.
         groups_per_step: Groups that a training step waits for.
@@ -102,6 +115,7 @@ class DemoConfig:
     transport: str = "memory"
     seconds: float = 45.0
     faults: bool = True
+    chaos: bool = False
     workers: int = 2
     group_size: int = 8
     groups_per_step: int = 16
@@ -121,23 +135,26 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     Raises:
         ValueError: The transport cannot be used here.
     """
-    if config.transport != "memory":
-        raise ValueError(f"--transport {config.transport}: this example runs on 'memory' only so far")
+    if config.transport not in TRANSPORTS:
+        raise ValueError(f"--transport {config.transport}: this example runs on {' and '.join(TRANSPORTS)} so far")
+    if config.transport == "transfer_queue" and importlib.util.find_spec("transfer_queue") is None:
+        raise ValueError(f"--transport {config.transport} needs: pip install 'asyncdp[tq]'")
+    if config.chaos and config.transport == "memory":
+        raise ValueError("--chaos kills processes; on 'memory' there is one: choose another --transport")
     return {
         "enabled": True,
         "impl": config.transport,
         "backend": "simple",
         "storage_capacity": config.capacity,
-        "num_storage_units": 3,
         "claim_meta_poll_interval_s": 0.05,
         "call_timeout_s": 10.0,
         "layers": {
-            # Payloads are small and near: a port that says nothing for half a second is not going to.
-            "attempt_timeout": {"attempt_timeout_s": 0.5},
+            # Payloads are small and near: who says nothing for that long is not going to. Processes share the cores.
+            "attempt_timeout": {"attempt_timeout_s": 0.5 if config.transport == "memory" else 2.0},
             # Faults of this run last seconds, not minutes, and so do quarantines.
             "port_rotation": {"quarantine_s": 2.0, "quarantine_max_s": 8.0, "quarantine_decay_s": 10.0},
         },
-        "memory": {"checksum": True},
+        **TRANSPORTS[config.transport],
     }
 
 
@@ -146,9 +163,9 @@ def start(config: DemoConfig, owner: str, faults: FaultPlan | None) -> BaseClien
     return _connect({**plane_config(config), "owner": owner}, faults, bootstrap=True)
 
 
-def attach(plane: BaseClient, owner: str, faults: FaultPlan | None) -> BaseClient:
-    """Attach another client, as another process would do with the same config."""
-    return _connect({**plane.attach_config(), "owner": owner}, faults, bootstrap=False)
+def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> BaseClient:
+    """Attach another client, in this process or another one, by the ``attach_config()`` of one that is there."""
+    return _connect({**config, "owner": owner}, faults, bootstrap=False)
 
 
 def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: bool) -> BaseClient:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from asyncdp import Metrics, PortRotation, layers_of
-from asyncdp.middleware.permit import Health
+from asyncdp.examples.grpo_counts import Counts, counts_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdp import BaseClient
     from asyncdp.testing import FaultPlan
 
-__all__ = ["Point", "Progress", "count_events", "ports_out"]
+__all__ = ["Point", "Progress"]
 
 
 class Point(NamedTuple):
@@ -38,8 +37,10 @@ class Progress:
         staleness: Mean age of each trained batch, in weight versions.
         depths: Complete groups in the plane.
         ages: How many groups in the plane are how many weight versions old, at the last look.
-        clients: All clients of the plane, by role, for their counters.
-        plan: The faults that are injected, if any.
+        clients: The clients of the plane in this process, by role, for their counters.
+        told: What clients in other processes last said that they counted, by role.
+        plan: The faults that are injected in this process, if any.
+        killed: What was killed, and started anew.
     """
 
     began: float = field(default_factory=time.monotonic)
@@ -50,12 +51,26 @@ class Progress:
     depths: list[Point] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
     clients: dict[str, BaseClient] = field(default_factory=dict)
+    told: dict[str, Counts] = field(default_factory=dict)
     plan: FaultPlan | None = None
+    killed: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def faults(self) -> Counter[str]:
         """Faults injected so far, by kind."""
-        return Counter() if self.plan is None else self.plan.counts
+        counts = Counter() if self.plan is None else self.plan.counts
+        for told in self.told.values():
+            counts.update(told.faults)
+        return counts
+
+    def counts(self) -> list[Counts]:
+        """Return what each client has counted so far."""
+        return [*(counts_of(client) for client in self.clients.values()), *self.told.values()]
+
+    def ended(self) -> None:
+        """Keep the last counts of the clients of this process; they are closed, and their event loop is about to be."""
+        self.told.update((role, counts_of(client)) for role, client in self.clients.items())
+        self.clients.clear()
 
     def elapsed_s(self) -> float:
         """Return the seconds since the run began."""
@@ -72,30 +87,15 @@ class Progress:
         self.rewards.append(Point(now, sum(rewards) / len(rewards)))
         self.staleness.append(Point(now, sum(ages) / len(ages)))
 
+    def counted(self, role: str, counts: Counts) -> None:
+        """Note what a client in another process has counted."""
+        self.told[role] = counts
+
+    def struck(self, what: str, **facts: Any) -> None:
+        """Note that something was killed, or came back."""
+        self.killed.append({"at_s": round(self.elapsed_s(), 2), "what": what, **facts})
+
     def looked(self, depth: int, ages: Iterable[int]) -> None:
         """Note what a look at the plane showed."""
         self.depths.append(Point(self.elapsed_s(), depth))
         self.ages = Counter(ages)
-
-
-def count_events(clients: Iterable[BaseClient], event: str, label: str) -> Counter[str]:
-    """Add up an event that the layers of all clients emitted, by one of its labels: ``"retry"`` by ``"reason"``."""
-    total: Counter[str] = Counter()
-    for client in clients:
-        for layer in layers_of(client):
-            if isinstance(layer, Metrics):
-                for labels, count in layer.snapshot()["events_by"].get(event, {}).items():
-                    by_name = dict(pair.split("=", 1) for pair in labels.split())
-                    total[by_name.get(label, "?")] += count
-    return total
-
-
-def ports_out(clients: Iterable[BaseClient]) -> dict[tuple[str, int], int]:
-    """Return all ports that were used, as (host, port), with the number of clients that leave each alone at present."""
-    out: Counter[tuple[str, int]] = Counter()
-    for client in clients:
-        for layer in layers_of(client):
-            if isinstance(layer, PortRotation):
-                for port, seen in layer.ports(layer.env.clock.now()).items():
-                    out[port] += seen.health is not Health.HEALTHY
-    return dict(sorted(out.items()))

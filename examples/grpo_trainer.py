@@ -24,7 +24,7 @@ from asyncdp.examples.policy import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from tensordict import TensorDict
 
@@ -128,18 +128,25 @@ class Trainer:
             try:
                 return meta, await self.plane.get_data(meta)
             except PartialReadError as err:
-                gone = [i for i, e in zip(err.failed.sample_ids, err.errors.values(), strict=True) if _for_good(e)]
-                failed = err.failed.sample_ids
+                errors = dict(zip(err.failed.sample_ids, err.errors.values(), strict=True))
             except FAULTS as err:  # no row came
-                failed = meta.sample_ids
-                gone = failed if _for_good(err) else []
-            lost, away = _whole_groups(meta, gone), _whole_groups(meta, failed)
+                errors = dict.fromkeys(meta.sample_ids, err)
+            gone = {sample_id for sample_id, err in errors.items() if _for_good(err)}
+            if len(gone) < len(errors):
+                gone |= errors.keys() & await self._lost_keys()
+            lost, away = _whole_groups(meta, gone), _whole_groups(meta, errors)
             await self._evict([meta.sample_ids[at] for at in lost], "gone")
             later = meta.subset(sorted(away - lost))
             if later.size:
                 await self._release(later)
             meta = meta.drop(lost | away)
         return None
+
+    async def _lost_keys(self) -> set[str]:
+        """Ask the plane which samples were lost with the storage that held them."""
+        with suppress(*FAULTS):
+            return {key for group in await self.plane.list_metadata(ROLLOUTS) for key in group.lost_keys}
+        return set()
 
     @property
     def _oldest(self) -> int:
@@ -169,10 +176,10 @@ def _versions(meta: KVBatchMeta) -> list[int]:
     return [tags["weight_version"] for tags in meta.tags or ()]
 
 
-def _whole_groups(meta: KVBatchMeta, sample_ids: Sequence[str]) -> set[int]:
+def _whole_groups(meta: KVBatchMeta, sample_ids: Iterable[str]) -> set[int]:
     """Positions of all rows whose group has one of the samples."""
-    groups = _groups(meta)
-    touched = {groups[at] for at, sample_id in enumerate(meta.sample_ids) if sample_id in set(sample_ids)}
+    groups, chosen = _groups(meta), set(sample_ids)
+    touched = {groups[at] for at, sample_id in enumerate(meta.sample_ids) if sample_id in chosen}
     return {at for at, group in enumerate(groups) if group in touched}
 
 

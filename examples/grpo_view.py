@@ -12,7 +12,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from asyncdp.examples.grpo_progress import count_events, ports_out
+from asyncdp.examples.grpo_counts import count_events, ports_out
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -56,7 +56,7 @@ class LiveView:
 
     def render(self, progress: Progress, account: Account) -> RenderableType:
         """Return one frame."""
-        clients = progress.clients.values()
+        counts = progress.counts()
         width = max(20, min(self.console.width - 50, 80))
         curves = Table.grid(padding=(0, 2))
         curves.add_row("reward", sparkline(progress.rewards, width, top=1.0), _reward(progress))
@@ -67,9 +67,11 @@ class LiveView:
         facts.add_row("evicted", _tally(account.evicted_by_reason))
         facts.add_row("ages", _ages(progress))
         facts.add_row("ports", _ports(progress))
-        facts.add_row("retries", _tally(count_events(clients, "retry", "reason")))
-        facts.add_row("rotations", _tally(count_events(clients, "rotation", "reason")))
+        facts.add_row("retries", _tally(count_events(counts, "retry", "reason")))
+        facts.add_row("rotations", _tally(count_events(counts, "rotation", "reason")))
         facts.add_row("faults", _tally(progress.faults))
+        if self.config.chaos:
+            facts.add_row("chaos", _killed(progress))
         title = (
             f"asyncdp demo   {self.config.transport}   seed {self.config.seed}   "
             f"{progress.elapsed_s():.0f} of {self.config.seconds:.0f} s   step {progress.steps}"
@@ -96,8 +98,8 @@ class PlainView:
 
     def line(self, progress: Progress, account: Account) -> str:
         """Return one line."""
-        clients = progress.clients.values()
-        out = ports_out(clients)
+        counts = progress.counts()
+        out = ports_out(counts)
         parts = [
             f"{progress.elapsed_s():5.1f} s",
             f"step {progress.steps}",
@@ -105,11 +107,12 @@ class PlainView:
             _last(progress.depths, "depth {:.0f}"),
             _last(progress.staleness, "age {:.1f}"),
             *(f"{what} {count}" for what, count in account.counts.items()),
-            f"ports out {sum(out.values())}/{len(out) * len(clients)}",
-            f"retries {count_events(clients, 'retry', 'reason').total()}",
+            f"ports out {sum(out.values())}/{len(out) * len(counts)}",
+            f"retries {count_events(counts, 'retry', 'reason').total()}",
             f"faults {progress.faults.total()}",
+            _killed(progress),
         ]
-        return "  ".join(parts)
+        return "  ".join(part for part in parts if part)
 
 
 def sparkline(points: Sequence[Point], width: int, top: float | None = None) -> str:
@@ -137,6 +140,10 @@ def _tally(counts: Counter[str] | dict[str, int]) -> str:
     return "   ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda c: -c[1])) or "-"
 
 
+def _killed(progress: Progress) -> str:
+    return "   ".join(f"{event['what']} at {event['at_s']:.0f} s" for event in progress.killed)
+
+
 def _ages(progress: Progress) -> str:
     seen = sorted(progress.ages.items())
     return "   ".join(f"{count} groups {age} behind" for age, count in seen) or "-"
@@ -144,11 +151,11 @@ def _ages(progress: Progress) -> str:
 
 def _ports(progress: Progress) -> Text:
     """Draw a green dot for each port that all clients use, for others how many of them leave it alone."""
-    text, host_before = Text(), ""
-    for (host, _), out in ports_out(progress.clients.values()).items():
+    text, host_before, counts = Text(), "", progress.counts()
+    for (host, _), out in ports_out(counts).items():
         if host != host_before:
             text.append(f"{'   ' if host_before else ''}{host} ")
             host_before = host
         text.append(f"{out} " if out else "● ", style="red" if out else "green")
-    text.append(f"  clients of {len(progress.clients)} that leave it alone", style="dim")
+    text.append(f"  clients of {len(counts)} that leave it alone", style="dim")
     return text

@@ -109,21 +109,21 @@ class RolloutWorker:
     async def _put(self, samples: _Samples, stop: anyio.Event) -> None:
         """Put samples; wait where the plane is full, give them up where the put failed."""
         while not stop.is_set():
+            self.account.unanswered(samples.sample_ids)  # until there is an answer, whatever becomes of this worker
             try:
                 await self.plane.put_samples(samples.sample_ids, ROLLOUTS, samples.fields, samples.tags)
             except FAULTS as err:
                 if err.ambiguous:
                     # They may have arrived. Putting them again could bring back what has been trained on and popped
-                    # meanwhile, so leave it: if they are there, somebody will come across them.
-                    self.account.unanswered(samples.sample_ids)
-                elif isinstance(err, DataPlaneNotReady):
+                    # meanwhile, so leave it unanswered: if they are there, somebody will come across them.
+                    return
+                if isinstance(err, DataPlaneNotReady):
                     await anyio.sleep(err.retry_after_s or 0.1)  # nothing was written: the same samples again
                     continue
-                else:
-                    self.account.given_up(samples.sample_ids)
-            else:
-                self.account.produced(samples.sample_ids)
+                break
+            self.account.produced(samples.sample_ids)
             return
+        self.account.given_up(samples.sample_ids)
 
 
 def _jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:

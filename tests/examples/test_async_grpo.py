@@ -85,7 +85,7 @@ def test_a_slow_machine_gets_more_time() -> None:
         stop, progress = anyio.Event(), Progress(evaluations=[Point(0.0, 0.1)])
         began = anyio.current_time()
         async with anyio.create_task_group() as group:
-            group.start_soon(async_grpo._time_is_up, DemoConfig(seconds=seconds), progress, stop)
+            group.start_soon(async_grpo.time_is_up, DemoConfig(seconds=seconds), progress, stop)
             if enough_at is not None:
                 await anyio.sleep(enough_at)
                 progress.evaluations.append(Point(enough_at, 0.6))
@@ -158,7 +158,7 @@ def test_the_command_writes_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("transport", ["transfer_queue", "ucxx", "smoke"])
+@pytest.mark.parametrize("transport", ["ucxx", "smoke"])
 def test_a_transport_that_cannot_be_used_is_named(transport: str) -> None:
     """A clear message and the code of a usage error, before anything is started."""
     result = CliRunner().invoke(app, ["demo", "--transport", transport])

@@ -39,8 +39,10 @@ class _Roles:
         self.plane = plane
         self.account, self.progress = Account(), Progress()
         task = make_task(0)
-        self.worker = RolloutWorker(0, attach(plane, "worker", plan), CONFIG, task, self.account)
-        self.trainer = Trainer(attach(plane, "trainer", plan), CONFIG, task, self.account, self.progress)
+        self.worker = RolloutWorker(0, attach(plane.attach_config(), "worker", plan), CONFIG, task, self.account)
+        self.trainer = Trainer(
+            attach(plane.attach_config(), "trainer", plan), CONFIG, task, self.account, self.progress
+        )
         self.controller = SingleController(plane, CONFIG, self.account, self.progress)
 
     async def put(self, version: int = 0) -> list[str]:

@@ -1,0 +1,70 @@
+"""Kills processes while the example runs: a rollout worker, which is started anew, and a part of the plane.
+
+No process gets a warning (SIGKILL). What the worker had sent last stays unanswered; the plane shows whether it arrived.
+The rows that only the storage unit held are lost: the plane names them, and their groups are evicted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS
+
+if TYPE_CHECKING:
+    from asyncdp import BaseClient
+    from asyncdp.examples.grpo_crew import Crew
+
+__all__ = ["strike"]
+
+WORKER_AT = 0.15
+"""When the worker is killed, as a part of the run."""
+UNIT_AT = 0.4
+"""When the storage unit is."""
+LOOK_S = 1.0
+"""Seconds for which the plane is asked, once the unit is dead, what was lost with it."""
+
+
+async def strike(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
+    """Kill each at its time, unless ``stop`` is set before."""
+    async with anyio.create_task_group() as tasks:
+        if await _waited(WORKER_AT * crew.config.seconds, stop):
+            tasks.start_soon(crew.replace, crew.workers[0], stop)
+        if await _waited((UNIT_AT - WORKER_AT) * crew.config.seconds, stop):
+            await _kill_unit(crew, plane)
+
+
+async def _waited(seconds: float, stop: anyio.Event) -> bool:
+    with anyio.move_on_after(seconds):
+        await stop.wait()
+    return not stop.is_set()
+
+
+async def _kill_unit(crew: Crew, plane: BaseClient) -> None:
+    """Kill the first storage unit, and note the samples that the plane names as lost with it."""
+    unit = plane.attach_config()["transfer_queue"]["endpoints"]["units"][0]
+    pid = _listens_at(set(unit["ports"].values()))
+    os.kill(pid, signal.SIGKILL)
+    lost: set[str] = set()
+    crew.progress.struck("storage unit killed", unit=unit["id"], pid=pid)
+    with anyio.move_on_after(LOOK_S):
+        while True:
+            with suppress(*FAULTS):
+                groups = await plane.list_metadata(ROLLOUTS)
+                lost.update(key for group in groups for key in group.lost_keys)
+            await anyio.sleep(0.05)
+    crew.progress.struck("samples named as lost", samples=sorted(lost))
+
+
+def _listens_at(ports: set[int]) -> int:
+    """Return the process that listens at one of these ports of this machine."""
+    import psutil  # type: ignore[import-untyped] # it comes with TransferQueue
+
+    for one in psutil.net_connections(kind="tcp"):
+        if one.status == psutil.CONN_LISTEN and one.laddr.port in ports and one.pid:
+            return int(one.pid)
+    raise LookupError(f"no process listens at {sorted(ports)}")

@@ -1,0 +1,97 @@
+"""The example with each role in a process of its own, on TransferQueue: ``asyncdp demo --transport transfer_queue``.
+
+The roles are those of the memory demo, unchanged. What is here starts the plane and their processes, writes down what
+they tell, and closes the account. Beside the files that async_grpo names, read
+
+    grpo_role     what happens in the process of a role
+    grpo_crew     starting, hearing and ending them
+    grpo_chaos    killing some of them, and a part of the plane
+"""
+
+from __future__ import annotations
+
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import anyio
+
+from asyncdp.examples.async_grpo import GRACE_S, DemoConfig, Report, View, time_is_up
+from asyncdp.examples.grpo_account import Account
+from asyncdp.examples.grpo_chaos import strike
+from asyncdp.examples.grpo_controller import SingleController
+from asyncdp.examples.grpo_crew import Crew
+from asyncdp.examples.grpo_plane import register, start
+from asyncdp.examples.grpo_progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from asyncdp import BaseClient
+
+__all__ = ["run"]
+
+START_S = 90.0
+"""Seconds that the processes may take to start: each imports torch, and they share the cores."""
+RAY_MEMORY = 75 << 20
+"""Bytes of Ray's object store, the least it takes: samples do not go through it."""
+
+
+async def run(config: DemoConfig, view: View | None = None) -> Report:
+    """Start Ray, the plane and the processes, train, end all of them, and close the account.
+
+    Raises:
+        TimeoutError: It did not come to an end.
+        RuntimeError: A process ended that nobody had told to.
+    """
+    with _ray():
+        async with start(config, "driver", None) as plane:
+            return await _run(config, view, plane)
+
+
+async def _run(config: DemoConfig, view: View | None, plane: BaseClient) -> Report:
+    account, progress, stop = Account(), Progress(), anyio.Event()
+    progress.clients["driver"] = plane
+    with Crew(config, plane.attach_config(), account, progress) as crew:
+        with anyio.fail_after(START_S):
+            await register(plane, config)
+            await crew.gather()
+        progress.began = time.monotonic()
+        with anyio.fail_after(2 * config.seconds + GRACE_S):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(crew.perform, stop)
+                if view is not None:
+                    tasks.start_soon(view.show, progress, account, stop)
+                if config.chaos:
+                    tasks.start_soon(strike, crew, plane, stop)
+                await time_is_up(config, progress, stop)
+                stop.set()
+            # All processes have ended: nothing is under way, and nobody trains on what is evicted here.
+            end = SingleController(plane, config, account, progress)
+            await end.evict_lost()
+            balance = account.balance(await end.left())
+            progress.ended()
+    return Report(config, balance, progress, account.evicted_by_reason, account.puts)
+
+
+@contextmanager
+def _ray() -> Iterator[None]:
+    """Run a small Ray for the plane, unless this process is connected to one already."""
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(
+        "local",  # one of our own, whatever else runs on this machine
+        num_cpus=3,  # one per actor: the controller and two storage units
+        object_store_memory=RAY_MEMORY,
+        include_dashboard=False,
+        log_to_driver=False,
+        configure_logging=False,
+        _node_ip_address="127.0.0.1",
+    )
+    try:
+        yield
+    finally:
+        ray.shutdown()
