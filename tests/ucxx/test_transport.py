@@ -16,7 +16,9 @@ import pytest
 import torch
 
 from asyncdp import build_data_plane_client, stack
+from asyncdp.calls import CallContext
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported, SampleNotFound, StaleSlotError
+from asyncdp.slots import Locate, ReadSlots
 from tests.contract.rig import BASE
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
@@ -90,6 +92,38 @@ async def test_put_claim_get_pop(client: Any) -> None:
     with pytest.raises(SampleNotFound):
         await client.get_samples(["a"], "p", ["x"])
     assert await client.depth("p") == 0
+
+
+@pytest.mark.parametrize("lane", ["auto", "off"])
+@pytest.mark.parametrize("verb", ["clear", "pop", "evict", "put", "drop"])
+async def test_when_a_removal_returns_no_old_reference_reads(owner: UCXXTransport, verb: str, lane: str) -> None:
+    """S: the host changed the rows' live words before, also of one row among others in its slot."""
+    transport = UCXXTransport({**owner.attach_config(), "ucxx": {"lane": lane}}, bootstrap=False)
+    async with stack(transport) as made:
+        await made.register_partition("q", ["x"], 64, ["train"])
+        await made.put_samples(["a", "b"], "q", {"x": torch.arange(2.0)})
+        located = await made.execute(Locate(("a",), "q", ("x",)), context(made))
+        read = ReadSlots(located.refs[0].host, located.refs)
+        assert (await made.execute(read, context(made))).parts
+        if verb == "clear":
+            await made.clear_samples(["a"], "q")
+        elif verb == "put":
+            await made.put_samples(["a"], "q", {"x": torch.ones(1)})
+        elif verb == "drop":
+            await made.drop_partition("q")
+        else:
+            await getattr(made, verb)(["a"], "q")
+        (problem,) = (await transport.execute(read, context(made))).errors.values()
+        assert isinstance(problem, StaleSlotError)
+        if verb != "drop":
+            assert (await made.get_samples(["b"], "q", ["x"]))["x"].tolist() == [1.0]
+            await made.drop_partition("q")
+
+
+def context(made: Any) -> CallContext:
+    """A user call's."""
+    env = made.env
+    return CallContext(env, env.next_op_id(), env.clock.now() + 5, "get_samples")
 
 
 async def test_a_pickled_client_attaches(client: Any) -> None:
