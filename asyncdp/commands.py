@@ -88,6 +88,8 @@ def demo(
     console = Console()
     view = LiveView(console, config) if console.is_terminal else PlainView(console)
     example = async_grpo if transport == "memory" else grpo_processes
+    if transport != "memory":
+        console.print("starting the plane and the processes: half a minute or so", highlight=False)
     report = anyio.run(example.run, config, view)
     _tell(console, report)
     if json_file is not None:

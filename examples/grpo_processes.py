@@ -10,6 +10,7 @@ they tell, and closes the account. Beside the files that async_grpo names, read
 
 from __future__ import annotations
 
+import logging
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ __all__ = ["run"]
 
 START_S = 90.0
 """Seconds that the processes may take to start: each imports torch, and they share the cores."""
+LOOPBACK = "127.0.0.2"
+"""Where Ray and the plane listen: out of reach from elsewhere. For 127.0.0.1 Ray takes the address of the network."""
 RAY_MEMORY = 75 << 20
 """Bytes of Ray's object store, the least it takes: samples do not go through it."""
 
@@ -88,8 +91,8 @@ def _ray() -> Iterator[None]:
         object_store_memory=RAY_MEMORY,
         include_dashboard=False,
         log_to_driver=False,
-        configure_logging=False,
-        _node_ip_address="127.0.0.1",
+        logging_level=logging.ERROR,  # that an actor was killed is known here
+        _node_ip_address=LOOPBACK,
     )
     try:
         yield

@@ -41,6 +41,7 @@ class Progress:
         told: What clients in other processes last said that they counted, by role.
         plan: The faults that are injected in this process, if any.
         killed: What was killed, and started anew.
+        lasted_s: Seconds from start to end; None while the run goes on.
     """
 
     began: float = field(default_factory=time.monotonic)
@@ -54,6 +55,7 @@ class Progress:
     told: dict[str, Counts] = field(default_factory=dict)
     plan: FaultPlan | None = None
     killed: list[dict[str, Any]] = field(default_factory=list)
+    lasted_s: float | None = None
 
     @property
     def faults(self) -> Counter[str]:
@@ -68,13 +70,14 @@ class Progress:
         return [*(counts_of(client) for client in self.clients.values()), *self.told.values()]
 
     def ended(self) -> None:
-        """Keep the last counts of the clients of this process; they are closed, and their event loop is about to be."""
+        """Note the end: the last counts of the clients of this process, whose event loop is about to close."""
+        self.lasted_s = self.elapsed_s()
         self.told.update((role, counts_of(client)) for role, client in self.clients.items())
         self.clients.clear()
 
     def elapsed_s(self) -> float:
-        """Return the seconds since the run began."""
-        return time.monotonic() - self.began
+        """Return the seconds since the run began; those that it lasted, once it has ended."""
+        return time.monotonic() - self.began if self.lasted_s is None else self.lasted_s
 
     def evaluated(self, reward: float) -> None:
         """Note a reward on the held-out prompts."""

@@ -71,7 +71,7 @@ class LiveView:
         facts.add_row("rotations", _tally(count_events(counts, "rotation", "reason")))
         facts.add_row("faults", _tally(progress.faults))
         if self.config.chaos:
-            facts.add_row("chaos", _killed(progress))
+            facts.add_row("chaos", "   ".join(_killed(progress)) or "-")
         title = (
             f"asyncdp demo   {self.config.transport}   seed {self.config.seed}   "
             f"{progress.elapsed_s():.0f} of {self.config.seconds:.0f} s   step {progress.steps}"
@@ -110,9 +110,9 @@ class PlainView:
             f"ports out {sum(out.values())}/{len(out) * len(counts)}",
             f"retries {count_events(counts, 'retry', 'reason').total()}",
             f"faults {progress.faults.total()}",
-            _killed(progress),
+            *_killed(progress)[-1:],
         ]
-        return "  ".join(part for part in parts if part)
+        return "  ".join(parts)
 
 
 def sparkline(points: Sequence[Point], width: int, top: float | None = None) -> str:
@@ -140,8 +140,8 @@ def _tally(counts: Counter[str] | dict[str, int]) -> str:
     return "   ".join(f"{name} {count}" for name, count in sorted(counts.items(), key=lambda c: -c[1])) or "-"
 
 
-def _killed(progress: Progress) -> str:
-    return "   ".join(f"{event['what']} at {event['at_s']:.0f} s" for event in progress.killed)
+def _killed(progress: Progress) -> list[str]:
+    return [f"{event['what']} at {event['at_s']:.0f} s" for event in progress.killed]
 
 
 def _ages(progress: Progress) -> str:

@@ -80,6 +80,26 @@ def test_an_unanswered_put_counts_once_it_is_seen() -> None:
     assert account.puts == {"given_up": 0, "unanswered": 8, "arrived_unanswered": 4}
 
 
+@pytest.mark.parametrize("answer", ["produced", "given_up"])
+def test_an_answer_ends_the_doubt(answer: str) -> None:
+    """Each put is unanswered from before it is sent until it is answered."""
+    account = _clean()
+    account.unanswered(_ids("d"))
+    getattr(account, answer)(_ids("d"))
+    assert account.puts["unanswered"] == 0
+    assert account.balance([*_ids("c"), *(_ids("d") if answer == "produced" else ())]).adds_up
+
+
+def test_the_order_of_entries_does_not_matter() -> None:
+    """From another process it may come later that a put was sent than that its samples were trained on."""
+    account = _clean()
+    account.trained(_ids("d"))
+    account.unanswered(_ids("d"))
+    balance = account.balance(_ids("c"))
+    assert balance.adds_up
+    assert balance.produced == 16
+
+
 def test_half_of_an_unanswered_put_is_a_loss() -> None:
     """A put is whole or absent: if only part of it turns up, the rest is lost."""
     account = _clean()

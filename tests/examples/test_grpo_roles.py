@@ -1,5 +1,6 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -7,7 +8,7 @@ import anyio.to_thread
 import pytest
 import torch
 
-from asyncdp import BaseClient, DataPlaneNotReady, KVBatchMeta
+from asyncdp import BaseClient, DataPlaneGroupMeta, DataPlaneNotReady, KVBatchMeta
 from asyncdp.examples.grpo_account import Account
 from asyncdp.examples.grpo_controller import SingleController
 from asyncdp.examples.grpo_faults import fault_plan
@@ -179,6 +180,50 @@ def test_a_group_that_is_out_of_reach_is_claimed_again_later(backend: str) -> No
                     break
             assert batch is not None
             assert set(batch[0].sample_ids) == set(ids)
+
+    run_virtual(main, backend)
+
+
+def _loses(monkeypatch: pytest.MonkeyPatch, plane: BaseClient, lost: str) -> None:
+    """Let the plane say of one sample that it was lost with the storage that held it."""
+    list_metadata = plane.list_metadata
+
+    async def listed(partition_id: str) -> list[DataPlaneGroupMeta]:
+        groups = await list_metadata(partition_id)
+        return [replace(group, lost_keys=tuple(key for key in group.keys if key == lost)) for group in groups]
+
+    monkeypatch.setattr(plane, "list_metadata", listed)
+
+
+@BACKENDS
+def test_a_group_with_a_row_that_was_lost_is_evicted(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """Rows that do not come: the plane says which of them are lost; their group goes, the others are given back."""
+
+    async def main() -> None:
+        plan = FaultPlan().on("get_data", call="ReadSlots").refuse(times=40)
+        async with _roles(plan) as roles:
+            ids = await roles.put()
+            _loses(monkeypatch, roles.trainer.plane, ids[1])
+            assert await roles.trainer._claim(ADVANTAGE, ["rewards"], wait_s=0.0) is None
+            assert await roles.left() == set(ids[4:])
+            assert roles.account.evicted_by_reason == {"gone": 4}
+
+    run_virtual(main, backend)
+
+
+@BACKENDS
+def test_lost_groups_that_nobody_claimed_are_evicted_at_the_end(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    """The controller leaves them alone until it is told that the trainer has ended."""
+
+    async def main() -> None:
+        async with _roles() as roles:
+            ids = await roles.put()
+            _loses(monkeypatch, roles.plane, ids[1])
+            await roles.controller._look()
+            assert await roles.left() == set(ids)
+            await roles.controller.evict_lost()
+            assert await roles.left() == set(ids[4:])
+            assert roles.account.evicted_by_reason == {"gone": 4}
 
     run_virtual(main, backend)
 
