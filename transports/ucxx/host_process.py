@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import os
 import signal
 import sys
@@ -94,7 +95,11 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--namespace", default="asyncdp", help="prefix of the plane's keys in the directory")
     args = parser.parse_args(argv)
     # Standard output belongs to the readiness line: a parent that reads no further must not stall the host.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    # Each connection that ends is a line at the level of debug: for a developer, not for an operator.
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
         asyncio.run(_serve(settings, args.namespace, watch_stdin=args.watch_stdin))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,6 +28,10 @@ LOAD_STEP: Final = 64 << 20
 #: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
+#: Giving space back may take this share of what is left of a call, and this many seconds at the most: it is owed by an
+#: earlier call, and a host that is paused must not cost this one its time.
+ABORT_SHARE: Final = 0.2
+ABORT_S: Final = 1.0
 #: A put may take so long at the most, in seconds, whatever its caller says: the host keeps its slots meanwhile.
 LONGEST_PUT_S: Final = 86400.0
 
@@ -124,15 +129,20 @@ class SlotCalls(BaseClient):
 
     @handles(s.Abort)
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
-        del ctx
         try:
             place = await self._reach.find(call.host)
         except StaleSlotError:
             return
         if place is None:  # its own limits free what was reserved there
             return
-        with self._reaching(call.host):
-            await self._reach.access.abort(call.host, place.door, call.op_id, place.port(call.port))
+        try:
+            with self._reaching(call.host):
+                async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
+                    await self._reach.access.abort(call.host, place.door, call.op_id, place.port(call.port))
+        except TimeoutError as err:
+            msg = "the slot host does not answer; what was reserved there is given back later"
+            told: dict[str, Any] = {"retryable": False, "blames_port": False, "cause": err}
+            raise DataPlaneUnavailable(msg, host=call.host.id, port=call.port, **told) from err
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:
