@@ -17,7 +17,14 @@ import torch
 
 from asyncdp import build_data_plane_client, stack
 from asyncdp.calls import CallContext
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported, SampleNotFound, StaleSlotError
+from asyncdp.errors import (
+    DataPlaneError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    DataPlaneUnsupported,
+    SampleNotFound,
+    StaleSlotError,
+)
 from asyncdp.slots import Locate, ReadSlots
 from tests.contract.rig import BASE
 
@@ -203,6 +210,28 @@ async def test_a_host_that_was_killed_and_started_again_serves_on(owner: UCXXTra
     await client.pop(meta, "p")
     with pytest.raises(StaleSlotError):
         await client.get_data(meta)
+
+
+async def test_a_paused_host_hangs_nobody(owner: UCXXTransport, client: Any) -> None:
+    """Reads and puts end in time, typed; what needs the directory alone goes on; afterwards all is as before."""
+    pid = plane_of(owner).pids[0]
+    async with stack(UCXXTransport({**owner.attach_config(), "ucxx": {"lane": "off"}}, bootstrap=False)) as other:
+        await client.put_samples(["a", "b"], "p", {"x": torch.arange(2.0)})
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with anyio.fail_after(10):
+                for call in (
+                    lambda: other.get_samples(["a"], "p", ["x"], timeout_s=0.5),
+                    lambda: other.put_samples(["c"], "p", {"x": torch.ones(1)}, timeout_s=0.5),
+                ):
+                    with pytest.raises((DataPlaneTimeout, DataPlaneUnavailable)):
+                        await call()
+                assert (await other.claim_meta("p", "train", ["x"], 2, timeout_s=2)).size == 2
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert (await other.get_samples(["b"], "p", ["x"], timeout_s=10))["x"].tolist() == [1.0]
+        await other.put_samples(["c"], "p", {"x": torch.ones(1)}, timeout_s=10)
+        assert await other.depth("p") == 3
 
 
 async def test_a_directory_that_was_killed_and_started_again_has_it_all(owner: UCXXTransport, client: Any) -> None:
