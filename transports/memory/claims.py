@@ -28,7 +28,6 @@ class Row:
         eligible: Sequence number since when it is committed and not failed; None while it is not.
         claimed: {task: claim id}.
         nbytes: Payload bytes per field.
-        size_told: Whether the producer stamped size_bytes itself.
     """
 
     id: str
@@ -42,7 +41,6 @@ class Row:
     eligible: int | None = None
     claimed: dict[str, str] = field(default_factory=dict)
     nbytes: dict[str, int] = field(default_factory=dict)
-    size_told: bool = False
 
     @property
     def order(self) -> int:

@@ -167,10 +167,7 @@ class Writing(PlaneBase):
             row.tags["created_at"] = row.created_at
         elif isinstance(row.tags["created_at"], (int, float)):
             row.created_at = float(row.tags["created_at"])
-        if tags and "size_bytes" in tags:
-            row.size_told = True
-        elif not row.size_told:
-            row.tags["size_bytes"] = sum(row.nbytes.values())
+        row.tags.setdefault("size_bytes", sum(row.nbytes.values()))  # of the first put, as producers stamp it
         group = part.groups[row.group]
         told = row.tags.get("group_id")
         if told is not None and str(told) != row.group:

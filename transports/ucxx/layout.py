@@ -223,7 +223,9 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
     for meta in metas:
         if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in _DTYPES):
             raise ValueError(f"column {meta.name!r} is of an unknown kind or dtype")
-        if len(meta.shape) > _MAX_RANK or any(not 0 <= size < 1 << 40 for size in meta.shape):
+        # Sizes of 0 hide the others from a count of bytes, not from the strides of a tensor.
+        steps = math.prod(max(size, 1) for size in meta.shape)
+        if len(meta.shape) > _MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
             raise ValueError(f"column {meta.name!r} has a shape that cannot be")
         if meta.kind == RAGGED and not 0 <= meta.dim <= len(meta.shape):
             raise ValueError(f"column {meta.name!r} is ragged in a dimension that it has not")

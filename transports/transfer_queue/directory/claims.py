@@ -114,7 +114,11 @@ class Claims(Writes):
         return ("batch", [r.id for r in rows], [dict(r.tags) for r in rows], [r.incarnation for r in rows])
 
     def _unready(self, part: Partition, task: str, index: ReadyIndex) -> tuple[Any, ...]:
-        waiting = [row for row in part.rows.values() if task not in row.claimed and index.ready_since(row) is None]
+        waiting = [
+            row
+            for row in part.rows.values()
+            if task not in row.claimed and not index.holds(row, part.groups[row.group])
+        ]
         waiting.sort(key=lambda row: row.created_at)
         oldest = self.time() - waiting[0].created_at if waiting else None
         return ("unready", index.rows, oldest, tuple(row.id for row in waiting[:SHOWN]))
