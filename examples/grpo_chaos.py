@@ -35,7 +35,7 @@ async def strike(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
         if await _waited(WORKER_AT * crew.config.seconds, stop):
             tasks.start_soon(crew.replace, crew.workers[0], stop)
         if await _waited((UNIT_AT - WORKER_AT) * crew.config.seconds, stop):
-            await _kill_unit(crew, plane)
+            await _kill_unit(crew, plane, stop)
 
 
 async def _waited(seconds: float, stop: anyio.Event) -> bool:
@@ -44,20 +44,31 @@ async def _waited(seconds: float, stop: anyio.Event) -> bool:
     return not stop.is_set()
 
 
-async def _kill_unit(crew: Crew, plane: BaseClient) -> None:
-    """Kill the first storage unit, and note the samples that the plane names as lost with it."""
+async def _kill_unit(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
+    """Kill the first storage unit while it holds something, and note what the plane names as lost with it."""
+    # More than one step's worth: of that, the trainer cannot have read all already.
+    while await _depth(plane) <= crew.config.groups_per_step:
+        if stop.is_set():
+            return
+        await anyio.sleep(0.01)
     unit = plane.attach_config()["transfer_queue"]["endpoints"]["units"][0]
     pid = _listens_at(set(unit["ports"].values()))
     os.kill(pid, signal.SIGKILL)
-    lost: set[str] = set()
     crew.progress.struck("storage unit killed", unit=unit["id"], pid=pid)
+    lost: set[str] = set()
     with anyio.move_on_after(LOOK_S):
         while True:
             with suppress(*FAULTS):
-                groups = await plane.list_metadata(ROLLOUTS)
-                lost.update(key for group in groups for key in group.lost_keys)
-            await anyio.sleep(0.05)
+                for group in await plane.list_metadata(ROLLOUTS):
+                    lost.update(group.lost_keys)
+            await anyio.sleep(0.02)
     crew.progress.struck("samples named as lost", samples=sorted(lost))
+
+
+async def _depth(plane: BaseClient) -> int:
+    with suppress(*FAULTS):
+        return await plane.depth(ROLLOUTS)
+    return 0
 
 
 def _listens_at(ports: set[int]) -> int:

@@ -80,7 +80,8 @@ TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
         "num_storage_units": 2,
         "global_segment_size": 1,  # required by name; of a backend that is not used here
         "local_buffer_size": 1,
-        "transfer_queue": {"namespace": "demo"},
+        # Puts are small; spread all the same, so that each unit always holds a part of what is in the plane.
+        "transfer_queue": {"namespace": "demo", "split_bytes": 1},
     },
 }
 """What the config says of each transport."""

@@ -308,3 +308,23 @@ def test_not_ready_that_is_ambiguous_is_not_repeated() -> None:
             roles.worker.plane = real
 
     run_virtual(main)
+
+
+def test_a_put_is_noted_before_it_is_sent() -> None:
+    """A worker that is killed before it has an answer has said already what it was about to put."""
+
+    async def main() -> None:
+        async with _roles() as roles:
+            noted: list[int] = []
+
+            class _Plane:
+                async def put_samples(self, *_: Any) -> None:
+                    noted.append(roles.account.puts["unanswered"])
+
+            real, roles.worker.plane = roles.worker.plane, _Plane()  # type: ignore[assignment]
+            await roles.put()
+            assert noted == [8]
+            assert roles.account.puts["unanswered"] == 0
+            roles.worker.plane = real
+
+    run_virtual(main)
