@@ -134,7 +134,8 @@ async def test_no_wrong_byte_and_no_space_lost_under_cancels(seed: int) -> None:
                         break
                     await asyncio.sleep(0.1)
             assert facts["free_bytes"] == int(facts["units"]) * (16 << 10)
-            assert min(stress.counts.values()) > 0, stress.counts
+            # Whether a reader meets a slot just as it is freed is chance; all else must have happened.
+            assert min(count for what, count in stress.counts.items() if what != "stale") > 0, stress.counts
             with pytest.raises(DataPlaneError):
                 await ways[1].write(host.ref, door, "nobody's", [SlotRef(host.ref, 0, 1, ("a",), [0], [0])], rows(1))
     await engine.close()

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import anyio
 from zmq.constants import Event, Flag, SocketOption, SocketType
-from zmq.error import Again
+from zmq.error import Again, ZMQError
 from zmq.sugar.socket import Socket
 from zmq.utils.monitor import recv_monitor_message
 
@@ -24,6 +24,8 @@ R = TypeVar("R")
 
 #: Milliseconds between two attempts to reach a server that is down.
 RECONNECT_MS = 100
+#: Events that are read at most before a monitor is ended; its queue holds a thousand.
+DRAINED = 10_000
 
 _EVENTS = (
     Event.CONNECTED
@@ -154,6 +156,14 @@ class Canary:
             await anyio.sleep(RECONNECT_MS / 2e3)
         return self.refused
 
+    def _drain(self) -> None:
+        """Read what the monitor still has: with its queue full, ending it would wait for ever for a place in it."""
+        try:
+            for _ in range(DRAINED):
+                self._monitor.recv_multipart(Flag.DONTWAIT)
+        except ZMQError:
+            return
+
     def close(self) -> None:
         """Stop watching; calls that still wait end with DataPlaneClosed."""
         self.closed = True
@@ -161,6 +171,7 @@ class Canary:
             scope.cancel()
         if not self._loop.is_closed():
             self._loop.remove_reader(self._fd)
+        self._drain()
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close(0)
