@@ -18,6 +18,7 @@ __all__ = [
     "TransferQueueSettings",
     "UcxxSettings",
     "parse_config",
+    "shared_config",
 ]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
@@ -180,6 +181,14 @@ def _pattern(text: str) -> str:
         msg = f"group_id_pattern: {text!r} must name {{group}} and {{i}} once each"
         raise ValueError(msg)
     return re.escape(text).replace(re.escape("{group}"), "(?P<group>.+)").replace(re.escape("{i}"), r"\d+")
+
+
+def shared_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other clients of the same plane may take over: all but the owner and the callback."""
+    shared = {key: value for key, value in config.items() if key != "owner"}
+    if shared.get("observability"):
+        shared["observability"] = {k: v for k, v in shared["observability"].items() if k != "callback"}
+    return shared
 
 
 def parse_config(config: Mapping[str, Any]) -> Config:

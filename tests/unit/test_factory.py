@@ -235,3 +235,13 @@ def test_right_options_of_stack_arrive() -> None:
     assert (client.env.clock, client.env.rng, client.env.claim_poll_s) == (clock, rng, 1)
     assert client.call_timeout_s == math.inf
     assert any(isinstance(layer, SlotRetry) for layer in layers_of(client))
+
+
+def test_what_other_clients_take_over_is_all_but_owner_and_callback() -> None:
+    """Every transport shares its config by one rule, also where there is no observability."""
+    from asyncdp.config import shared_config
+
+    given = {"owner": "me", "observability": {"enabled": True, "callback": print}, "impl": "memory"}
+    assert shared_config(given) == {"observability": {"enabled": True}, "impl": "memory"}
+    assert shared_config({"observability": None}) == {"observability": None}
+    assert given["owner"] == "me"

@@ -15,7 +15,7 @@ from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import BaseClient
-from asyncdp.config import Config, MemorySettings, parse_config
+from asyncdp.config import Config, MemorySettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.reads import read_rows
@@ -82,11 +82,7 @@ class MemoryTransport(BaseClient):
 
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which clients of this process attach."""
-        config = {**self._config}
-        config.pop("owner", None)
-        if config.get("observability"):
-            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
-        return config
+        return shared_config(self._config)
 
     @property
     def owner(self) -> str:

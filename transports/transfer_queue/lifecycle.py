@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 
 from asyncdp.client import BaseClient
-from asyncdp.config import Config, TransferQueueSettings, parse_config
+from asyncdp.config import Config, TransferQueueSettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 from asyncdp.transports.transfer_queue.link import Link
@@ -72,10 +72,7 @@ class Lifecycle(BaseClient):
 
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which clients of any process attach."""
-        config = dict(self._raw)
-        config.pop("owner", None)
-        if "observability" in config:
-            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
+        config = shared_config(self._raw)
         if self._cluster is not None:
             config["controller_address"] = self._cluster.address
         own = dict(config.get("transfer_queue") or {})

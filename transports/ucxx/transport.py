@@ -12,7 +12,7 @@ import msgspec
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.config import UcxxSettings, parse_config
+from asyncdp.config import UcxxSettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.reads import read_rows
@@ -119,10 +119,7 @@ class UCXXTransport(SlotCalls):
         It has the directory's URL, with its password where it has one, but not the slot hosts' secret: other processes
         get that by ``ASYNCDP_SECRET``. The random one of an embedded plane is told by its directory.
         """
-        config = {**self._config}
-        config.pop("owner", None)
-        if "observability" in config:
-            config["observability"] = {k: v for k, v in config["observability"].items() if k != "callback"}
+        config = shared_config(self._config)
         if "ucxx" in config:
             own = ("secret", "host", "folder")  # the plane's, and what no pickle may hold
             config["ucxx"] = {k: v for k, v in config["ucxx"].items() if k not in own}
