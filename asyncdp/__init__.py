@@ -94,6 +94,7 @@ if TYPE_CHECKING:
     from asyncdp.slots import ReadSlots as ReadSlots
     from asyncdp.slots import SlotRef as SlotRef
     from asyncdp.slots import TryClaim as TryClaim
+    from asyncdp.transport import Transport as Transport
     from asyncdp.transports.memory import MemoryTransport as MemoryTransport
 
 __version__: Final = "0.1.0"
@@ -169,6 +170,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "middleware.typed_errors": ("TypedErrors",),
     "shard": ("shard_meta_for_dp",),
     "slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
+    "transport": ("Transport",),
     "transports.memory": ("MemoryTransport",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}

@@ -14,27 +14,22 @@ import anyio.lowlevel
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.client import BaseClient
 from asyncdp.config import Config, MemorySettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.reads import read_rows
+from asyncdp.transport import Transport
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import PLANES, Plane
-from asyncdp.waits import claim_until, partition_until
-from asyncdp.writes import write_rows
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
-    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
 
 __all__ = ["MemoryTransport"]
 
 R = TypeVar("R")
 
 
-class MemoryTransport(BaseClient):
+class MemoryTransport(Transport):
     """The whole contract in one process: hosts, ports, slots with generations, op_ids, claims.
 
     Made with ``bootstrap=True`` it owns a plane, under ``controller_address`` of the config (a new one by default);
@@ -118,24 +113,6 @@ class MemoryTransport(BaseClient):
         """Stand for the way to the plane: one checkpoint, so that a busy client never starves its event loop."""
         del call
         await anyio.lowlevel.checkpoint()
-
-    # -- the compositions, where no SlotMapping layer makes them
-
-    @handles(c.GetSamples)
-    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
-        return await read_rows(self.execute, call, ctx)
-
-    @handles(c.PutSamples)
-    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
-        return await write_rows(self.execute, call, ctx)
-
-    @handles(c.ClaimMeta)
-    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        return await claim_until(self.execute, call, ctx)
-
-    @handles(c.WaitPartition)
-    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
-        await partition_until(self.execute, call, ctx)
 
     # -- slot calls
 

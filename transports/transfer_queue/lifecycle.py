@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
-from asyncdp.client import BaseClient
 from asyncdp.config import Config, TransferQueueSettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneError
+from asyncdp.transport import Transport
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 from asyncdp.transports.transfer_queue.link import Link
 from asyncdp.transports.transfer_queue.private import prepare_environment
@@ -28,7 +28,7 @@ __all__ = ["Lifecycle"]
 CLOSE_S = 2.0
 
 
-class Lifecycle(BaseClient):
+class Lifecycle(Transport):
     """Comes to a plane and leaves it."""
 
     def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:

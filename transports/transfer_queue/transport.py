@@ -18,15 +18,11 @@ from asyncdp.meta import (
     RowHandle,
     lengths_of,
 )
-from asyncdp.reads import read_rows
 from asyncdp.transports.transfer_queue.private import ERROR_TABLE
 from asyncdp.transports.transfer_queue.rows import RowCodec
 from asyncdp.transports.transfer_queue.transfers import Transfers
-from asyncdp.waits import claim_until, partition_until
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
     from asyncdp.block import ObjectCodec
 
 __all__ = ["CAPABILITIES", "TQTransport"]
@@ -60,20 +56,6 @@ class TQTransport(Transfers):
     def object_codec(self) -> ObjectCodec:
         """Non-tensor values are pickled, as TransferQueue does."""
         return CODEC
-
-    # -- the compositions, where no SlotMapping layer makes them
-
-    @handles(c.GetSamples)
-    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
-        return await read_rows(self.execute, call, ctx)
-
-    @handles(c.ClaimMeta)
-    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        return await claim_until(self.execute, call, ctx)
-
-    @handles(c.WaitPartition)
-    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
-        await partition_until(self.execute, call, ctx)
 
     # -- claims
 

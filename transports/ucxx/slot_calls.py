@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.client import BaseClient
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+from asyncdp.transport import Transport
 from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
 
@@ -41,7 +41,7 @@ def op_of(ctx: CallContext) -> Op:
     return Op(ctx.op_id, ctx.remaining())
 
 
-class SlotCalls(BaseClient):
+class SlotCalls(Transport):
     """Serves slot calls; what it holds is made by the transport."""
 
     _owner: str

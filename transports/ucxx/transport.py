@@ -15,7 +15,6 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.config import UcxxSettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.reads import read_rows
 from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
 from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory, DirectorySettings
 from asyncdp.transports.ucxx.handshake import Secret
@@ -23,18 +22,14 @@ from asyncdp.transports.ucxx.obituary import Obituary
 from asyncdp.transports.ucxx.objects import MsgpackCodec
 from asyncdp.transports.ucxx.reach import Reach, running_loop
 from asyncdp.transports.ucxx.slot_calls import SlotCalls, op_of
-from asyncdp.waits import claim_until, partition_until
-from asyncdp.writes import write_rows
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from tensordict import TensorDict
-
     from asyncdp.block import ObjectCodec
     from asyncdp.calls import Call
     from asyncdp.client import R
-    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
 
 __all__ = ["CAPABILITIES", "UCXXTransport"]
 
@@ -129,24 +124,6 @@ class UCXXTransport(SlotCalls):
         """Serve a call; under another loop than asyncio's, say so."""
         running_loop()
         return super().execute(call, ctx)
-
-    # -- the compositions, where no SlotMapping layer makes them
-
-    @handles(c.GetSamples)
-    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
-        return await read_rows(self.execute, call, ctx)
-
-    @handles(c.PutSamples)
-    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
-        return await write_rows(self.execute, call, ctx)
-
-    @handles(c.ClaimMeta)
-    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        return await claim_until(self.execute, call, ctx)
-
-    @handles(c.WaitPartition)
-    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
-        await partition_until(self.execute, call, ctx)
 
     # -- claims
 
