@@ -22,6 +22,7 @@ from asyncdp.transports.ucxx.payload import Payload, pack, rows_of
 from asyncdp.transports.ucxx.slot import live_at
 from asyncdp.transports.ucxx.slot_header import (
     DEAD,
+    DONE,
     STATE,
     Header,
     Outcome,
@@ -40,8 +41,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane"]
 
-#: Payloads of a few columns whose rows do not differ in length have a head of so many bytes at the most.
-_HEAD: Final = 128
+#: Heads up to this many bytes are remembered during a read: those of a few columns whose rows do not differ in length.
+_HEAD: Final = 256
+_STATE_BITS: Final = np.uint64(8)
+_OUTCOME_BITS: Final = np.uint64(2)
+#: Layouts by the length of their heads and by these.
+Heads = dict[int, dict[bytes, Layout]]
 
 
 class Lane:
@@ -80,7 +85,7 @@ class Lane:
         asked = [at for at in range(len(refs)) if at not in errors]
         self._check(refs, asked, errors)
         picks: list[Selection] = []
-        heads: dict[bytes, Layout] = {}
+        heads: Heads = {}
         for at in asked:
             if at in errors:
                 continue
@@ -103,15 +108,17 @@ class Lane:
     def _known(self, ref: SlotRef) -> bool:
         return ref.host.epoch == self.arena.epoch and 0 <= ref.slot < self.arena.units
 
-    def _look(self, ref: SlotRef, heads: dict[bytes, Layout]) -> Payload:
+    def _look(self, ref: SlotRef, heads: Heads) -> Payload:
         """See where the rows of a slot lie. Slots of one shape begin with the same bytes: ``heads`` remembers those."""
         data = self.arena.data[self.arena.payload_at(ref.slot) :]
         head = data[:_HEAD].tobytes()
-        layout = heads.get(head)
-        if layout is None:
-            layout = read_layout(data)
-            if layout.head_bytes <= _HEAD:
-                heads[head] = layout
+        for size, known in heads.items():
+            layout = known.get(head[:size])
+            if layout is not None:
+                return Payload(layout, data)
+        layout = read_layout(data)
+        if layout.head_bytes <= _HEAD:
+            heads.setdefault(layout.head_bytes, {})[head[: layout.head_bytes]] = layout
         return Payload(layout, data)
 
     def _part(
@@ -147,8 +154,13 @@ class Lane:
                 errors[numbers[place]] = StaleSlotError(
                     f"slot {ref.slot} does not hold these rows any more", host=ref.host.id
                 )
-        ready = np.asarray([refs[at].generation << 8 | State.READY for at in numbers], np.uint64)
-        for place in (self._table[slots, STATE] != ready).nonzero()[0].tolist():
+        generations = np.asarray([refs[at].generation for at in numbers], np.uint64)
+        state = self._table[slots, STATE]
+        good = state == generations << _STATE_BITS | np.uint64(State.READY)
+        if not good.all():  # what a lane wrote is good before the host has taken note of it
+            written = self._table[slots, DONE] == generations << _OUTCOME_BITS | np.uint64(Outcome.WRITTEN)
+            good |= written & (state == generations << _STATE_BITS | np.uint64(State.WRITING))
+        for place in (~good).nonzero()[0].tolist():
             problem = self._state_problem(refs[numbers[place]])
             if problem is not None:
                 errors[numbers[place]] = problem
