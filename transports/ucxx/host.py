@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +19,7 @@ from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host_directory import HostDirectory, HostReport, NoDirectory
 from asyncdp.transports.ucxx.port import Port, open_ports
 from asyncdp.transports.ucxx.process import this_machine
+from asyncdp.transports.ucxx.published import published_address
 from asyncdp.transports.ucxx.service import Service
 from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.slot_header import State
@@ -66,6 +66,7 @@ class Host:
         self._sessions: dict[asyncio.Task[None], Session] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead_s = 0.0
+        self._address = settings.publish or settings.bind
         self._log = structlog.get_logger("asyncdp.ucxx").bind(host=settings.host_id)
         self.arena: Arena
         self.service: Service
@@ -76,9 +77,11 @@ class Host:
         """Take or make the arena, listen, register. Returns what it registered.
 
         Raises:
-            DataPlaneUnavailable: There is too little shared memory or no port, or this host lives already.
+            DataPlaneUnavailable: There is too little shared memory or no port, nobody could reach the host, or it lives
+                already.
         """
         settings = self.settings
+        self._address = published_address(settings.bind, settings.publish)
         for name in sweep_arenas(settings.sweep_arenas_s):
             self._log.info("removed the arena of a host that never came back", arena=name)
         self.arena = await self._take_arena()
@@ -183,7 +186,7 @@ class Host:
         return HostReport(
             self.arena.host_id,
             self.arena.epoch,
-            self._address(),
+            self._address,
             tuple(port.number for port in self._ports),
             table.free_bytes,
             float(self.arena.units * self.arena.unit_bytes - table.free_bytes),
@@ -191,17 +194,6 @@ class Host:
             self.arena.name,
             self.service.draining,
         )
-
-    def _address(self) -> str:
-        settings = self.settings
-        if settings.publish:
-            return settings.publish
-        with contextlib.suppress(ValueError):
-            if ipaddress.ip_address(settings.bind).is_unspecified:
-                raise DataPlaneUnavailable(
-                    f"bind={settings.bind} is no address that others can use: publish has to say one", retryable=False
-                )
-        return settings.bind
 
     # -- what it does by itself
 

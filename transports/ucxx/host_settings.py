@@ -48,7 +48,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     host_id: str
     plane: str = ""
-    bind: str = "127.0.0.1"
+    bind: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
     publish: str = ""
     ports: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
     first_port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
