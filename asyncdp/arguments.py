@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
 
@@ -16,7 +17,37 @@ if TYPE_CHECKING:
 
     from asyncdp.meta import Tags
 
-__all__ = ["bad", "count", "field_columns", "first_duplicate", "flag", "ids", "name", "names", "seconds", "tag_rows"]
+__all__ = [
+    "bad",
+    "count",
+    "field_columns",
+    "first_duplicate",
+    "flag",
+    "ids",
+    "name",
+    "names",
+    "of_verb",
+    "seconds",
+    "tag_rows",
+]
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def of_verb(verb: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+    """Let what is wrong with a verb's arguments name the verb as well."""
+
+    @functools.wraps(verb)
+    async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return await verb(*args, **kwargs)
+        except DataPlaneBadRequest as err:
+            err.op = err.op or verb.__name__
+            raise
+
+    return checked
 
 
 def bad(what: str, field: str) -> DataPlaneBadRequest:

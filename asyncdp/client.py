@@ -214,6 +214,7 @@ class BaseClient:
 
     # -- A. task-mediated
 
+    @check.of_verb
     async def register_partition(
         self,
         partition_id: str,
@@ -244,6 +245,7 @@ class BaseClient:
                 raise check.bad(f"the vocabulary of {name!r} is empty or names a word twice", "enums")
         await self.__run(call, "register_partition", timeout_s)
 
+    @check.of_verb
     async def claim_meta(
         self,
         partition_id: str,
@@ -272,6 +274,7 @@ class BaseClient:
         self.__remember(meta)
         return meta
 
+    @check.of_verb
     async def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
@@ -296,6 +299,7 @@ class BaseClient:
             raise check.bad("select_fields is empty", "select_fields")
         return await self.__run(call, verb, timeout_s)
 
+    @check.of_verb
     async def check_consumption_status(
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
@@ -305,6 +309,7 @@ class BaseClient:
 
     # -- B. by key
 
+    @check.of_verb
     async def put_samples(
         self,
         sample_ids: Sequence[str],
@@ -327,6 +332,7 @@ class BaseClient:
             raise check.bad("neither fields nor tags has anything to put", "fields")
         return await self.__run(c.PutSamples(ids, partition_id, data, rows), "put_samples", timeout_s)
 
+    @check.of_verb
     async def get_samples(
         self,
         sample_ids: Sequence[str],
@@ -338,6 +344,7 @@ class BaseClient:
         """See :class:`DataPlaneClient`."""
         return await self.__get(sample_ids, partition_id, select_fields, None, "get_samples", timeout_s)
 
+    @check.of_verb
     async def clear_samples(
         self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
@@ -349,7 +356,7 @@ class BaseClient:
                 text = (
                     f"clear_samples(None, {partition_id!r}) found nothing that {self.owner!r} put and that still lives"
                 )
-                warnings.warn(text, RuntimeWarning, stacklevel=2)
+                warnings.warn(text, RuntimeWarning, stacklevel=3)
             self.__forget(partition_id, None)
             return
         ids = check.names(sample_ids, "sample_ids")
@@ -359,18 +366,22 @@ class BaseClient:
 
     # -- C. recovery
 
+    @check.of_verb
     async def ping(self, timeout_s: float = 5.0) -> None:
         """See :class:`DataPlaneClient`."""
         await self.__run(c.Ping(), "ping", timeout_s)
 
+    @check.of_verb
     async def list_metadata(self, partition_id: str, *, timeout_s: float | None = None) -> list[DataPlaneGroupMeta]:
         """See :class:`DataPlaneClient`."""
         return await self.__run(c.ListMetadata(check.name(partition_id, "partition_id")), "list_metadata", timeout_s)
 
+    @check.of_verb
     async def depth(self, partition_id: str, *, timeout_s: float | None = None) -> int:
         """See :class:`DataPlaneClient`."""
         return await self.__run(c.Depth(check.name(partition_id, "partition_id")), "depth", timeout_s)
 
+    @check.of_verb
     async def pop(
         self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
@@ -387,6 +398,7 @@ class BaseClient:
         await self.__run(call, "pop", timeout_s)
         self.__forget(partition_id, ids)
 
+    @check.of_verb
     async def evict(
         self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
@@ -396,6 +408,7 @@ class BaseClient:
             await self.__run(c.EvictSamples(ids, partition_id), "evict", timeout_s)
             self.__forget(partition_id, ids)
 
+    @check.of_verb
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
         if not isinstance(meta, KVBatchMeta):
@@ -412,6 +425,7 @@ class BaseClient:
         for i in call.sample_ids:
             self.__claims.get((meta.partition_id, i), {}).pop(task, None)
 
+    @check.of_verb
     async def list_claims(
         self, partition_id: str, task_name: str, *, timeout_s: float | None = None
     ) -> list[ClaimInfo]:
@@ -419,24 +433,29 @@ class BaseClient:
         call = c.ListClaims(check.name(partition_id, "partition_id"), check.name(task_name, "task_name"))
         return await self.__run(call, "list_claims", timeout_s)
 
+    @check.of_verb
     async def release_claims(self, partition_id: str, owner: str, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
         call = c.ReleaseClaims(check.name(partition_id, "partition_id"), check.name(owner, "owner"))
         await self.__run(call, "release_claims", timeout_s)
 
+    @check.of_verb
     async def list_partitions(self, *, timeout_s: float | None = None) -> list[PartitionInfo]:
         """See :class:`DataPlaneClient`."""
         return await self.__run(c.ListPartitions(), "list_partitions", timeout_s)
 
+    @check.of_verb
     async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
         """See :class:`DataPlaneClient`."""
         return await self.__run(c.DescribePartition(check.name(partition_id, "partition_id")), "describe", timeout_s)
 
+    @check.of_verb
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
         await self.__run(c.DropPartition(check.name(partition_id, "partition_id")), "drop_partition", timeout_s)
         self.__forget(partition_id, None)
 
+    @check.of_verb
     async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
         await self.__run(c.WaitPartition(check.name(partition_id, "partition_id")), "wait_partition", timeout_s)
