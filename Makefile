@@ -65,9 +65,9 @@ format: $(DEV_STAMP)
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# Real faults on a real Ray cluster, in full; a slice of it is part of the tests.
+# Real faults on real backends, in full (ARGS: a backend's name); a slice of it is part of the tests.
 chaos: $(DEV_STAMP)
-	$(call timed,chaos,$(BIN)/python -m tests.transfer_queue.chaos $(ARGS))
+	$(call timed,chaos,$(BIN)/python -m tests.chaos $(ARGS))
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.transfer_queue.chaos import FAULTS, TIMEOUT_S, on_ray
+from tests.chaos.transfer_queue import FAULTS, TIMEOUT_S, on_ray
 from tests.transfer_queue.opener import CLUSTER
 
 pytestmark = pytest.mark.slow
