@@ -12,7 +12,8 @@ from pathlib import Path
 NAMES = sorted(
     path.stem
     for path in Path(__file__).parent.glob("*.py")
-    if not path.stem.startswith(("_", "test_")) and "def main(" in path.read_text(encoding="utf-8")
+    if not path.stem.startswith(("_", "test_"))
+    and "def main(argv: list[str]) -> int:" in path.read_text(encoding="utf-8")
 )
 
 
