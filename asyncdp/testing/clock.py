@@ -6,6 +6,7 @@ import asyncio
 import random
 import selectors
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import anyio
@@ -15,16 +16,27 @@ __all__ = ["VirtualLoop", "run_virtual"]
 T = TypeVar("T")
 
 
+#: Rounds of a busy loop between two looks at its file descriptors: a look costs as much as a short task step.
+LOOK_EVERY = 16
+
+
 class _NoWait(selectors.DefaultSelector):
     """A selector that, instead of waiting for a timer, lets the loop's clock jump to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, at_each_round: Callable[[], None] | None) -> None:
         super().__init__()
         self.now = 0.0
+        self._at_each_round = at_each_round
+        self._rounds = 0
 
     def select(self, timeout: float | None = None) -> Any:
+        if self._at_each_round is not None:
+            self._at_each_round()
+        if timeout is not None and timeout <= 0:
+            self._rounds += 1
+            return super().select(0) if self._rounds % LOOK_EVERY == 0 else []
         ready = super().select(0 if timeout is not None else None)
-        if not ready and timeout is not None and timeout > 0:
+        if not ready and timeout is not None:
             self.now += timeout
         return ready
 
@@ -34,16 +46,45 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     Time that passes outside, in threads or in other processes, does not count: whoever waits for those with a timeout
     sees the timeout first.
+
+    Args:
+        seed: Tasks that are ready in the same moment run in an order that this seed decides, as trio's do; callbacks
+            keep their places. None: first come, first served, as in any other loop.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int | None = None) -> None:
         """Begin at time 0."""
-        self._virtual = _NoWait()
+        self._virtual = _NoWait(None if seed is None else self._shuffle)
+        self._order = random.Random(seed)  # noqa: S311 - an order, no secret
+        self._made = 0
         super().__init__(self._virtual)
 
     def time(self) -> float:
         """Seconds since the loop was made."""
         return self._virtual.now
+
+    def create_task(self, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
+        """Number the tasks: anyio keeps them in sets, whose order differs from run to run."""
+        task = super().create_task(*args, **kwargs)
+        self._made += 1
+        task._number = self._made  # type: ignore[attr-defined]  # noqa: SLF001 - ours
+        return task
+
+    def _shuffle(self) -> None:
+        """Put the tasks that are ready into an order that depends on the seed only."""
+        ready: Any = self._ready  # type: ignore[attr-defined] # asyncio has no public way
+        if len(ready) < 2:  # noqa: PLR2004 - one has no order
+            return
+        places = [
+            (at, handle)
+            for at, handle in enumerate(ready)
+            if isinstance(getattr(handle._callback, "__self__", None), asyncio.Task)  # noqa: SLF001
+        ]
+        handles = [handle for _, handle in places]
+        handles.sort(key=lambda handle: handle._callback.__self__._number)  # noqa: SLF001
+        self._order.shuffle(handles)
+        for (at, _), handle in zip(places, handles, strict=True):
+            ready[at] = handle
 
 
 def run_virtual(
@@ -52,6 +93,7 @@ def run_virtual(
     seed: int = 0,
     *,
     limit_s: float = 3600.0,
+    shuffle: bool = False,
 ) -> T:
     """Run a coroutine function to its end, in virtual time, and return what it returns.
 
@@ -65,8 +107,10 @@ def run_virtual(
     Args:
         fn: Called without arguments.
         backend: The event loop.
-        seed: Of the global random source and of trio's scheduler, so that a run can be repeated; both are put back.
+        seed: Of the global random source and of the scheduler, so that a run can be repeated; both are put back.
         limit_s: Virtual seconds after which it is taken for hung.
+        shuffle: On asyncio, whether tasks that are ready together run in an order that the seed decides; trio does so
+            always.
 
     Raises:
         TimeoutError: It did not end within ``limit_s``.
@@ -81,7 +125,8 @@ def run_virtual(
     try:
         if backend == "trio":
             return _run_trio(main, seed)
-        return anyio.run(main, backend=backend, backend_options={"loop_factory": VirtualLoop})
+        loop = partial(VirtualLoop, seed if shuffle else None)
+        return anyio.run(main, backend=backend, backend_options={"loop_factory": loop})
     finally:
         random.setstate(state)
 

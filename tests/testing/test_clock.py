@@ -1,5 +1,6 @@
 import asyncio
 import random
+import socket
 import time
 
 import anyio
@@ -96,3 +97,52 @@ def test_the_loop_serves_threads() -> None:
         loop.run_until_complete(loop.shutdown_default_executor())
     finally:
         loop.close()
+
+
+def schedule(seed: int, *, shuffle: bool = True) -> list[int]:
+    """Run five tasks that are always ready together, a group of them cancelled in the middle; return who ran when."""
+    order: list[int] = []
+
+    async def task(name: int) -> None:
+        try:
+            for _ in range(3):
+                await anyio.lowlevel.checkpoint()
+                order.append(name)
+            await anyio.sleep_forever()
+        finally:
+            order.append(-name)
+
+    async def main() -> None:
+        with anyio.move_on_after(1.0):
+            async with anyio.create_task_group() as group:
+                for name in range(1, 6):
+                    group.start_soon(task, name)
+
+    run_virtual(main, "asyncio", seed, shuffle=shuffle)
+    return order
+
+
+def test_a_seed_orders_the_tasks_of_asyncio() -> None:
+    """Shuffled, the order of tasks follows the seed, that of cancelled ones too; not shuffled, they take turns."""
+    assert all(schedule(seed) == schedule(seed) for seed in range(20))
+    assert len({tuple(schedule(seed)) for seed in range(20)}) > 15
+    assert schedule(1, shuffle=False)[:15] == [1, 2, 3, 4, 5] * 3
+
+
+def test_a_busy_loop_sees_its_files() -> None:
+    """A loop that always has something to do still notices what comes from outside."""
+    ours, theirs = socket.socketpair()
+    theirs.send(b"x")
+    ours.setblocking(False)  # noqa: FBT003
+
+    async def main() -> None:
+        seen = asyncio.Event()
+        asyncio.get_running_loop().add_reader(ours, seen.set)
+        for _ in range(10_000):
+            if seen.is_set():
+                return
+            await asyncio.sleep(0)
+        pytest.fail("it never looked")
+
+    with ours, theirs:
+        run_virtual(main)
