@@ -15,26 +15,51 @@
 
     run_virtual(reads_survive_a_refused_port, "trio")
 
-Nothing of the library imports this package.
+Nothing of the library imports this package. Each name is loaded when it is first used: the pytest plugin lives here
+too, and pytest loads it in every run of every project where asyncdp is installed.
 """
 
-from asyncdp.testing.clock import VirtualLoop, run_virtual
-from asyncdp.testing.effects import On
-from asyncdp.testing.faults import Faults
-from asyncdp.testing.injected import Injected
-from asyncdp.testing.plan import FaultPlan
-from asyncdp.testing.rule import KINDS, Rule, Where
-from asyncdp.testing.stacks import faulty_stack
+from __future__ import annotations
 
-__all__ = [
-    "KINDS",
-    "FaultPlan",
-    "Faults",
-    "Injected",
-    "On",
-    "Rule",
-    "VirtualLoop",
-    "Where",
-    "faulty_stack",
-    "run_virtual",
-]
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from asyncdp.testing.clock import VirtualLoop as VirtualLoop
+    from asyncdp.testing.clock import run_virtual as run_virtual
+    from asyncdp.testing.effects import On as On
+    from asyncdp.testing.faults import Faults as Faults
+    from asyncdp.testing.injected import Injected as Injected
+    from asyncdp.testing.plan import FaultPlan as FaultPlan
+    from asyncdp.testing.rule import KINDS as KINDS
+    from asyncdp.testing.rule import Rule as Rule
+    from asyncdp.testing.rule import Where as Where
+    from asyncdp.testing.stacks import faulty_stack as faulty_stack
+
+_HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "clock": ("VirtualLoop", "run_virtual"),
+    "effects": ("On",),
+    "faults": ("Faults",),
+    "injected": ("Injected",),
+    "plan": ("FaultPlan",),
+    "rule": ("KINDS", "Rule", "Where"),
+    "stacks": ("faulty_stack",),
+}
+_HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [*sorted(_HOME_OF)]  # noqa: PLE0604 - the names are strings
+
+
+def __getattr__(name: str) -> Any:
+    """Load the module of a public name on first use."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module 'asyncdp.testing' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"asyncdp.testing.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """List the public names."""
+    return sorted({*globals(), *__all__})
