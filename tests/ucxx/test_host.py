@@ -39,6 +39,22 @@ async def test_many_slots_in_one_request() -> None:
             assert value(back)[:, 7].tolist() == list(range(63, -1, -1))
 
 
+async def test_slots_of_all_sizes_in_one_put() -> None:
+    """Small payloads share messages, large ones travel alone: each lands whole in its own slot, however they mix."""
+    lengths = [1, 5_000, 200_000, 3, 120_000, *[60_000] * 40, 5_000_000, 2, 140_000, 7, 131_000]
+    parts = [torch.full((length,), float(at)) for at, length in enumerate(lengths)]
+    block = Block.from_fields({"a": torch.nested.nested_tensor(parts, layout=torch.jagged)}, len(lengths))
+    async with hosted(ucx=True, arena_bytes=96 << 20, max_slot_bytes=32 << 20, rows_per_slot=1) as host:
+        here = ref_of(host.report())
+        async with client() as pool:
+            for op_id in "ab":
+                refs = await put(pool, here, op_id, block, checksum=True)
+                assert len(refs) == len(lengths)
+                back = await get(pool, here, refs)
+                assert torch.equal(value(back), torch.cat(parts))
+                assert back.row_nbytes().tolist() == [4 * length for length in lengths]
+
+
 async def test_a_cancelled_read_harms_nobody() -> None:
     """T2, T3: cancelled at any point of a transfer, buffers dropped at once: no crash, the next read gets its own."""
     async with hosted(ucx=True, arena_bytes=64 << 20, max_slot_bytes=32 << 20) as host:
@@ -129,6 +145,14 @@ class Known:
     async def live(self, host_id: str, epoch: int) -> dict[tuple[int, int], set[int]]:
         """Those that the test said."""
         return self.rows
+
+    async def shared_secret(self) -> str | None:
+        """Tell none."""
+        return None
+
+    async def reap(self) -> tuple[str, ...]:
+        """Strike off nobody."""
+        return ()
 
 
 async def test_what_was_never_published_is_taken_back_after_the_grace() -> None:

@@ -332,11 +332,8 @@ async def test_a_slot_is_used_again_only_when_every_receive_into_it_has_ended(mo
     loop = asyncio.get_running_loop()
     operations: Any = [SimpleNamespace(ended=loop.create_future()) for _ in range(2)]
 
-    async def broken(_: Any) -> None:
-        raise ConnectionResetError
-
-    monkeypatch.setattr(session_module, "post_receives", lambda *_: operations)
-    monkeypatch.setattr(session_module, "wait_all", broken)
+    broken = SimpleNamespace(operations=operations, receive=AsyncMock(side_effect=ConnectionResetError))
+    monkeypatch.setattr(session_module, "Incoming", lambda *_: broken)
     async with hosted() as host:
         table = host.service.table
         (grant,) = table.reserve("op", ("a",), [32], 0, 1e18)

@@ -15,7 +15,7 @@ import numpy as np
 
 from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable
 from asyncdp.slots import Part, ReadResult
-from asyncdp.transports.ucxx.chunks import post_receives, send_all, wait_all
+from asyncdp.transports.ucxx.chunks import batches, post_receives, send_all, wait_all
 from asyncdp.transports.ucxx.control import Control
 from asyncdp.transports.ucxx.failures import restore
 from asyncdp.transports.ucxx.handshake import Secret, knock
@@ -269,25 +269,31 @@ class Connection:
         await self.request(self._write(host, op_id, refs, block, checksum=checksum))
 
     async def _write(self, host: HostRef, op_id: str, refs: Sequence[SlotRef], block: Block, *, checksum: bool) -> None:
-        slots, payloads, first = [], [], 0
+        parts, first = [], 0
         for ref in refs:
-            part = rows_of(block, first, first + len(ref.rows))
+            parts.append(rows_of(block, first, first + len(ref.rows)))
             first += len(ref.rows)
-            layout = Layout.of(part)
-            out = self._buffers.empty(layout.nbytes)
-            await in_turns(pack(part, layout, out))
-            slots.append((ref.slot, ref.generation, layout.nbytes))
-            payloads.append(out)
+        layouts = [Layout.of(part) for part in parts]
+        messages, payloads = [], []
+        for begin, stop in batches([layout.nbytes for layout in layouts]):
+            whole, at = self._buffers.empty(sum(layout.nbytes for layout in layouts[begin:stop])), 0
+            for part, layout in zip(parts[begin:stop], layouts[begin:stop], strict=True):
+                out = whole[at : at + layout.nbytes]
+                await in_turns(pack(part, layout, out))
+                payloads.append(out)
+                at += layout.nbytes
+            messages.append(whole)
+        slots = [(ref.slot, ref.generation, layout.nbytes) for ref, layout in zip(refs, layouts, strict=True)]
         sums = [Payload.read(data).checksum() for data in payloads] if checksum else None
-        if sum(len(data) for data in payloads) <= self.welcome.inline_bytes:
-            inline = b"".join(data.tobytes() for data in payloads)
+        if sum(map(len, messages)) <= self.welcome.inline_bytes:
+            inline = b"".join(data.tobytes() for data in messages)
             await self._ask(Write(op_id, slots, host.epoch, sums, inline), Written)
             return
         engine, endpoint = await self._tied()
         ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready | Written)
         if isinstance(ready, Written):
             return  # an earlier attempt got through, and only its answer was lost
-        await send_all(engine, endpoint, ready.tag, payloads)
+        await send_all(engine, endpoint, ready.tag, messages)
         await self._reply(Written)
 
     async def abort(self, op_id: str, *, idle: bool) -> int:

@@ -39,7 +39,7 @@ class Service:
         table: The slots.
         settings: See there.
         directory: Knows what is published.
-        buffers: For replies.
+        buffers: For what is on its way in or out.
         clock: Unix seconds by the directory's clock.
     """
 
@@ -58,7 +58,7 @@ class Service:
         self.clock = clock
         self.draining = False
         self.served: dict[str, int] = {}
-        self._buffers = buffers
+        self.buffers = buffers
         self._freed = asyncio.Event()
 
     def space_came_back(self) -> None:
@@ -94,7 +94,7 @@ class Service:
             errors.update(unfit)
             parts, payloads = [], []
             for gather in made:
-                out = self._buffers.empty(gather.layout.nbytes)
+                out = self.buffers.empty(gather.layout.nbytes)
                 await in_turns(gather.fill(out))
                 self._check(gather, attempts, errors)
                 parts.append(self._head(gather, out))

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
-from asyncdp.transports.ucxx.chunks import post_receives, send_all, wait_all
+from asyncdp.transports.ucxx.chunks import send_all
 from asyncdp.transports.ucxx.failures import describe
 from asyncdp.transports.ucxx.handshake import Secret, greet
+from asyncdp.transports.ucxx.incoming import Incoming
 from asyncdp.transports.ucxx.process import Machine, Process, this_machine
 from asyncdp.transports.ucxx.wire import (
     Abort,
@@ -211,16 +212,16 @@ class Session:
             return Written()
         engine, endpoint = self._over_ucx()
         places = service.begin_write(request)
-        operations: list[Operation] = []
+        incoming: Incoming | None = None
         try:
             tag = engine.next_tag()
-            operations += post_receives(engine, endpoint, tag, [data for _, data in places])
+            incoming = Incoming(engine, endpoint, tag, [data for _, data in places], service.buffers)
             await self._control.send(Ready(tag))
-            await wait_all(operations)
+            await incoming.receive()
         except BaseException:
             # However this ended, UCX may still be writing: the slots are ours again only when it is done.
             self._abandon()
-            _when_ended(operations, lambda: service.release(places))
+            _when_ended([] if incoming is None else incoming.operations, lambda: service.release(places))
             raise
         service.finish_write(request, places)
         return Written()

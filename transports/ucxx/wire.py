@@ -25,6 +25,7 @@ from typing import Annotated, Final
 import msgspec
 
 __all__ = [
+    "MAGIC",
     "Abort",
     "Answer",
     "Ask",
@@ -54,7 +55,7 @@ __all__ = [
 
 _HEAD: Final = struct.Struct("<4sB3sI")
 HEAD_BYTES: Final = _HEAD.size
-_MAGIC: Final = b"ADPW"
+MAGIC: Final = b"ADPW"
 _VERSION: Final = 1
 #: Before a peer has shown that it knows the secret, it may send so much at once.
 GREETING_BYTES: Final = 1024
@@ -204,7 +205,7 @@ class Write(_Message, frozen=True, tag=11):
 
 
 class Ready(_Message, frozen=True, tag=12):
-    """Answer to Write: send the payloads in messages tagged ``tag``, ``tag + 1``, ..."""
+    """Answer to Write: send the payloads, joined and cut as by ``chunks``, tagged ``tag``, ``tag + 1``, ..."""
 
     tag: Number
 
@@ -256,7 +257,7 @@ def pack_frame(message: Message) -> bytes:
     body = msgspec.msgpack.encode(message)
     if len(body) > BODY_BYTES:
         raise WireError(f"a message of {len(body)} bytes is longer than {BODY_BYTES}")
-    return _HEAD.pack(_MAGIC, _VERSION, b"\0\0\0", len(body)) + body
+    return _HEAD.pack(MAGIC, _VERSION, b"\0\0\0", len(body)) + body
 
 
 def unpack_head(head: bytes | bytearray, most: int) -> int:
@@ -266,7 +267,7 @@ def unpack_head(head: bytes | bytearray, most: int) -> int:
         WireError: It is no head of a frame, or the body would be longer than ``most``.
     """
     magic, version, spare, length = _HEAD.unpack(head)
-    if magic != _MAGIC or version != _VERSION or spare != b"\0\0\0":
+    if magic != MAGIC or version != _VERSION or spare != b"\0\0\0":
         raise WireError(f"no frame of version {_VERSION}: {bytes(head)!r}")
     if length > most:
         raise WireError(f"a frame of {length} bytes, {most} are allowed")
