@@ -25,24 +25,31 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from asyncdp.testing.backend import Backend as Backend
     from asyncdp.testing.clock import VirtualLoop as VirtualLoop
     from asyncdp.testing.clock import run_virtual as run_virtual
     from asyncdp.testing.effects import On as On
     from asyncdp.testing.faults import Faults as Faults
     from asyncdp.testing.injected import Injected as Injected
     from asyncdp.testing.plan import FaultPlan as FaultPlan
+    from asyncdp.testing.request import Request as Request
     from asyncdp.testing.rule import KINDS as KINDS
     from asyncdp.testing.rule import Rule as Rule
     from asyncdp.testing.rule import Where as Where
+    from asyncdp.testing.scripted_pair import Pair as Pair
+    from asyncdp.testing.scripted_pair import pair as pair
     from asyncdp.testing.stacks import faulty_stack as faulty_stack
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
+    "backend": ("Backend",),
     "clock": ("VirtualLoop", "run_virtual"),
     "effects": ("On",),
     "faults": ("Faults",),
     "injected": ("Injected",),
     "plan": ("FaultPlan",),
+    "request": ("Request",),
     "rule": ("KINDS", "Rule", "Where"),
+    "scripted_pair": ("Pair", "pair"),
     "stacks": ("faulty_stack",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
