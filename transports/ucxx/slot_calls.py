@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
 from asyncdp.transport import Transport
 from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from asyncdp.meta import RowHandle
-    from asyncdp.transports.ucxx.directory import Directory, HostInfo
+    from asyncdp.transports.ucxx.directory import Directory
     from asyncdp.transports.ucxx.obituary import Obituary
+    from asyncdp.transports.ucxx.placing import Placing
     from asyncdp.transports.ucxx.reach import Place, Reach
 
 __all__ = ["SlotCalls", "op_of"]
 
-#: Loads closer together than this are as good as equal: then puts take turns.
-LOAD_STEP: Final = 64 << 20
 #: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
@@ -49,7 +48,7 @@ class SlotCalls(Transport):
     _directory: Directory
     _reach: Reach
     _obituary: Obituary
-    _turns: dict[str, int]
+    _placing: Placing
 
     # -- where
 
@@ -60,20 +59,13 @@ class SlotCalls(Transport):
 
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
-        del ctx
         places = await self._directory.place(call.partition_id, call.sample_ids, call.fields)
-        hosts = sorted((host for host in places.hosts if not host.draining), key=self._preference)
+        taking = [host for host in places.hosts if not host.draining]
+        hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
             msg = "no slot host is registered that takes rows"
             raise DataPlaneUnavailable(msg, partition_id=call.partition_id, blames_port=False)
-        first = hosts[0]
-        self._turns[first.id] = self._turns.get(first.id, 0) + 1
-        return s.Placement(((first.ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
-
-    def _preference(self, host: HostInfo) -> tuple[bool, int, int]:
-        """Near hosts before others, then by load; heartbeats are a second apart, so equals take turns."""
-        near = host.boot_id == this_machine().boot_id
-        return not near, int(host.load) // LOAD_STEP, self._turns.get(host.id, 0)
+        return s.Placement(((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
 
     # -- slots
 
@@ -107,18 +99,24 @@ class SlotCalls(Transport):
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
         place = await self._find(call.host, call.port)
         left = ctx.remaining()
-        with self._reaching(call.host):
-            return await self._reach.access.reserve(
-                call.host,
-                place.door,
-                ctx.op_id,
-                call.fields,
-                call.sizes,
-                call.first_row,
-                ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
-                wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
-                port=place.port(call.port),
-            )
+        try:
+            with self._reaching(call.host):
+                refs = await self._reach.access.reserve(
+                    call.host,
+                    place.door,
+                    ctx.op_id,
+                    call.fields,
+                    call.sizes,
+                    call.first_row,
+                    ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
+                    wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
+                    port=place.port(call.port),
+                )
+        except DataPlaneNotReady:
+            self._placing.full(call.host.id, ctx.env.clock.now())
+            raise
+        self._placing.reserved(call.host.id, sum(call.sizes))
+        return refs
 
     @handles(s.WriteSlots)
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:

@@ -20,6 +20,7 @@ from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory, DirectoryS
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.obituary import Obituary
 from asyncdp.transports.ucxx.objects import MsgpackCodec
+from asyncdp.transports.ucxx.placing import Placing
 from asyncdp.transports.ucxx.reach import Reach, running_loop
 from asyncdp.transports.ucxx.slot_calls import SlotCalls, op_of
 
@@ -66,7 +67,7 @@ class UCXXTransport(SlotCalls):
         self._lease_s = parsed.claim_lease_s
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._checksum = settings.checksum
-        self._turns = {}
+        self._placing = Placing()
         self._plane: EmbeddedPlane | None = None
         url = parsed.controller_address
         if url is None:
