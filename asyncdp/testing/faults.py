@@ -12,7 +12,9 @@ import anyio
 import anyio.lowlevel
 
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.factory import layers_of
 from asyncdp.middleware.layer import Layer
+from asyncdp.middleware.slot_mapping import SlotMapping
 from asyncdp.slots import Locate, Place, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
 from asyncdp.testing.injected import Injected
 from asyncdp.testing.payload import damaged
@@ -106,8 +108,7 @@ class Faults(Layer):
         super().__init__(inner)
         self.plan = plan
         self._calls: OrderedDict[str, _Seen] = OrderedDict()
-        for rule in plan.rules:
-            self._check(rule)
+        plan.checked_by(self._check)
 
     def _hosts(self) -> Mapping[str, Any] | None:
         """Return the slot hosts that can be controlled from here, by id; None where there are none."""
@@ -120,8 +121,25 @@ class Faults(Layer):
         hosts = self._hosts()
         if rule.kind in ("crash_host", "recycle") and hosts is None:
             raise ValueError(f"{rule.kind}: the hosts of a {type(self.inner).__name__} cannot be controlled from here")
-        if hosts is not None and rule.where.host is not None and rule.where.host not in hosts:
-            raise ValueError(f"host: there is no {rule.where.host!r}; there are {sorted(hosts)}")
+        where = rule.where
+        slots = rule.kind in SLOT_KINDS or where.host is not None or where.port is not None
+        if slots and rule.kind != "crash_host" and not self._sees_slots():
+            what = rule.kind if rule.kind in SLOT_KINDS else "host" if where.host is not None else "port"
+            raise ValueError(f"{what}: no request for a slot passes here; put the faults just above the transport")
+        if hosts is None:
+            return
+        if where.host is not None and where.host not in hosts:
+            raise ValueError(f"host: there is no {where.host!r}; there are {sorted(hosts)}")
+        ports = sorted(p for name, h in hosts.items() if where.host in (None, name) for p in h.ref.ports)
+        if where.port is not None and where.port not in ports:
+            raise ValueError(f"port: there is no {where.port}; there are {ports}")
+
+    def _sees_slots(self) -> bool:
+        """Whether slot calls come by: the transport has slots, and what turns samples into them stands above."""
+        inner = self.inner
+        return inner.get_capabilities().slot_addressable and not any(
+            isinstance(layer, SlotMapping) for layer in layers_of(inner)
+        )
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Serve the call, or what the plan makes of it."""
@@ -131,6 +149,8 @@ class Faults(Layer):
         now = ctx.env.clock.now()
         if plan.began is None:
             plan.began = now
+        if now < plan.began:
+            raise RuntimeError("this fault plan began under another clock: take one per event loop, or plan.fresh()")
         now -= plan.began
         self._move_hosts(now, ctx)
         request = self._describe(call, ctx)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 __all__ = ["Injected"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Injected:
     """One fault that happened.
 
@@ -26,3 +26,8 @@ class Injected:
     port: int | None = None
     sample_ids: tuple[str, ...] = ()
     at: float = 0.0
+
+    def __repr__(self) -> str:
+        """Show what there is to say; the result can be evaluated."""
+        said = [f for f in fields(self) if f.name != "kind" and getattr(self, f.name) not in ("", None, ())]
+        return f"Injected({', '.join([repr(self.kind), *(f'{f.name}={getattr(self, f.name)!r}' for f in said)])})"

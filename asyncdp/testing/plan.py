@@ -12,13 +12,16 @@ from asyncdp.testing.live import LiveRule
 from asyncdp.testing.rule import Rule, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from asyncdp.client import BaseClient
     from asyncdp.testing.faults import Faults
     from asyncdp.testing.injected import Injected
 
 __all__ = ["FaultPlan"]
+
+#: Faults that a report lists: what happened just before a failure is what explains it.
+REPORTED = 20
 
 
 class FaultPlan(Effects):
@@ -47,10 +50,13 @@ class FaultPlan(Effects):
 
     def __init__(self, seed: int = 0, rules: Iterable[Rule] = ()) -> None:
         """Begin with no faults done."""
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise ValueError(f"seed: must be a whole number, not {seed!r:.80}")  # noqa: TRY004 - as all of a plan
         self.seed = seed
         self._rules: list[LiveRule] = []
         self.injected: list[Injected] = []
         self.began: float | None = None
+        self._checks: list[Callable[[Rule], None]] = []
         for rule in rules:
             self.add(rule)
 
@@ -69,8 +75,35 @@ class FaultPlan(Effects):
         """How many faults of each kind happened."""
         return Counter(fault.kind for fault in self.injected)
 
+    @property
+    def idle(self) -> tuple[Rule, ...]:
+        """The rules that did nothing so far; where a test should have met all its faults: ``assert not plan.idle``."""
+        return tuple(live.rule for live in self._rules if not (live.done or live.stage))
+
+    def report(self) -> str:
+        """Tell seed, rules and faults in a few lines, for a test that failed."""
+        lines = [f"{self!r}", f"{len(self.injected)} fault(s) injected: {dict(self.counts)}"]
+        shown = self.injected[-REPORTED:]
+        if len(shown) < len(self.injected):
+            lines.append(f"the last {len(shown)} of them:")
+        lines += [f"  {fault!r}" for fault in shown]
+        lines += [f"never struck: {rule.to_dict()}" for rule in self.idle]
+        return "\n".join(lines)
+
+    def checked_by(self, check: Callable[[Rule], None]) -> None:
+        """Have each rule that is there, or is added later, checked against a stack; for the layer."""
+        for rule in self.rules:
+            check(rule)
+        self._checks.append(check)
+
     def add(self, rule: Rule) -> FaultPlan:
-        """Append a rule; may be done while the plan is in use."""
+        """Append a rule; may be done while the plan is in use.
+
+        Raises:
+            ValueError: The stack that the plan is in use in has no such host or port.
+        """
+        for check in self._checks:
+            check(rule)
         self._rules.append(LiveRule(rule, random.Random(f"{self.seed}:{len(self._rules)}")))  # noqa: S311
         return self
 
@@ -90,7 +123,8 @@ class FaultPlan(Effects):
     ) -> On:
         """Choose requests; the fault follows: ``plan.on("put_samples", host="host-0").refuse()``.
 
-        A verb chooses every request that is made for it: of a get the look-up as well as the reads.
+        It chooses for the one fault that follows; faults after that are about all requests, or about what the next
+        ``on()`` chooses. A verb chooses every request that is made for it: of a get the look-up as well as the reads.
 
         Raises:
             ValueError: There is no such verb or call.
@@ -150,7 +184,10 @@ class FaultPlan(Effects):
             raise ValueError(f"a fault plan is an object with seed and rules, not {read!r:.80}")  # noqa: TRY004
         if unknown := read.keys() - {"seed", "rules"}:
             raise ValueError(f"{min(unknown)}: a fault plan has seed and rules only")
-        return cls(read.get("seed", 0), [Rule.from_dict(rule) for rule in read.get("rules", ())])
+        rules = read.get("rules", [])
+        if not isinstance(rules, list):
+            raise ValueError(f"rules: must be a list, not {rules!r:.80}")  # noqa: TRY004
+        return cls(read.get("seed", 0), [Rule.from_dict(rule) for rule in rules])
 
     def __repr__(self) -> str:
         """Show the rules."""

@@ -263,6 +263,8 @@ class Rule:
         Raises:
             ValueError: Something is unknown or makes no sense; the message names it.
         """
+        if not isinstance(flat, Mapping):
+            raise ValueError(f"a rule is an object with a kind, not {flat!r:.80}")  # noqa: TRY004
         rest = dict(flat)
         if "kind" not in rest:
             raise ValueError(f"kind: missing in {rest}")

@@ -5,7 +5,7 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import BaseClient, DataPlaneError, MemoryTransport, PartialReadError, SlotMapping, stack
+from asyncdp import BaseClient, DataPlaneError, MemoryTransport, PartialReadError, SlotMapping, default_layers, stack
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 from asyncdp.transports.memory.transport import DEFAULTS
 
@@ -343,3 +343,57 @@ def test_a_plan_can_be_stopped(backend: str) -> None:
         assert all(host.up for host in made.plane.hosts.values())
 
     run(plan, main, backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize("above", range(len(default_layers()) + 1))
+def test_rules_follow_the_users_verb_wherever_the_layer_stands(backend: str, above: int) -> None:
+    """On top, between any two layers, or at the bottom: the verb decides, not the request that passes."""
+    plan = FaultPlan().on("get_samples").delay(2.0, times=1).lose_reply("put_samples", raises=None)
+
+    async def main() -> None:
+        layers = default_layers()
+        client = stack(transport(), [*layers[:above], plan.layer, *layers[above:]])
+        await client.register_partition("p", ["x"], 6, ["t"])
+        with anyio.move_on_after(1.0) as scope:
+            await client.put_samples(["a"], "p", {"x": torch.ones(1)})
+        assert scope.cancelled_caught
+        began = anyio.current_time()
+        await client.get_samples(["a"], "p", ["x"])
+        assert anyio.current_time() - began == pytest.approx(2.0)
+
+    run_virtual(main, backend)
+    assert [(fault.kind, fault.verb) for fault in plan.injected] == [
+        ("lose_reply", "put_samples"),
+        ("delay", "get_samples"),
+    ]
+    assert plan.idle == ()
+
+
+@BACKENDS
+def test_a_plan_tells_what_it_did_and_what_it_did_not(backend: str) -> None:
+    """report() has seed, rules, faults; idle has the rules that never struck."""
+    plan = FaultPlan(11).on("ping").refuse(times=1).on("depth").silent()
+
+    async def main(client: BaseClient, made: MemoryTransport) -> None:
+        with pytest.raises(ConnectionRefusedError):
+            await client.ping()
+
+    run(plan, main, backend)
+    assert [rule.kind for rule in plan.idle] == ["silent"]
+    for part in ("seed=11", "1 fault(s) injected: {'refuse': 1}", "Injected('refuse', verb='ping'", "never struck"):
+        assert part in plan.report()
+
+
+def test_a_plan_of_another_clock_is_refused() -> None:
+    """A plan used in a second event loop, whose clock began anew, says so instead of never striking."""
+    plan = FaultPlan().on("ping").refuse(at_s=1)
+
+    async def main() -> None:
+        await anyio.sleep(5)
+        await bare(transport(), plan).ping()
+        await anyio.sleep(5)
+
+    run_virtual(main)
+    with pytest.raises(RuntimeError, match=r"plan.fresh\(\)"):
+        run_virtual(lambda: bare(transport(), plan).ping())

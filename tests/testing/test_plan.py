@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncdp import DataPlaneNotReady, MemoryTransport
-from asyncdp.testing import FaultPlan, Rule, faulty_stack
+from asyncdp import DataPlaneNotReady, MemoryTransport, default_layers, stack
+from asyncdp.testing import FaultPlan, Injected, Rule, faulty_stack, pair
 
 
 def full_plan() -> FaultPlan:
@@ -66,6 +66,9 @@ def test_a_fresh_plan_has_done_nothing() -> None:
         (lambda: FaultPlan.from_json('{"rules": [{"verb": "ping"}]}'), "kind: missing"),
         (lambda: FaultPlan.from_json('{"rule": []}'), "rule: "),
         (lambda: FaultPlan.from_json("[]"), "object"),
+        (lambda: FaultPlan.from_json('{"rules": {"kind": "silent"}}'), "rules: must be a list"),
+        (lambda: FaultPlan.from_json('{"rules": ["silent"]}'), "object with a kind, not 'silent'"),
+        (lambda: FaultPlan.from_json('{"seed": "7"}'), "seed: must be a whole number, not '7'"),
         (lambda: FaultPlan.from_json("{"), "Expecting"),
     ],
 )
@@ -83,6 +86,68 @@ def test_a_host_that_is_not_there_is_refused(plan: FaultPlan) -> None:
     """A plan about a host that the transport does not have is refused when the stack is made."""
     with pytest.raises(ValueError, match=r"host: there is no '(host-9|h)'"):
         faulty_stack(MemoryTransport(), plan)
+
+
+def test_a_plan_reads_as_it_is_meant() -> None:
+    """Every sentence of the documentation is a rule that says the same."""
+    plan = (
+        FaultPlan(seed=7)
+        .on("get_samples", port=2)
+        .silent(after=3, for_s=10)
+        .lose_reply("claim_meta", times=1)
+        .stale("sample-3")
+        .corrupt(p=0.01)
+        .delay(p50_s=0.01, p99_s=0.5)
+        .cut("host-a", for_s=5)
+        .crash_host("host-a", at_s=3, restart_at_s=6)
+    )
+    assert plan.seed == 7
+    assert [rule.to_dict() for rule in plan.rules] == [
+        {"kind": "silent", "verb": "get_samples", "port": 2, "after": 3, "for_s": 10},
+        {"kind": "lose_reply", "verb": "claim_meta", "times": 1, "raises": "ConnectionResetError"},
+        {"kind": "stale", "sample": "sample-3"},
+        {"kind": "corrupt", "p": 0.01},
+        {"kind": "delay", "p50_s": 0.01, "p99_s": 0.5},
+        {"kind": "cut", "host": "host-a", "for_s": 5},
+        {"kind": "crash_host", "host": "host-a", "at_s": 3, "restart_at_s": 6, "adopt": True},
+    ]
+
+
+def test_a_misspelt_option_is_named() -> None:
+    """An option that no fault has is refused where it is written."""
+    with pytest.raises(TypeError, match="afer"):
+        FaultPlan().silent(afer=3)  # type: ignore[call-arg]
+
+
+def test_what_was_injected_reads_well() -> None:
+    """A fault shows what there is to say, and no more; it can be compared with one that a test writes."""
+    fault = Injected("refuse", verb="get_samples", call="ReadSlots", host="host-0", port=2, sample_ids=("a",), at=0.5)
+    text = "Injected('refuse', verb='get_samples', call='ReadSlots', host='host-0', port=2, sample_ids=('a',), at=0.5)"
+    assert repr(fault) == text
+    assert eval(text) == fault
+    assert repr(Injected("crash_host", host="host-0")) == "Injected('crash_host', host='host-0', at=0.0)"
+
+
+def test_where_a_layer_sees_no_slots_faults_of_slots_are_refused() -> None:
+    """Above SlotMapping, or around a client without slots, a rule that could never strike is a ValueError."""
+    for plan in (FaultPlan().stale("a"), FaultPlan().on("get_samples", port=1).silent(), FaultPlan().cut("host-0")):
+        with pytest.raises(ValueError, match=r"(stale|port|host): no request for a slot passes here"):
+            stack(MemoryTransport(), [plan.layer, *default_layers()])
+    with pytest.raises(ValueError, match="corrupt: no request for a slot"):
+        stack(pair(slots=False).client, [FaultPlan().corrupt().layer])
+
+
+def test_a_rule_added_in_use_is_checked_too() -> None:
+    """A plan that a stack uses refuses a host or port that the stack does not have."""
+    plan = FaultPlan()
+    faulty_stack(MemoryTransport(), plan)
+    with pytest.raises(ValueError, match=r"host: there is no 'host-9'; there are \['host-0', 'host-1'\]"):
+        plan.cut("host-9")
+    with pytest.raises(ValueError, match="port: there is no 9; there are"):
+        plan.on("get_samples", port=9).refuse()
+    with pytest.raises(ValueError, match=r"port: there is no 5; there are \[1, 2, 3, 4\]"):
+        plan.on(host="host-0", port=5).refuse()
+    assert plan.rules == ()
 
 
 def test_the_library_does_not_import_the_test_kit() -> None:
