@@ -36,6 +36,8 @@ __all__ = ["Host"]
 
 #: Refusals of puts that were given up are remembered for longer than any put may take.
 _REFUSALS_S: Final = 3600.0
+#: Pause between two words about how far draining is, in seconds.
+TELL_S: Final = 0.5
 
 
 class Host:
@@ -44,7 +46,7 @@ class Host:
     Args:
         settings: See there.
         directory: Where it is known; None: it is not (then nothing unpublished is ever taken back).
-        secret: What clients have to know; None: that of the environment.
+        secret: What clients have to know; None: that of the environment, else what the directory tells.
 
     Attributes:
         ended: Set when the host has to end by itself: another life of it has registered.
@@ -56,6 +58,7 @@ class Host:
         """Prepare; :meth:`start` begins."""
         self.settings = settings
         self.ended = asyncio.Event()
+        self._hurried = False
         self._reconciles = directory is not None
         self._directory: HostDirectory = NoDirectory() if directory is None else directory
         self._secret = Secret() if secret is None else secret
@@ -82,6 +85,8 @@ class Host:
         """
         settings = self.settings
         self._address = published_address(settings.bind, settings.publish)
+        if not self._secret:
+            self._secret = Secret(await self._directory.shared_secret() or "")
         for name in sweep_arenas(settings.sweep_arenas_s):
             self._log.info("removed the arena of a host that never came back", arena=name)
         self.arena = await self._take_arena()
@@ -100,6 +105,7 @@ class Host:
             self._tasks.append(asyncio.create_task(self._watch_ucx()))
         if self._reconciles:
             self._tasks.append(asyncio.create_task(self._every(settings.grace_s / 2, self.reconcile)))
+            self._tasks.append(asyncio.create_task(self._every(settings.reap_s, self._reap)))
         return report
 
     async def _take_arena(self) -> Arena:
@@ -203,10 +209,12 @@ class Host:
             await asyncio.sleep(seconds)
             try:
                 await work()
+                if failing:
+                    self._log.info("the directory can be used again")
                 failing = False
             except DataPlaneError as err:
                 if not failing:
-                    self._log.warning("the directory does not answer; serving goes on", why=str(err))
+                    self._log.warning("the directory cannot be used; serving goes on", why=str(err))
                 failing = True
                 if not err.retryable and isinstance(err, DataPlaneUnavailable):
                     self._log.error("this host was replaced and ends", why=str(err))
@@ -219,6 +227,10 @@ class Host:
         before = time.time()
         told = await self._directory.beat(report)
         self._ahead_s = told - (before + time.time()) / 2
+
+    async def _reap(self) -> None:
+        for name in await self._directory.reap():
+            self._log.info("struck off a host that has been silent for long", silent=name)
 
     async def _sweep(self) -> None:
         now = self.clock()
@@ -254,6 +266,10 @@ class Host:
 
     # -- end
 
+    def hurry(self) -> None:
+        """Do not let running requests end: whoever waits for the host to stop has no more time."""
+        self._hurried = True
+
     async def stop(self) -> None:
         """Take no more, let running requests end, then close everything in the order that never crashes. Bounded.
 
@@ -285,9 +301,16 @@ class Host:
     async def _drain(self) -> None:
         """Let sessions that are answering finish, for ``drain_s`` at the most; end the idle ones at once."""
         until = time.monotonic() + self.settings.drain_s
-        while (busy := [session for session in self._sessions.values() if session.busy]) and time.monotonic() < until:
-            self._log.info("draining", requests=len(busy))
-            await asyncio.sleep(0.05)
+        told_at = 0.0
+        while busy := sum(session.busy for session in self._sessions.values()):
+            left = until - time.monotonic()
+            if left <= 0 or self._hurried:
+                self._log.warning("requests are cut off", requests=busy)
+                break
+            if time.monotonic() - told_at >= TELL_S:
+                told_at = time.monotonic()
+                self._log.info("draining", requests=busy, for_at_most_s=round(left, 1))
+            await asyncio.sleep(0.02)
         for task in list(self._sessions):
             task.cancel()
         await asyncio.gather(*self._sessions, return_exceptions=True)

@@ -57,6 +57,12 @@ class HostDirectory(Protocol):
         tell what is nobody's.
         """
 
+    async def shared_secret(self) -> str | None:
+        """Return what clients have to know, where the directory tells it: that of an embedded plane."""
+
+    async def reap(self) -> tuple[str, ...]:
+        """Strike off the hosts that have been silent for too long; return their names."""
+
 
 class NoDirectory:
     """Stands in where there is none: nothing is known to be published, time is this machine's."""
@@ -83,3 +89,11 @@ class NoDirectory:
         """None."""
         del host_id, epoch
         return {}
+
+    async def shared_secret(self) -> str | None:
+        """Tell none."""
+        return None
+
+    async def reap(self) -> tuple[str, ...]:
+        """Strike off nobody."""
+        return ()

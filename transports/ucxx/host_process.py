@@ -4,67 +4,138 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import logging
 import os
 import signal
 import sys
+import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import structlog
 
-from asyncdp.errors import DataPlaneError
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import Host
 from asyncdp.transports.ucxx.host_settings import HostSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from asyncdp.transports.ucxx.handshake import Secret
     from asyncdp.transports.ucxx.host_directory import HostDirectory
 
-__all__ = ["DIRECTORY", "main", "run"]
+__all__ = ["DIRECTORY", "WAIT_S", "log_for_operators", "main", "run", "serve"]
 
 #: Names the directory's URL: it may hold a password, which arguments would show to every user of the machine.
 DIRECTORY: Final = "ASYNCDP_DIRECTORY"
+#: How long a host waits at its start for a directory that is not there yet, in seconds: whoever starts a whole plane at
+#: once need not put it in order.
+WAIT_S: Final = 30.0
+RETRY_S: Final = 0.5
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+
+Told = dict[str, Any]
+
+
+def _one_line(told: Told) -> None:
+    print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
 
 async def run(
     settings: HostSettings,
     directory: HostDirectory | None = None,
     *,
+    secret: Secret | None = None,
+    wait_s: float = WAIT_S,
     watch_stdin: bool = False,
-    ready: Callable[[str], None] = lambda line: print(line, flush=True),  # noqa: T201 - the readiness line
+    ready: Callable[[Told], None] = _one_line,
 ) -> None:
     """Serve until SIGTERM or SIGINT, until the parent is gone, or until another life of this host has registered.
+
+    A second signal cuts off the requests that the first one let end.
 
     Args:
         settings: Of the host.
         directory: Where it is known.
+        secret: What clients have to know; None: that of the environment.
+        wait_s: How long to wait for a directory that is not there yet.
         watch_stdin: End when standard input ends. A parent that holds the other end of that pipe takes the host with
             it however it dies; PR_SET_PDEATHSIG would follow the thread that started the host.
-        ready: Gets one line of JSON when the host serves: ``{"ready": true, "ports": [...], ...}``.
+        ready: Gets what the host registered once it serves; by default prints one line of JSON:
+            ``{"ready": true, "pid": ..., "ports": [...], ...}``.
+
+    Raises:
+        DataPlaneError: It cannot start; the message says why.
     """
     loop = asyncio.get_running_loop()
-    host = Host(settings, directory)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, host.ended.set)
+    host = Host(settings, directory, secret)
+
+    def told_to_end() -> None:
+        if host.ended.is_set():
+            host.hurry()
+        host.ended.set()
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, told_to_end)
     if watch_stdin:
         loop.add_reader(0, _heard, loop, host)
-    report = await host.start()
-    ready(json.dumps({"ready": True, "pid": os.getpid(), **asdict(report)}))
     try:
-        await host.ended.wait()
+        if directory is not None:
+            await _until_there(directory, host, wait_s)
+        if host.ended.is_set():
+            return
+        report = await host.start()
+        ready(asdict(report))
+        try:
+            await host.ended.wait()
+        finally:
+            await host.stop()
     finally:
-        await host.stop()
+        for number in _SIGNALS:  # the end is in order by now: one more signal must not spoil its exit code
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
 
 
-async def _serve(settings: HostSettings, namespace: str, *, watch_stdin: bool) -> None:
-    """Serve, known to the directory that the environment names, if it names one."""
-    url = os.environ.get(DIRECTORY)
+async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> None:
+    """Wait until the directory answers, or the host is told to end."""
+    until, told = time.monotonic() + wait_s, False
+    while not host.ended.is_set():
+        try:
+            await directory.reap()
+        except DataPlaneUnavailable as err:
+            if time.monotonic() >= until:
+                raise
+            if not told:
+                structlog.get_logger("asyncdp.ucxx").warning(
+                    "waiting for the directory", host=host.settings.host_id, for_at_most_s=wait_s, why=str(err)
+                )
+            told = True
+        else:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(RETRY_S):
+                await host.ended.wait()
+
+
+async def serve(settings: HostSettings, url: str | None, namespace: str, **options: Any) -> None:
+    """Serve, known to a directory; ``options`` are those of :func:`run`.
+
+    Args:
+        settings: Of the host.
+        url: Of the directory; None: none, for tests of a host alone.
+        namespace: Prefix of the plane's keys there.
+        options: See :func:`run`. Where the environment has no secret, it is that which the directory shares, if any.
+
+    Raises:
+        DataPlaneError: It cannot start.
+        ImportError: The extra ``ucxx`` is not installed.
+        ValueError: The URL is none of a directory.
+    """
     if not url:
-        await run(settings, watch_stdin=watch_stdin)
+        await run(settings, **options)
         return
     from asyncdp.transports.ucxx.directory.directory import Directory
     from asyncdp.transports.ucxx.directory.settings import DirectorySettings
@@ -72,16 +143,31 @@ async def _serve(settings: HostSettings, namespace: str, *, watch_stdin: bool) -
 
     directory = Directory(url, settings=DirectorySettings(namespace=namespace))
     try:
-        await run(settings, KnownHost(directory), watch_stdin=watch_stdin)
+        await run(settings, KnownHost(directory), **options)
     finally:
         await directory.close()
 
 
 def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
     """Take what the parent says; nothing at all is its end."""
-    if not os.read(0, 4096):
+    try:
+        came = os.read(0, 4096)
+    except OSError:
+        came = b""
+    if not came:
         loop.remove_reader(0)
         host.ended.set()
+
+
+def log_for_operators() -> None:
+    """Log to standard error: standard output is for what was asked for, and nobody may read it any further.
+
+    Each connection that ends is a line at the level of debug: for a developer, not for an operator.
+    """
+    structlog.configure(
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+    )
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -93,15 +179,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--settings", required=True, help="HostSettings as JSON; the secret comes from ASYNCDP_SECRET")
     parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
     parser.add_argument("--namespace", default="asyncdp", help="prefix of the plane's keys in the directory")
+    parser.add_argument("--wait-s", type=float, default=WAIT_S, help="how long to wait for a directory at the start")
     args = parser.parse_args(argv)
-    # Standard output belongs to the readiness line: a parent that reads no further must not stall the host.
-    # Each connection that ends is a line at the level of debug: for a developer, not for an operator.
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
+    log_for_operators()
+    options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s}
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
-        asyncio.run(_serve(settings, args.namespace, watch_stdin=args.watch_stdin))
-    except (DataPlaneError, ImportError, msgspec.ValidationError) as err:
+        asyncio.run(serve(settings, os.environ.get(DIRECTORY), args.namespace, **options))
+    except (DataPlaneError, ImportError, ValueError) as err:
         sys.exit(f"the slot host cannot serve: {err}")

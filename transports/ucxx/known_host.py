@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Collection, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
-from redis.exceptions import RedisError
+from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissionError, RedisError
 
-from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 from asyncdp.transports.ucxx.directory.hosts import HostInfo
+from asyncdp.transports.ucxx.wire import MAGIC
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory.directory import Directory
@@ -18,6 +20,13 @@ if TYPE_CHECKING:
 __all__ = ["KnownHost"]
 
 R = TypeVar("R")
+
+#: How long the directory may take to answer a host. A paused one would hold up heartbeats for ever.
+ANSWER_S: Final = 5.0
+#: How long another host of the same name may take to greet; one that lives does it at once.
+GREETING_S: Final = 1.0
+#: What no second try cures: a password that is wrong, an account that may not do what a host has to.
+_REFUSALS: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 class KnownHost:
@@ -32,7 +41,15 @@ class KnownHost:
         self._directory = directory
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return an epoch that no former life of this host has had."""
+        """Return an epoch that no former life of this host has had.
+
+        Raises:
+            DataPlaneUnavailable: A host of this name lives: it greets whoever connects to where it says it is.
+        """
+        for info in await _typed(self._directory.hosts()):
+            if info.id == host_id and info.alive and await _greets(info):
+                msg = f"a host named {host_id!r} lives already, at {info.address}: give this one another name"
+                raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
         return await _typed(self._directory.next_epoch(host_id))
 
     async def beat(self, report: HostReport) -> float:
@@ -47,12 +64,41 @@ class KnownHost:
         """Return which rows of which (slot, generation) are somebody's content."""
         partitions = await _typed(self._directory.list_partitions())
         names = [partition.partition_id for partition in partitions]
-        return await _typed(self._directory.cells_of(host_id, epoch, names))
+        return await _typed(self._directory.cells_of(host_id, epoch, names), timeout_s=None)
+
+    async def shared_secret(self) -> str | None:
+        """Return what clients have to know, where the directory tells it."""
+        return await _typed(self._directory.shared_secret())
+
+    async def reap(self) -> tuple[str, ...]:
+        """Strike off the hosts that have been silent for too long; return their names."""
+        return await _typed(self._directory.reap())
 
 
-async def _typed(answer: Awaitable[R]) -> R:
+async def _greets(info: HostInfo) -> bool:
+    """Whether a slot host answers at the first port where this one says it is."""
+    if not info.ports:
+        return False
+    try:
+        async with asyncio.timeout(GREETING_S):
+            reader, writer = await asyncio.open_connection(info.address, info.ports[0])
+            try:
+                return await reader.readexactly(len(MAGIC)) == MAGIC
+            finally:
+                writer.transport.abort()
+    except (OSError, EOFError, TimeoutError):
+        return False
+
+
+async def _typed(answer: Awaitable[R], timeout_s: float | None = ANSWER_S) -> R:
     """Give what the connection raises its place among the plane's errors."""
     try:
-        return await answer
+        async with asyncio.timeout(timeout_s):
+            return await answer
+    except _REFUSALS as err:
+        msg = f"the directory refuses this host: {err}"
+        raise DataPlaneBadRequest(msg, cause=err) from err
+    except TimeoutError as err:
+        raise DataPlaneUnavailable("the directory does not answer", blames_port=False, cause=err) from err
     except (RedisError, OSError) as err:
-        raise DataPlaneUnavailable(f"the directory does not answer: {err}", cause=err) from err
+        raise DataPlaneUnavailable(f"the directory does not answer: {err}", blames_port=False, cause=err) from err

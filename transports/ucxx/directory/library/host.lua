@@ -16,6 +16,8 @@ local function beat(keys, args)
   local epoch = old and unpack_(old)[2] or 0
   if epoch > a[2] then return { ERROR, pack({ 'overtaken', epoch }) } end
   redis.call('HSET', K .. 'b', a[1], pack({ now, a[2], a[3] }))
+  -- A directory that lost its data counts on from the lives that are there: no epoch is given out twice.
+  if tonumber(redis.call('HGET', K .. 'e', a[1]) or 0) < a[2] then redis.call('HSET', K .. 'e', a[1], a[2]) end
   return { OK, string.format('%.0f', now) }
 end
 

