@@ -10,32 +10,31 @@ import torch
 
 from asyncdp import DataPlaneError, MemoryTransport
 from asyncdp.slots import WriteSlots
-from tests.contract import (
-    broken,
-    test_cancel,
-    test_claim_faults,
-    test_claim_release,
-    test_claim_waits,
-    test_claims,
-    test_clears,
-    test_groups,
-    test_interleavings,
-    test_metadata,
-    test_put_faults,
-    test_put_limits,
-    test_puts,
-    test_read_faults,
-    test_reads,
-    test_recovery_verbs,
-    test_rows,
-    test_stale,
-    test_time,
+from asyncdp.testing.contract import (
+    Cancels,
+    ClaimFaults,
+    ClaimRelease,
+    Claims,
+    ClaimWaits,
+    Clears,
+    Deadlines,
+    Groups,
+    Interleavings,
+    Metadata,
+    PutFaults,
+    PutLimits,
+    Puts,
+    ReadFaults,
+    Reads,
+    RecoveryVerbs,
+    Rig,
+    Rows,
+    Stale,
 )
-from tests.contract import (
-    rig as rig_module,
-)
-from tests.contract.faults import PUT, LoseReply
-from tests.contract.rig import Rig, memory
+from asyncdp.testing.contract import rig as rig_module
+from asyncdp.testing.contract.faults import PUT, LoseReply
+from tests.contract import broken
+from tests.contract.memory_planes import memory
 
 pytestmark = pytest.mark.anyio
 
@@ -71,63 +70,59 @@ def wire(kind: Any, check: Check, name: str = "", **settings: Any) -> Any:
 
 GUARDS = [
     # 1
-    wire(broken.Casts, of(test_rows.test_every_dtype_comes_back_bit_for_bit, torch.bfloat16), "Casts"),
-    wire(broken.Squeezes, test_rows.test_a_column_and_a_column_of_width_one_stay_apart, "Squeezes"),
-    wire(broken.Reverses, test_rows.test_a_dense_field_comes_back_dense, "Reverses"),
-    plane(broken.ForgetsNested, of(test_rows.test_ragged_rows_keep_their_lengths, (2, 2, 2), ())),
-    host(broken.SharesMemory, test_rows.test_changing_a_fetched_tensor_changes_no_stored_row),
+    wire(broken.Casts, of(Rows().test_every_dtype_comes_back_bit_for_bit, torch.bfloat16), "Casts"),
+    wire(broken.Squeezes, Rows().test_a_column_and_a_column_of_width_one_stay_apart, "Squeezes"),
+    wire(broken.Reverses, Rows().test_a_dense_field_comes_back_dense, "Reverses"),
+    plane(broken.ForgetsNested, of(Rows().test_ragged_rows_keep_their_lengths, (2, 2, 2), ())),
+    host(broken.SharesMemory, Rows().test_changing_a_fetched_tensor_changes_no_stored_row),
     # 2
-    wire(broken.ShortReads, test_reads.test_one_unknown_id_of_three_keeps_the_other_rows),
-    wire(broken.ShortReads, test_reads.test_a_field_that_only_some_have_is_missing_for_the_others),
-    wire(broken.ShortReads, test_reads.test_an_unknown_id_alone_is_not_found),
+    wire(broken.ShortReads, Reads().test_one_unknown_id_of_three_keeps_the_other_rows),
+    wire(broken.ShortReads, Reads().test_a_field_that_only_some_have_is_missing_for_the_others),
+    wire(broken.ShortReads, Reads().test_an_unknown_id_alone_is_not_found),
     # 3
-    wire(broken.HalfVisible, test_puts.test_a_reader_never_sees_half_a_put, rows_per_slot=1),
-    plane(broken.KeepsWhatFits, test_put_limits.test_a_put_over_capacity_leaves_nothing),
-    plane(broken.ForgetsOpIds, of(test_interleavings.test_a_clear_that_is_sent_again_spares_a_newer_row, "pop")),
-    plane(broken.ForgetsOpIds, test_interleavings.test_a_put_that_is_sent_again_spares_a_newer_value),
-    plane(broken.ForgetsOpIds, test_interleavings.test_an_abandoned_clear_does_not_remove_a_newer_row),
-    plane(broken.ForgetsOpIds, test_interleavings.test_an_abandoned_put_of_tags_does_not_come_back),
-    plane(broken.ReplacesAll, test_puts.test_a_put_again_replaces_the_same_fields_only),
-    plane(broken.OverwritesTags, test_puts.test_tags_merge_by_key),
+    wire(broken.HalfVisible, Puts().test_a_reader_never_sees_half_a_put, rows_per_slot=1),
+    plane(broken.KeepsWhatFits, PutLimits().test_a_put_over_capacity_leaves_nothing),
+    plane(broken.ForgetsOpIds, of(Interleavings().test_a_clear_that_is_sent_again_spares_a_newer_row, "pop")),
+    plane(broken.ForgetsOpIds, Interleavings().test_a_put_that_is_sent_again_spares_a_newer_value),
+    plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_clear_does_not_remove_a_newer_row),
+    plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_put_of_tags_does_not_come_back),
+    plane(broken.ReplacesAll, Puts().test_a_put_again_replaces_the_same_fields_only),
+    plane(broken.OverwritesTags, Puts().test_tags_merge_by_key),
     # 4
-    plane(broken.ClaimsTwice, test_claims.test_each_task_gets_each_sample_once),
-    wire(broken.ClaimsBeforeTags, test_claims.test_a_claim_right_after_a_put_has_the_tags),
-    plane(broken.ClaimableAgain, test_claims.test_each_task_gets_each_sample_once),
-    plane(broken.NeverClaimableAgain, test_claims.test_cleared_and_put_anew_a_sample_is_claimable_again),
-    plane(broken.SplitsGroups, test_groups.test_only_whole_groups_are_claimed),
-    plane(
-        broken.ClaimsUncommitted, of(test_claims.test_uncommitted_and_failed_samples_are_skipped, {"committed": False})
-    ),
+    plane(broken.ClaimsTwice, Claims().test_each_task_gets_each_sample_once),
+    wire(broken.ClaimsBeforeTags, Claims().test_a_claim_right_after_a_put_has_the_tags),
+    plane(broken.ClaimableAgain, Claims().test_each_task_gets_each_sample_once),
+    plane(broken.NeverClaimableAgain, Claims().test_cleared_and_put_anew_a_sample_is_claimable_again),
+    plane(broken.SplitsGroups, Groups().test_only_whole_groups_are_claimed),
+    plane(broken.ClaimsUncommitted, of(Claims().test_uncommitted_and_failed_samples_are_skipped, {"committed": False})),
     plane(
         broken.LooksAway,
-        of(test_claim_waits.test_a_misspelt_name_is_refused_at_once, "p", "mistyped", "x", blocking=False),
+        of(ClaimWaits().test_a_misspelt_name_is_refused_at_once, "p", "mistyped", "x", blocking=False),
     ),
-    plane(broken.ForgetsOpIds, test_interleavings.test_a_claim_that_is_asked_again_does_not_take_a_second_batch),
+    plane(broken.ForgetsOpIds, Interleavings().test_a_claim_that_is_asked_again_does_not_take_a_second_batch),
     # 5
-    plane(broken.TakesTooFew, test_claim_waits.test_too_few_in_time_is_claim_not_ready_with_nothing_claimed),
-    plane(broken.ForgetsLeases, of(test_claim_release.test_pop_checks_that_the_claim_is_still_ones_own, "ids")),
-    plane(broken.ForgetsLeases, test_claim_release.test_a_consumer_that_outlives_its_lease_has_lost_its_claim),
+    plane(broken.TakesTooFew, ClaimWaits().test_too_few_in_time_is_claim_not_ready_with_nothing_claimed),
+    plane(broken.ForgetsLeases, of(ClaimRelease().test_pop_checks_that_the_claim_is_still_ones_own, "ids")),
+    plane(broken.ForgetsLeases, ClaimRelease().test_a_consumer_that_outlives_its_lease_has_lost_its_claim),
     # 6
-    plane(broken.IgnoresIncarnations, test_stale.test_a_meta_whose_row_lives_again_is_stale),
-    plane(broken.IgnoresIncarnations, test_stale.test_the_meta_of_a_put_is_a_reference_too),
-    host(broken.IgnoresGenerations, of(test_stale.test_a_row_cleared_between_look_up_and_read_is_stale, again=True)),
+    plane(broken.IgnoresIncarnations, Stale().test_a_meta_whose_row_lives_again_is_stale),
+    plane(broken.IgnoresIncarnations, Stale().test_the_meta_of_a_put_is_a_reference_too),
+    host(broken.IgnoresGenerations, of(Stale().test_a_row_cleared_between_look_up_and_read_is_stale, again=True)),
     # 7
-    plane(broken.ClearsLoudly, of(test_clears.test_what_is_not_there_is_no_error, "clear_samples")),
-    plane(broken.ClearsEverybodys, test_clears.test_clearing_all_clears_what_this_owner_put),
-    plane(broken.ClearsNothing, of(test_clears.test_what_is_removed_is_gone, "evict")),
+    plane(broken.ClearsLoudly, of(Clears().test_what_is_not_there_is_no_error, "clear_samples")),
+    plane(broken.ClearsEverybodys, Clears().test_clearing_all_clears_what_this_owner_put),
+    plane(broken.ClearsNothing, of(Clears().test_what_is_removed_is_gone, "evict")),
     # 8
-    plane(broken.LookingConsumes, test_metadata.test_looking_consumes_nothing),
-    plane(broken.CountsTheUnfinished, test_metadata.test_depth_counts_committed_complete_groups_until_popped),
+    plane(broken.LookingConsumes, Metadata().test_looking_consumes_nothing),
+    plane(broken.CountsTheUnfinished, Metadata().test_depth_counts_committed_complete_groups_until_popped),
     # 9
-    plane(broken.RegisterResets, test_recovery_verbs.test_registering_again_unites_and_keeps),
-    plane(broken.RegisterResetsCursors, test_recovery_verbs.test_registering_again_unites_and_keeps),
+    plane(broken.RegisterResets, RecoveryVerbs().test_registering_again_unites_and_keeps),
+    plane(broken.RegisterResetsCursors, RecoveryVerbs().test_registering_again_unites_and_keeps),
     # 11
-    wire(broken.LeavesReaders, test_cancel.test_of_many_cancelled_calls_none_disturbs_the_others),
-    host(broken.LeavesSlots, of(test_put_faults.test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),
-    host(
-        broken.LeavesSlots, of(test_put_faults.test_a_cancelled_put_gives_its_space_back_with_the_next_one, WriteSlots)
-    ),
-    plane(broken.GivesClaimsAway, test_claim_faults.test_closing_gives_back_what_nobody_got),
+    wire(broken.LeavesReaders, Cancels().test_of_many_cancelled_calls_none_disturbs_the_others),
+    host(broken.LeavesSlots, of(PutFaults().test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),
+    host(broken.LeavesSlots, of(PutFaults().test_a_cancelled_put_gives_its_space_back_with_the_next_one, WriteSlots)),
+    plane(broken.GivesClaimsAway, ClaimFaults().test_closing_gives_back_what_nobody_got),
 ]
 
 
@@ -155,13 +150,13 @@ async def test_a_broken_transport_is_broken_in_one_way_only(
 
 #: Promises that the layers keep: (layers left out, a test that fails without them).
 LAYERS: list[tuple[str, Check]] = [
-    ("attempt_timeout", of(test_time.test_a_backend_that_never_answers_hangs_no_verb, "ping")),  # 10
-    ("attempt_timeout", of(test_time.test_a_backend_that_never_answers_hangs_no_verb, "claim_meta")),
-    ("settle", of(test_interleavings.test_nothing_comes_back_after_a_cancelled_put_and_a_clear, PUT)),
-    ("settle", test_claim_faults.test_closing_gives_back_what_nobody_got),
-    ("slot_retry batch_retry", test_read_faults.test_only_the_row_that_failed_is_asked_for_again),
-    ("slot_retry", of(test_put_faults.test_a_put_whose_answer_is_lost_is_sent_again_and_is_there_once, LoseReply)),
-    ("typed_errors", test_read_faults.test_a_raw_error_of_the_backend_is_typed),
+    ("attempt_timeout", of(Deadlines().test_a_backend_that_never_answers_hangs_no_verb, "ping")),  # 10
+    ("attempt_timeout", of(Deadlines().test_a_backend_that_never_answers_hangs_no_verb, "claim_meta")),
+    ("settle", of(Interleavings().test_nothing_comes_back_after_a_cancelled_put_and_a_clear, PUT)),
+    ("settle", ClaimFaults().test_closing_gives_back_what_nobody_got),
+    ("slot_retry batch_retry", ReadFaults().test_only_the_row_that_failed_is_asked_for_again),
+    ("slot_retry", of(PutFaults().test_a_put_whose_answer_is_lost_is_sent_again_and_is_there_once, LoseReply)),
+    ("typed_errors", ReadFaults().test_a_raw_error_of_the_backend_is_typed),
 ]
 
 

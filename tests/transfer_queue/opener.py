@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import sniffio
 
-from tests.contract.rig import Door, Opener
+from asyncdp.testing.contract import Opener, Plane
 from tests.transfer_queue.ray_cluster import RayCluster
 from tests.transfer_queue.servers import Servers, config_for
 
-__all__ = ["CLUSTER", "SERVERS", "on_ray", "without_ray"]
+__all__ = ["CLUSTER", "FOREIGN", "SERVERS", "foreign", "on_ray", "without_ray"]
 
 _NUMBER = itertools.count()
 
@@ -40,11 +40,13 @@ class _Lazy:
 #: TransferQueue's classes without Ray, and with it; both live as long as the test session, once asked for.
 SERVERS = _Lazy(Servers)
 CLUSTER = _Lazy(RayCluster)
+#: Servers whose controller does not run our sampler.
+FOREIGN = _Lazy(lambda: Servers(ours=False))
 
 
 def _opener(servers: Callable[[], Any]) -> Opener:
     @asynccontextmanager
-    async def opened(config: dict[str, Any]) -> AsyncIterator[Door]:
+    async def opened(config: dict[str, Any]) -> AsyncIterator[Plane]:
         if sniffio.current_async_library() != "asyncio":
             pytest.skip("TransferQueue is a library for asyncio")
         from asyncdp.transports.transfer_queue import TQTransport
@@ -55,7 +57,7 @@ def _opener(servers: Callable[[], Any]) -> Opener:
         def attach(differing: dict[str, Any]) -> Any:
             return TQTransport({**transport.attach_config(), **differing}, bootstrap=False)
 
-        yield Door(transport, attach)
+        yield Plane(transport, attach)
 
     return opened
 
@@ -63,6 +65,11 @@ def _opener(servers: Callable[[], Any]) -> Opener:
 def without_ray() -> Opener:
     """Open planes on TransferQueue's own classes, in processes of their own but without Ray."""
     return _opener(SERVERS)
+
+
+def foreign() -> Opener:
+    """Open planes on a controller that runs a sampler of somebody else's."""
+    return _opener(FOREIGN)
 
 
 def on_ray() -> Opener:

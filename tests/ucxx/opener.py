@@ -15,10 +15,11 @@ import anyio
 import pytest
 import sniffio
 
+from asyncdp.testing import contract
+from asyncdp.testing.contract.rig import BASE
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host import Host
 from asyncdp.transports.ucxx.known_host import KnownHost
-from tests.contract.rig import BASE, Door, Opener
 from tests.ucxx.hosts import SECRET, settings
 
 if TYPE_CHECKING:
@@ -127,9 +128,9 @@ class Plane:
             await self.directory.close()
 
 
-def _opener(lane: str, *, ucx: bool) -> Opener:
+def _opener(lane: str, *, ucx: bool) -> contract.Opener:
     @asynccontextmanager
-    async def opened(config: dict[str, Any]) -> AsyncIterator[Door]:
+    async def opened(config: dict[str, Any]) -> AsyncIterator[contract.Plane]:
         if sniffio.current_async_library() != "asyncio":
             pytest.skip("UCXX is a transport for asyncio")
         from asyncdp.transports.ucxx.transport import UCXXTransport
@@ -168,7 +169,7 @@ def _opener(lane: str, *, ucx: bool) -> Opener:
             return UCXXTransport({**transport.attach_config(), **differing}, bootstrap=False)
 
         try:
-            yield Door(transport, attach, lambda: left or plane.leftovers())
+            yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
         finally:
             left.update(plane.leftovers())
             thread.run(cut_off())
@@ -176,11 +177,11 @@ def _opener(lane: str, *, ucx: bool) -> Opener:
     return opened
 
 
-def on_lane() -> Opener:
+def on_lane() -> contract.Opener:
     """Open planes whose slots are reached through shared memory."""
     return _opener("auto", ucx=False)
 
 
-def on_wire() -> Opener:
+def on_wire() -> contract.Opener:
     """Open planes whose slots are reached over the wire, all payload over UCX."""
     return _opener("off", ucx=True)

@@ -6,12 +6,18 @@ from pathlib import Path
 
 import pytest
 
+from asyncdp.testing.contract import Puts, Reads, Stale
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners, and themes of the contract that move payload.
 FILES = ("test_engine.py", "test_host.py", "test_host_faults.py", "test_stress.py")
-SLICE = [f"tests/contract/test_{theme}.py" for theme in ("puts", "reads", "stale")]
+SLICE = [
+    f"tests/contract/test_ucxx.py::TestUCXX::{name}"
+    for theme in (Puts, Reads, Stale)
+    for name in vars(theme)
+    if name.startswith("test_")
+]
 
 
 def run_inside(*what: str) -> None:

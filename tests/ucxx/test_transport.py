@@ -26,7 +26,7 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 from asyncdp.slots import Locate, ReadSlots
-from tests.contract.rig import BASE
+from asyncdp.testing.contract.rig import BASE
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")

@@ -1,0 +1,140 @@
+"""The contract suite: what every backend promises, as tests that any transport can be put to.
+
+A transport that somebody else wrote is tested by a class with one fixture, and pytest with anyio's plugin::
+
+    import pytest
+    from asyncdp.testing.contract import DataPlaneContract, Opener, by_config
+    from my_plane import MyTransport
+
+    class TestMyTransport(DataPlaneContract):
+        @pytest.fixture
+        def open_plane(self) -> Opener:
+            return by_config(MyTransport, impl="mine", mine={"ports": 2})
+
+:func:`by_config` is for transports that are made like those of asyncdp: ``MyTransport(config, bootstrap=True)`` starts
+a plane, ``MyTransport(first.attach_config(), bootstrap=False)`` attaches another client to it. One that is made in
+another way says itself how a plane is opened, and how a second transport is attached to it::
+
+    class TestMyTransport(DataPlaneContract):
+        loops = ("asyncio",)  # where it does not run on trio
+
+        @pytest.fixture
+        def open_plane(self, my_server: Server) -> Opener:
+            @asynccontextmanager
+            async def opened(config: dict[str, Any]) -> AsyncIterator[Plane]:
+                first = await MyTransport.start(my_server, **config)
+                yield Plane(first, lambda config: MyTransport.attached(first.address, **config))
+
+            return opened
+
+``config`` holds the keys of :class:`~asyncdp.config.DataPlaneConfig` that a test wants to differ, few and mostly none.
+The suite puts the default layers around each transport (:func:`~asyncdp.factory.stack`), opens a fresh plane for each
+test and closes all clients at its end; ``opened`` ends what is then left. What is costly to start (servers) belongs in
+a fixture of the session, which ``open_plane`` asks for.
+
+What a transport's capabilities say that it cannot do is skipped, with that reason. Each theme of the contract is a
+class of its own (:class:`Rows`, :class:`Claims`, ...): a transport under construction may begin with one of them, and
+``DataPlaneContract`` is all of them. Tests are anyio's: with pytest-asyncio installed, leave its mode at ``strict``.
+"""
+
+import pkgutil
+
+import pytest
+
+# Before the modules are imported: their asserts then show values when they fail.
+pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
+
+from asyncdp.testing.contract.asyncio_native import AsyncioNative
+from asyncdp.testing.contract.base import Contract
+from asyncdp.testing.contract.cancels import Cancels
+from asyncdp.testing.contract.claim_faults import ClaimFaults
+from asyncdp.testing.contract.claim_release import ClaimRelease
+from asyncdp.testing.contract.claim_waits import ClaimWaits
+from asyncdp.testing.contract.claims import Claims
+from asyncdp.testing.contract.clears import Clears
+from asyncdp.testing.contract.closing import Closing
+from asyncdp.testing.contract.deadlines import Deadlines
+from asyncdp.testing.contract.errors import Errors
+from asyncdp.testing.contract.groups import Groups
+from asyncdp.testing.contract.interleavings import Interleavings
+from asyncdp.testing.contract.metadata import Metadata
+from asyncdp.testing.contract.misuse import Misuse
+from asyncdp.testing.contract.objects import Objects
+from asyncdp.testing.contract.observers import Observers
+from asyncdp.testing.contract.put_faults import PutFaults
+from asyncdp.testing.contract.put_limits import PutLimits
+from asyncdp.testing.contract.puts import Puts
+from asyncdp.testing.contract.read_faults import ReadFaults
+from asyncdp.testing.contract.reads import Reads
+from asyncdp.testing.contract.recovery_verbs import RecoveryVerbs
+from asyncdp.testing.contract.rig import Opener, Plane, Rig, by_config
+from asyncdp.testing.contract.rows import Rows
+from asyncdp.testing.contract.stale import Stale
+
+__all__ = [
+    "AsyncioNative",
+    "Cancels",
+    "ClaimFaults",
+    "ClaimRelease",
+    "ClaimWaits",
+    "Claims",
+    "Clears",
+    "Closing",
+    "Contract",
+    "DataPlaneContract",
+    "Deadlines",
+    "Errors",
+    "Groups",
+    "Interleavings",
+    "Metadata",
+    "Misuse",
+    "Objects",
+    "Observers",
+    "Opener",
+    "Plane",
+    "PutFaults",
+    "PutLimits",
+    "Puts",
+    "ReadFaults",
+    "Reads",
+    "RecoveryVerbs",
+    "Rig",
+    "Rows",
+    "Stale",
+    "by_config",
+]
+
+
+class DataPlaneContract(
+    # promises 1, 2, 6
+    Rows,
+    Objects,
+    Reads,
+    ReadFaults,
+    Stale,
+    # 3
+    Puts,
+    PutFaults,
+    PutLimits,
+    Interleavings,
+    # 4, 5
+    Claims,
+    Groups,
+    ClaimWaits,
+    ClaimRelease,
+    ClaimFaults,
+    # 7, 8, 9
+    Clears,
+    Metadata,
+    RecoveryVerbs,
+    # 10, 11
+    Deadlines,
+    Cancels,
+    AsyncioNative,
+    Closing,
+    # who asks wrongly, and who watches
+    Misuse,
+    Errors,
+    Observers,
+):
+    """All that a backend promises; see :mod:`asyncdp.testing.contract`."""

@@ -1,0 +1,60 @@
+"""What every theme of the contract shares: the plane under test, and the event loops it is tested on."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, ClassVar, TypeVar
+
+import pytest
+
+from asyncdp.testing.contract.rig import Opener, Rig
+
+__all__ = ["Contract", "asyncio_only"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def asyncio_only(test: F) -> F:
+    """Run a test on asyncio alone: it is about asyncio's own ways to cancel."""
+    test.loops = ("asyncio",)  # type: ignore[attr-defined]
+    return test
+
+
+class Contract:
+    """One theme of the contract, or several: its tests are the methods of the subclasses.
+
+    Attributes:
+        loops: The event loops that the transport works on; each test is run once on each.
+    """
+
+    loops: ClassVar[tuple[str, ...]] = ("asyncio", "trio")
+
+    pytestmark: ClassVar[list[pytest.MarkDecorator]] = [
+        pytest.mark.anyio,
+        # torch says so of every jagged tensor, and of complex32; rows may be either.
+        pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
+        pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning"),
+    ]
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run each test on each loop."""
+        if "anyio_backend" in metafunc.fixturenames:
+            allowed = getattr(metafunc.function, "loops", self.loops)
+            metafunc.parametrize("anyio_backend", [loop for loop in self.loops if loop in allowed], indirect=True)
+
+    @pytest.fixture
+    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
+        """Name the event loop of this run of a test, for anyio's pytest plugin."""
+        return str(request.param)
+
+    @pytest.fixture
+    def open_plane(self) -> Opener:
+        """Return what opens a fresh plane: the one fixture that a subclass writes."""
+        pytest.fail(f"{type(self).__name__} has no fixture open_plane: see asyncdp.testing.contract", pytrace=False)
+
+    @pytest.fixture
+    async def rig(self, open_plane: Opener, anyio_backend: str) -> AsyncIterator[Rig]:
+        """Give a fresh plane with two clients; at the end nothing may be left behind in it."""
+        del anyio_backend  # asked for its effect: who runs the test
+        async with Rig(open_plane) as made:
+            yield made

@@ -1,0 +1,151 @@
+"""Promise 5: a claim returns what was asked for, or says what it waits for."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+import torch
+
+from asyncdp import (
+    DataPlaneBadRequest,
+    DataPlaneUnavailable,
+)
+from asyncdp.testing.contract.faults import CLAIM, Fail, Watch
+from asyncdp.testing.contract.rig import at_once, declare
+from asyncdp.testing.contract.steps import SHORT_S, TICK_S, claim, claimed_by, not_ready, put
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract.rig import Rig
+from asyncdp.testing.contract.base import Contract
+
+__all__ = ["ClaimWaits"]
+
+
+class ClaimWaits(Contract):
+    """Promise 5: a claim returns what was asked for, or says what it waits for."""
+
+    async def test_a_claim_returns_at_most_batch_size(self, rig: Rig) -> None:
+        """The rest stays for the next one."""
+        await declare(rig.client)
+        await put(rig.client, *"abcde")
+        meta = await rig.client.claim_meta("p", "train", ["x"], 2)
+        assert meta.sample_ids == ["a", "b"]
+        meta = await rig.client.claim_meta("p", "train", ["x"], 2, min_batch_size=1)
+        assert meta.sample_ids == ["c", "d"]
+        assert await claim(rig.client) == ["e"]
+
+    async def test_min_batch_size_returns_what_is_ready(self, rig: Rig) -> None:
+        """C7: 3 asked, 2 ready, min_batch_size=1: 2, at once."""
+        await declare(rig.client)
+        await put(rig.client, "a", "b")
+        with anyio.fail_after(10):
+            meta = await rig.client.claim_meta("p", "train", ["x"], 3, min_batch_size=1, timeout_s=60)
+        assert meta.sample_ids == ["a", "b"]
+
+    async def test_non_blocking_returns_what_is_ready_maybe_nothing(self, rig: Rig) -> None:
+        """blocking=False never waits and never raises ClaimNotReady."""
+        await declare(rig.client)
+        meta = await rig.client.claim_meta("p", "train", ["x"], 3, None, False)  # noqa: FBT003 - the seeds' order
+        assert (meta.size, meta.sample_ids, meta.task_name) == (0, [], "train")
+        assert (await rig.client.get_data(meta, ["x"])).batch_size == torch.Size([0])
+        await put(rig.client, "a")
+        assert (await rig.client.claim_meta("p", "train", ["x"], 3, blocking=False)).sample_ids == ["a"]
+
+    async def test_a_blocking_claim_waits_for_the_whole_batch(self, rig: Rig) -> None:
+        """C5: it takes nothing until batch_size are ready; the plane serves others meanwhile; then it returns."""
+        await declare(rig.client)
+        pings: list[float] = []
+
+        async def others() -> None:
+            await put(rig.mate, "a")
+            await anyio.sleep(0.02)
+            for _ in range(5):
+                began = anyio.current_time()
+                await rig.client.ping()
+                pings.append(anyio.current_time() - began)
+            await put(rig.client, "b")
+
+        claimed, problem = await at_once(rig.client.claim_meta("p", "train", ["x"], 2, timeout_s=9), others())
+        assert problem is None
+        assert claimed.sample_ids == ["a", "b"]
+        assert min(pings) < 0.1
+
+    async def test_too_few_in_time_is_claim_not_ready_with_nothing_claimed(self, rig: Rig) -> None:
+        """C6: it says what was required, how many were ready, who waits and how long; no port, no retry, no claim."""
+        watch = Watch(CLAIM)
+        client = await rig.attach(watch)
+        await declare(rig.client, "x", "y")
+        await put(rig.client, "full", "half")
+        await rig.client.put_samples(["full"], "p", {"y": torch.zeros(1)})
+        err = await not_ready(lambda: client.claim_meta("p", "train", ["x", "y"], 2, timeout_s=SHORT_S))
+        assert err.elapsed_s is not None
+        assert 0.75 * SHORT_S <= err.elapsed_s <= SHORT_S + TICK_S
+        assert isinstance(err, TimeoutError)
+        assert err.required_fields == ("x", "y")
+        assert (err.ready, err.requested) == (1, 2)
+        assert err.waiting_ids == ("half",)
+        assert err.oldest_wait_s is not None
+        assert 0.75 * SHORT_S <= err.oldest_wait_s <= 60
+        assert (err.op, err.partition_id) == ("claim_meta", "p")
+        assert (err.retryable, err.blames_port, err.ambiguous, err.attempts) == (False, False, False, 1)
+        assert await claimed_by(rig.client) == {}
+        assert await claim(rig.client, 9, "train", "x", "y") == ["full"]
+
+    async def test_a_claim_on_an_empty_partition_says_that_nothing_waits(self, rig: Rig) -> None:
+        """C6: no oldest, no ids."""
+        await declare(rig.client)
+        err = await not_ready(lambda: rig.client.claim_meta("p", "train", ["x"], 1, timeout_s=SHORT_S))
+        assert (err.ready, err.oldest_wait_s, err.waiting_ids) == (0, None, ())
+
+    @pytest.mark.parametrize(
+        ("partition", "task", "field"),
+        [("mistyped", "train", "x"), ("p", "mistyped", "x"), ("p", "train", "mistyped")],
+        ids=["partition", "task", "field"],
+    )
+    @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "at once"])
+    async def test_a_misspelt_name_is_refused_at_once(
+        self, rig: Rig, partition: str, task: str, field: str, *, blocking: bool
+    ) -> None:
+        """C1: unknown partition, task or field: DataPlaneBadRequest that names it, without any wait."""
+        await declare(rig.client)
+        await put(rig.client, "a")
+        with anyio.fail_after(10), pytest.raises(DataPlaneBadRequest, match="'mistyped'") as caught:
+            await rig.client.claim_meta(partition, task, [field], 1, blocking=blocking)
+        assert not caught.value.ambiguous
+        assert await claimed_by(rig.client) == {}
+
+    async def test_a_field_that_was_only_written_may_be_required(self, rig: Rig) -> None:
+        """Declared or ever written: either will do."""
+        await declare(rig.client)
+        await rig.client.put_samples(["a"], "p", {"new": torch.zeros(1)})
+        assert await claim(rig.client, 9, "train", "new") == ["a"]
+        await rig.client.clear_samples(["a"], "p")
+        assert await claim(rig.client, 9, "train", "new") == []
+
+    async def test_tasks_and_fields_may_be_declared_while_a_claim_waits(self, rig: Rig) -> None:
+        """A second registration adds a task; samples that were there before are claimable by it."""
+        await declare(rig.client)
+        await put(rig.client, "a")
+        assert await claim(rig.client) == ["a"]
+        await declare(rig.mate, "z", tasks=("late",))
+        assert await claim(rig.mate, 9, "late") == ["a"]
+
+    async def test_a_claim_that_overslept_says_what_its_last_look_saw(self, rig: Rig) -> None:
+        """Promise 10: the loop is blocked beyond the deadline between two looks: the real error, not just a timeout."""
+        fail = Fail(CLAIM, times=10_000)
+        client = await rig.attach(fail, settings={"max_attempts": 1})
+        await declare(rig.client)
+
+        async def block() -> None:
+            while not fail.struck:
+                await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+
+        claimed, _ = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0.2), block())
+        assert isinstance(claimed, DataPlaneUnavailable)
+        assert "refused" in claimed.message

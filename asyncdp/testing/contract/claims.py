@@ -1,0 +1,128 @@
+"""Promise 4: each task gets each sample once, when all of it is there."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from asyncdp.testing.contract.rig import at_once, declare, table
+from asyncdp.testing.contract.same import check_same
+from asyncdp.testing.contract.steps import claim, put
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract.rig import Rig
+from asyncdp.testing.contract.base import Contract
+
+__all__ = ["Claims"]
+
+
+class Claims(Contract):
+    """Promise 4: each task gets each sample once, when all of it is there."""
+
+    async def test_a_claim_tells_what_was_claimed(self, rig: Rig) -> None:
+        """The meta has partition, task, ids, fields, tags, lengths; it reads its data, pickled as well."""
+        await declare(rig.client, "x", "y")
+        await rig.client.put_samples(
+            ["a", "b"],
+            "p",
+            table(x=torch.arange(2), y=torch.ones(2)),
+            [{"input_lengths": 4}, {"input_lengths": 7, "k": "v"}],
+        )
+        meta = await rig.mate.claim_meta("p", "train", ["x"], 2)
+        assert (meta.partition_id, meta.task_name, meta.sample_ids, meta.fields) == ("p", "train", ["a", "b"], ["x"])
+        assert meta.sequence_lengths == [4, 7]
+        assert meta.tags is not None
+        assert meta.tags[1]["k"] == "v"
+        again = pickle.loads(pickle.dumps(meta))
+        assert again == meta
+        check_same((await rig.client.get_data(again))["x"], torch.arange(2))
+
+    async def test_a_claim_right_after_a_put_has_the_tags(self, rig: Rig) -> None:
+        """P6: not once in fifty times does a claim see a sample before its tags."""
+        await declare(rig.client)
+        for i in range(25):
+            claimed, _ = await at_once(
+                rig.mate.claim_meta("p", "train", ["x"], 2, timeout_s=5),
+                rig.client.put_samples([f"a{i}", f"b{i}"], "p", {"x": torch.zeros(2)}, [{"i": i}, {"i": i}]),
+            )
+            assert [tags.get("i") for tags in claimed.tags] == [i, i]
+
+    async def test_a_sample_is_claimable_once_all_required_fields_are_there(self, rig: Rig) -> None:
+        """Fields may come from different puts and clients; each task waits for its own."""
+        await declare(rig.client, "x", "y", tasks=("one", "both"))
+        await put(rig.client, "a", "b")
+        assert await claim(rig.client, 9, "both", "x", "y") == []
+        assert await claim(rig.client, 9, "one", "x") == ["a", "b"]
+        await rig.mate.put_samples(["b"], "p", {"y": torch.zeros(1)})
+        assert await claim(rig.client, 9, "both", "x", "y") == ["b"]
+        await rig.mate.put_samples(["a"], "p", {"y": torch.zeros(1)})
+        assert await claim(rig.mate, 9, "both", "y", "x") == ["a"]
+
+    @pytest.mark.parametrize("tags", [{"committed": False}, {"status": "failed"}], ids=str)
+    async def test_uncommitted_and_failed_samples_are_skipped(self, rig: Rig, tags: dict[str, Any]) -> None:
+        """A tag-only put commits them; then they are claimable."""
+        await declare(rig.client)
+        await put(rig.client, "a", **tags)
+        await put(rig.client, "b")
+        assert await claim(rig.mate) == ["b"]
+        await rig.client.put_samples(["a"], "p", tags=[{"committed": True, "status": "ok"}])
+        assert await claim(rig.mate) == ["a"]
+
+    async def test_what_was_ready_first_is_claimed_first(self, rig: Rig) -> None:
+        """Readiness counts, not the order of the first put; given back, a sample is the first again."""
+        await declare(rig.client, "x", "y")
+        for name in "abc":
+            await put(rig.client, name)
+        for name in "cab":
+            await rig.client.put_samples([name], "p", {"y": torch.zeros(1)})
+        first = await rig.client.claim_meta("p", "train", ["x", "y"], 2, blocking=False)
+        assert first.sample_ids == ["c", "a"]
+        rig.need("claim_release")
+        await rig.client.release_claim(first)
+        assert await claim(rig.mate, 3, "train", "x", "y") == ["c", "a", "b"]
+
+    async def test_rows_of_one_put_are_claimed_in_their_order(self, rig: Rig) -> None:
+        """Within one put the order of the ids counts."""
+        await declare(rig.client)
+        await put(rig.client, "d", "b", "c", "a")
+        assert await claim(rig.client, 3) == ["d", "b", "c"]
+        assert await claim(rig.client, 3) == ["a"]
+
+    async def test_each_task_gets_each_sample_once(self, rig: Rig) -> None:
+        """Cursors of tasks are their own; put again, a claimed sample is not claimable again."""
+        await declare(rig.client, tasks=("train", "log"))
+        await put(rig.client, "a", "b")
+        assert await claim(rig.client) == ["a", "b"]
+        assert await claim(rig.mate) == []
+        assert await claim(rig.mate, 1, "log") == ["a"]
+        await put(rig.client, "a", "b", again=True)  # C10
+        await rig.client.put_samples(["a"], "p", {"new": torch.zeros(1)})
+        assert await claim(rig.client) == []
+        assert await claim(rig.client, 9, "log") == ["b"]
+
+    async def test_a_sample_put_again_while_it_waits_is_claimed_once(self, rig: Rig) -> None:
+        """Replaced before anybody claimed it, a sample is still one sample."""
+        await declare(rig.client)
+        for _ in range(3):
+            await put(rig.client, "a")
+        assert await claim(rig.client) == ["a"]
+        assert await claim(rig.client) == []
+
+    async def test_cleared_and_put_anew_a_sample_is_claimable_again(self, rig: Rig) -> None:
+        """C10: another life of the id is another sample."""
+        await declare(rig.client)
+        await put(rig.client, "a")
+        assert await claim(rig.client) == ["a"]
+        await rig.mate.clear_samples(["a"], "p")
+        await put(rig.mate, "a")
+        assert await claim(rig.client) == ["a"]
+
+    async def test_a_cleared_sample_is_not_claimed(self, rig: Rig) -> None:
+        """What was cleared while it waited is gone from the queue."""
+        await declare(rig.client)
+        await put(rig.client, "a", "b")
+        await rig.client.clear_samples(["a"], "p")
+        assert await claim(rig.client) == ["b"]

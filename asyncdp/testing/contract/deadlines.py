@@ -1,0 +1,133 @@
+"""Promise 10: every call ends within its time, with the real error."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+import torch
+
+from asyncdp import (
+    DataPlaneTimeout,
+)
+from asyncdp.testing.contract.faults import GET, Hold
+from asyncdp.testing.contract.rig import at_once, declare
+from asyncdp.testing.contract.same import check_same
+from asyncdp.testing.contract.steps import TICK_S
+from asyncdp.testing.contract.verbs import MUTATIONS, VERBS
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract.rig import Rig
+from asyncdp.testing.contract.base import Contract
+
+__all__ = ["Deadlines"]
+
+LIMIT_S = 0.15
+
+
+async def fill(rig: Rig, n: int = 8) -> None:
+    """Put ``x``, the number of each row, one put per row."""
+    await declare(rig.client)
+    for i in range(n):
+        await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
+
+
+class Deadlines(Contract):
+    """Promise 10: every call ends within its time, with the real error."""
+
+    @pytest.mark.parametrize("verb", VERBS)
+    async def test_a_backend_that_never_answers_hangs_no_verb(self, rig: Rig, verb: str) -> None:
+        """T1, promise 10: DataPlaneTimeout in time, ambiguous where it changes something; the loop ticks on."""
+        hang = Hold(times=10_000)
+        client = await rig.attach(hang)
+        await fill(rig, 1)
+        late: list[float] = []
+        over = anyio.Event()
+
+        async def tick() -> None:
+            while not over.is_set():
+                began = time.monotonic()
+                await anyio.sleep(0.005)
+                late.append(time.monotonic() - began)
+
+        async def call() -> None:
+            try:
+                await VERBS[verb](client, LIMIT_S)
+            finally:
+                over.set()
+
+        began = time.monotonic()
+        err, _ = await at_once(call(), tick())
+        took = time.monotonic() - began
+        hang.times = 0
+        hang.go.set()
+        assert isinstance(err, DataPlaneTimeout)
+        assert 0.9 * LIMIT_S <= took <= LIMIT_S + TICK_S
+        assert max(late) < TICK_S
+        assert (err.op, err.retryable) == (verb, False)
+        whole_puts = not rig.client.get_capabilities().slot_writes
+        assert err.ambiguous == (verb in MUTATIONS or (verb == "put_samples" and whole_puts))
+        assert isinstance(err, TimeoutError)
+        assert err.elapsed_s == pytest.approx(took, abs=TICK_S)
+
+    @pytest.mark.parametrize("verb", VERBS)
+    async def test_no_time_at_all_is_a_timeout(self, rig: Rig, verb: str) -> None:
+        """timeout_s=0 is a call like any other, with no time: it never hangs and never half-happens."""
+        await fill(rig, 1)
+        with anyio.fail_after(10):
+            (result,) = await at_once(VERBS[verb](rig.client, 0))
+        assert isinstance(result, DataPlaneTimeout) or not isinstance(result, Exception)
+        assert (await rig.client.describe("p")).size <= 2
+
+    async def test_endless_time_is_time(self, rig: Rig) -> None:
+        """timeout_s=inf is allowed on every kind of call."""
+        await fill(rig, 2)
+        await rig.client.put_samples(["b"], "p", {"x": torch.zeros(1)}, timeout_s=float("inf"))
+        assert (await rig.client.claim_meta("p", "train", ["x"], 3, timeout_s=float("inf"))).size == 3
+        await rig.client.get_samples(["a", "b"], "p", ["x"], timeout_s=float("inf"))
+        await rig.client.clear_samples(["b"], "p", timeout_s=float("inf"))
+
+    async def test_one_slow_answer_costs_an_attempt_not_the_call(self, rig: Rig) -> None:
+        """An attempt that outlives its time is given up; the next one is asked, and answers."""
+        rig.need("slot_addressable")
+        hold = Hold(GET)
+        client = await rig.attach(hold, settings={"attempt_timeout_s": 0.05})
+        await fill(rig)
+        with anyio.fail_after(10):
+            check_same((await client.get_samples(["s3"], "p", ["x"]))["x"], torch.tensor([3.0]))
+        assert hold.struck == 1
+
+    async def test_retries_stay_within_the_calls_time(self, rig: Rig) -> None:
+        """T10: each attempt, round and pause lives inside the one deadline of the call."""
+        client = await rig.attach(Hold(GET, times=10_000), settings={"attempt_timeout_s": 0.02, "backoff_base_s": 0.05})
+        await fill(rig)
+        began = time.monotonic()
+        with pytest.raises(DataPlaneTimeout):
+            await client.get_samples(["s1", "s2"], "p", ["x"], timeout_s=LIMIT_S)
+        assert time.monotonic() - began <= LIMIT_S + TICK_S
+
+    async def test_a_reply_that_is_there_is_returned_though_the_loop_was_blocked(self, rig: Rig) -> None:
+        """T8: the loop is blocked beyond the deadline just after the reply came: the reply."""
+        hold = Hold(GET, after=True)
+        client = await rig.attach(hold)
+        await fill(rig, 1)
+
+        async def block() -> None:
+            await hold.holds()
+            hold.go.set()
+            time.sleep(0.3)  # noqa: ASYNC251 - that is the point
+
+        got, _ = await at_once(client.get_samples(["a"], "p", ["x"], timeout_s=0.2), block())
+        check_same(got["x"], torch.tensor([0.0]))
+
+    async def test_the_default_timeout_is_the_configs(self, rig: Rig) -> None:
+        """call_timeout_s of the config bounds a call that says nothing."""
+        client = await rig.attach(Hold(GET, times=99), call_timeout_s=LIMIT_S)
+        await fill(rig, 1)
+        began = time.monotonic()
+        with pytest.raises(DataPlaneTimeout):
+            await client.get_samples(["a"], "p", ["x"])
+        assert time.monotonic() - began <= LIMIT_S + TICK_S

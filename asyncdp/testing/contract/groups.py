@@ -1,0 +1,126 @@
+"""Promise 4 with groups: only whole ones are claimed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import DataPlaneBadRequest
+from asyncdp.testing.contract.rig import at_once, declare
+from asyncdp.testing.contract.steps import SHORT_S, claim, not_ready, put
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract.rig import Rig
+from asyncdp.testing.contract.base import Contract
+
+__all__ = ["Groups"]
+
+
+class Groups(Contract):
+    """Promise 4 with groups: only whole ones are claimed."""
+
+    async def test_only_whole_groups_are_claimed(self, rig: Rig) -> None:
+        """With grpo_group_size a group is claimable once all of its rows are."""
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "a0", "b0", group_id="g")
+        await put(rig.client, "c0", group_id="h")
+        assert await claim(rig.client, 3) == ["a0", "b0"]
+        await put(rig.client, "c1", group_id="h", committed=False)
+        assert await claim(rig.client, 3) == []
+        await rig.client.put_samples(["c1"], "p", tags=[{"committed": True}])
+        assert await claim(rig.client, 3) == ["c0", "c1"]
+
+    async def test_a_group_is_not_claimed_while_a_row_of_it_lacks_a_field(self, rig: Rig) -> None:
+        """All required fields of all its rows."""
+        await declare(rig.client, "x", "y", grpo_group_size=2)
+        await put(rig.client, "a", "b", group_id="g")
+        await rig.client.put_samples(["a"], "p", {"y": torch.zeros(1)})
+        assert not (await rig.client.claim_meta("p", "train", ["x", "y"], 2, blocking=False)).size
+        await rig.client.put_samples(["b"], "p", {"y": torch.zeros(1)})
+        assert (await rig.client.claim_meta("p", "train", ["x", "y"], 2, blocking=False)).size == 2
+
+    async def test_a_batch_rounds_down_to_whole_groups(self, rig: Rig) -> None:
+        """Promise 5: at most batch_size, and no part of a group; a blocking claim waits for what can be whole."""
+        await declare(rig.client, grpo_group_size=2)
+        for g in range(3):
+            await put(rig.client, f"g{g}_g0", f"g{g}_g1")
+        meta = await rig.client.claim_meta("p", "train", ["x"], 5, timeout_s=5)
+        assert meta.sample_ids == ["g0_g0", "g0_g1", "g1_g0", "g1_g1"]
+        err = await not_ready(lambda: rig.client.claim_meta("p", "train", ["x"], 4, timeout_s=SHORT_S))
+        assert err.ready == 2
+        assert await claim(rig.client, 3) == ["g2_g0", "g2_g1"]
+
+    async def test_a_batch_below_one_group_is_a_bad_request(self, rig: Rig) -> None:
+        """Promise 5: it could never be filled."""
+        await declare(rig.client, grpo_group_size=4)
+        with anyio.fail_after(10), pytest.raises(DataPlaneBadRequest, match="batch_size"):
+            await rig.client.claim_meta("p", "train", ["x"], 3)
+
+    async def test_groups_are_claimed_in_the_order_in_which_they_became_whole(self, rig: Rig) -> None:
+        """First whole, first claimed; claimers at once never share or split a group."""
+        await declare(rig.client, grpo_group_size=2)
+        for i in range(12):
+            await put(rig.client, f"g{i}_g0")
+        for i in reversed(range(12)):
+            await put(rig.client, f"g{i}_g1")
+        got = await at_once(*(c.claim_meta("p", "train", ["x"], 4) for c in [rig.client, rig.mate] * 3))
+        metas = [meta.sample_ids for meta in got]
+        assert all(ids[0][:-1] == ids[1][:-1] and ids[2][:-1] == ids[3][:-1] for ids in metas)
+        claimed = [name for ids in metas for name in ids]
+        assert len(set(claimed)) == 24
+        first = next(ids for ids in metas if "g11_g0" in ids)
+        assert {"g10_g0", "g10_g1"} <= set(first)
+
+    async def test_a_group_may_be_smaller_where_its_producer_says_so(self, rig: Rig) -> None:
+        """expected_num_keys makes a group whole with fewer rows; above grpo_group_size it is refused at put."""
+        await declare(rig.client, grpo_group_size=3)
+        await put(rig.client, "a", "b", group_id="g", expected_num_keys=2)
+        assert await claim(rig.client, 3) == ["a", "b"]
+        with pytest.raises(DataPlaneBadRequest, match="expected_num_keys"):
+            await put(rig.client, "c", group_id="h", expected_num_keys=4)
+        assert (await rig.client.describe("p")).size == 2
+
+    async def test_a_group_takes_no_more_rows_than_its_size(self, rig: Rig) -> None:
+        """A fifth rollout of a group of four would be trained with nobody: refused at put, nothing changed."""
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "g_g0")
+        with pytest.raises(DataPlaneBadRequest, match="'g'"):
+            await put(rig.client, "g_g1", "g_g2")
+        assert (await rig.client.describe("p")).size == 1
+        await put(rig.client, "g_g1")
+        await put(rig.client, "g_g1")  # the same row again is none more
+
+    async def test_a_group_that_was_claimed_and_cleared_may_live_again(self, rig: Rig) -> None:
+        """Each row again, under the same ids: a new group, claimable once."""
+        await declare(rig.client, grpo_group_size=2)
+        for _ in range(2):
+            await put(rig.client, "g_g0", "g_g1")
+            assert await claim(rig.mate, 2) == ["g_g0", "g_g1"]
+            assert await claim(rig.mate, 2) == []
+            await rig.client.clear_samples(["g_g0", "g_g1"], "p")
+
+    async def test_released_rows_of_a_group_wait_until_it_is_whole_again(self, rig: Rig) -> None:
+        """A part of a group that is given back is not claimable alone."""
+        rig.need("claim_release")
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "g_g0", "g_g1")
+        meta = await rig.client.claim_meta("p", "train", ["x"], 2)
+        await rig.client.release_claim(meta.subset([0]))
+        assert await claim(rig.mate) == []
+        await rig.client.release_claim(meta.subset([1]))
+        assert sorted(await claim(rig.mate)) == ["g_g0", "g_g1"]
+
+    async def test_the_group_size_of_a_partition_is_fixed(self, rig: Rig) -> None:
+        """Another one is refused; one that was not given before may be given later."""
+        await declare(rig.client)
+        await put(rig.client, "g_g0")
+        await declare(rig.mate, grpo_group_size=2)
+        await declare(rig.mate)
+        with pytest.raises(DataPlaneBadRequest, match="grpo_group_size"):
+            await declare(rig.client, grpo_group_size=3)
+        assert await claim(rig.client, 2) == []
+        await put(rig.client, "g_g1")
+        assert await claim(rig.client, 2) == ["g_g0", "g_g1"]

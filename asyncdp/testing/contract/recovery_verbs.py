@@ -1,0 +1,146 @@
+"""Promise 9 and the verbs that a controller recovers with: partitions, ping, attach, pickles."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import (
+    DataPlaneCapabilities,
+    DataPlaneClient,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+)
+from asyncdp.testing.contract.rig import at_once, declare, table
+from asyncdp.testing.contract.same import check_same, rows_of
+from asyncdp.testing.contract.verbs import VERBS
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract.rig import Rig
+from asyncdp.testing.contract.base import Contract
+
+__all__ = ["RecoveryVerbs"]
+
+
+class RecoveryVerbs(Contract):
+    """Promise 9 and the verbs that a controller recovers with: partitions, ping, attach, pickles."""
+
+    async def test_registering_again_unites_and_keeps(self, rig: Rig) -> None:
+        """Promise 9: fields, tasks, vocabularies are united; rows, tags, cursors stay."""
+        await declare(rig.client, "x", "e", enums={"e": ["u", "v"]})
+        await rig.client.put_samples(["a", "b"], "p", {"x": torch.arange(2), "e": ["v", "u"]}, [{"k": 1}, {"k": 2}])
+        assert (await rig.client.claim_meta("p", "train", ["x"], 1)).sample_ids == ["a"]
+        await rig.mate.register_partition("p", ["y"], 8, ["log"], enums={"e": ["w", "u"]})
+        info = await rig.client.describe("p")
+        assert set(info.fields) == {"x", "y", "e"}
+        assert info.consumer_tasks == ("train", "log")
+        assert info.enums == {"e": ("u", "v", "w")}
+        assert info.size == 2
+        got = await rig.mate.get_samples(["a", "b"], "p", ["x", "e"])
+        check_same(got["x"], torch.arange(2))
+        assert rows_of(got.get("e")) == ["v", "u"]
+        assert (await rig.client.claim_meta("p", "train", ["x"], 9, blocking=False)).sample_ids == ["b"]
+        assert (await rig.client.claim_meta("p", "log", ["x"], 9, blocking=False)).sample_ids == ["a", "b"]
+
+    async def test_num_samples_is_a_hint(self, rig: Rig) -> None:
+        """Promise 9: more samples than announced are fine; so is zero."""
+        await rig.client.register_partition("p", ["x"], 0, ["train"])
+        await rig.client.put_samples(["a", "b", "c"], "p", {"x": torch.zeros(3)})
+        assert (await rig.client.describe("p")).size == 3
+
+    async def test_many_may_register_at_once(self, rig: Rig) -> None:
+        """Each worker may declare what it needs, in any order and at the same time."""
+        results = await at_once(
+            *((rig.client, rig.mate)[i % 2].register_partition("p", [f"f{i}"], 1, [f"t{i}"]) for i in range(8))
+        )
+        assert results == [None] * 8
+        info = await rig.client.describe("p")
+        assert (len(info.fields), len(info.consumer_tasks)) == (8, 8)
+
+    async def test_a_partition_is_described(self, rig: Rig) -> None:
+        """Types in words, sizes, tasks, vocabularies."""
+        await declare(rig.client, "x", "r", "o", "e", "none", grpo_group_size=2, enums={"e": ["u", "v"]})
+        nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(3)], layout=torch.jagged)
+        data = table(2, x=torch.zeros(2, 4, dtype=torch.bfloat16), r=nested)
+        await rig.client.put_samples(["g_g0", "g_g1"], "p", {**dict(data.items()), "o": [None, 1], "e": ["v", "u"]})
+        info = await rig.mate.describe("p")
+        assert info.fields == {"x": "bfloat16[4]", "r": "float32[*]", "o": "object", "e": "enum(u, v)", "none": ""}
+        assert (info.partition_id, info.num_samples, info.grpo_group_size, info.size) == ("p", 64, 2, 2)
+        assert info.size_bytes > 2 * 8 + 16
+        assert await rig.mate.list_partitions() == [info]
+
+    async def test_partitions_are_apart(self, rig: Rig) -> None:
+        """The same ids and fields in two partitions are two samples of two types."""
+        await declare(rig.client)
+        await rig.client.register_partition("q", ["x"], 1, ["train"])
+        await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+        await rig.client.put_samples(["a"], "q", {"x": torch.ones(1, 2, dtype=torch.int64)})
+        check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.zeros(1))
+        await rig.client.clear_samples(["a"], "p")
+        assert (await rig.client.claim_meta("q", "train", ["x"], 9, blocking=False)).sample_ids == ["a"]
+
+    async def test_waiting_for_a_partition_ends_when_it_is_registered(self, rig: Rig) -> None:
+        """A worker that starts before the driver waits; one that waits in vain is told in time."""
+
+        async def later() -> None:
+            await anyio.sleep(0.02)
+            await declare(rig.mate)
+
+        assert await at_once(rig.client.wait_partition("p", timeout_s=9), later()) == [None, None]
+        await rig.client.wait_partition("p", timeout_s=1)
+        with pytest.raises(DataPlaneTimeout) as caught:
+            await rig.client.wait_partition("q", timeout_s=0.2)
+        err = caught.value
+        assert (err.op, err.partition_id, err.retryable) == ("wait_partition", "q", False)
+
+    async def test_ping_goes_through(self, rig: Rig) -> None:
+        """Ping answers from every client of a plane."""
+        await rig.client.ping()
+        await rig.mate.ping(timeout_s=1)
+
+    async def test_a_client_is_a_data_plane_client(self, rig: Rig) -> None:
+        """The protocol, and capabilities as plain facts."""
+        assert isinstance(rig.client, DataPlaneClient)
+        assert isinstance(rig.client.get_capabilities(), DataPlaneCapabilities)
+        assert rig.client.get_capabilities() == rig.mate.get_capabilities()
+
+    async def test_a_pickled_client_attaches(self, rig: Rig) -> None:
+        """Clients pickle by config; unpickled, they work on the same plane, and their close leaves it up."""
+        await declare(rig.client)
+        await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)})
+        twin = pickle.loads(pickle.dumps(rig.client))
+        third = pickle.loads(pickle.dumps(twin))
+        check_same((await twin.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
+        await third.put_samples(["b"], "p", {"x": torch.ones(1)})
+        assert third.owner != rig.client.owner
+        await third.close()
+        await twin.close()
+        await rig.client.ping()
+        assert (await rig.client.describe("p")).size == 2
+
+    async def test_the_owners_close_ends_the_plane(self, rig: Rig) -> None:
+        """X4: attached clients then see DataPlaneUnavailable, at once, on every verb."""
+        owner = await rig.open()
+        worker = await rig.attach(to=owner)
+        await declare(worker)
+        await rig.end(owner)
+        for verb in ("ping", "depth", "put_samples", "get_samples", "claim_meta", "clear_samples"):
+            with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
+                await VERBS[verb](worker, 0.2)
+
+    async def test_a_claim_that_waits_when_the_plane_ends_is_told(self, rig: Rig) -> None:
+        """A blocking claim does not outwait its plane by much more than its own timeout."""
+        owner = await rig.open()
+        worker = await rig.attach(to=owner)
+        await declare(worker)
+
+        async def close() -> None:
+            await anyio.sleep(0.02)
+            await rig.end(owner)
+
+        claimed, _ = await at_once(worker.claim_meta("p", "train", ["x"], 1, timeout_s=0.3), close())
+        assert isinstance(claimed, DataPlaneUnavailable)

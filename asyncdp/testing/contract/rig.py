@@ -1,0 +1,215 @@
+"""A plane to test, and clients of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+import pytest
+from tensordict import TensorDict
+
+from asyncdp import DataPlaneCapabilities, default_layers, stack
+from asyncdp.factory import DEFAULT_LAYERS
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["BASE", "Opener", "Plane", "Rig", "at_once", "by_config", "declare", "table", "until"]
+
+#: What every config needs.
+BASE: Mapping[str, Any] = {
+    "enabled": True,
+    "impl": "memory",
+    "backend": "simple",
+    "storage_capacity": 1 << 20,
+    "num_storage_units": 2,
+    "claim_meta_poll_interval_s": 0.01,
+}
+#: Retries of the suite wait as short as they can: that they happen is the promise, not how long they take. So does a
+#: close that settles what it can.
+FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 0.3}
+#: Seconds that any step of a test may take before the test fails instead of hanging.
+PATIENCE_S = 10.0
+
+
+@dataclass(eq=False)
+class Plane:
+    """A plane that was just started.
+
+    Attributes:
+        transport: The bare transport that owns it: whose close ends it.
+        attach: Makes another bare transport on the same plane, from config keys that differ (``owner``,
+            ``claim_lease_s``, ...).
+        leftovers: What calls have left behind in the plane (slots that are still being written or read, ...), by name;
+            empty where nothing, or where nothing can be seen.
+    """
+
+    transport: Any
+    attach: Callable[[dict[str, Any]], Any]
+    leftovers: Callable[[], dict[str, int]] = dict
+
+
+#: Opens a fresh plane, from config keys that differ (``storage_capacity``, ``num_storage_units``, ``owner``,
+#: ``claim_lease_s``, ``group_id_pattern``, ``strict_schema``, ...), and ends it.
+Opener = Callable[[dict[str, Any]], AbstractAsyncContextManager[Plane]]
+
+
+def by_config(
+    kind: Callable[..., Any], *, leftovers: Callable[[Any], Callable[[], dict[str, int]]] | None = None, **config: Any
+) -> Opener:
+    """Return an opener for transports that are made as those of asyncdp are, ``kind(config, bootstrap=True)``.
+
+    Args:
+        kind: The transport's class. A second client of a plane is ``kind(first.attach_config(), bootstrap=False)``.
+        leftovers: Gets the transport that owns a new plane, returns what :class:`Plane` calls leftovers.
+        **config: Keys of its config that differ from ``BASE``, or come on top: ``impl``, and the mapping of that name.
+    """
+
+    @asynccontextmanager
+    async def opened(differing: dict[str, Any]) -> AsyncIterator[Plane]:
+        whole = {**BASE, **config, **differing}
+        for name in config.keys() & differing.keys():
+            if isinstance(config[name], Mapping):
+                whole[name] = {**config[name], **differing[name]}
+        transport = kind(whole)
+
+        def attach(differing: dict[str, Any]) -> Any:
+            return kind({**transport.attach_config(), **differing}, bootstrap=False)
+
+        yield Plane(transport, attach, leftovers(transport) if leftovers else dict)
+
+    return opened
+
+
+@dataclass
+class Rig:
+    """Fresh planes of one transport, and stacked clients of them; made anew for each test.
+
+    ``client`` is the owner of a fresh plane, ``mate`` a second client of it under another owner's name. ``open`` and
+    ``attach`` make more, with fault layers below the default ones. All are closed at the end, and nothing may be left
+    behind then.
+
+    Attributes:
+        opener: Starts a plane.
+        without: Default layers to leave out, by name.
+    """
+
+    opener: Opener
+    without: tuple[str, ...] = ()
+    client: BaseClient = field(init=False)
+    mate: BaseClient = field(init=False)
+    _planes: dict[BaseClient, Plane] = field(default_factory=dict, init=False)
+    _clients: list[BaseClient] = field(default_factory=list, init=False)
+    _ended: list[Plane] = field(default_factory=list, init=False)
+    _ends: list[AbstractAsyncContextManager[Plane]] = field(default_factory=list, init=False)
+
+    async def __aenter__(self) -> Self:
+        self.client = await self.open(owner="owner")
+        self.mate = await self.attach(owner="mate")
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        with anyio.CancelScope(shield=True), anyio.fail_after(PATIENCE_S):
+            for client in reversed(self._clients):
+                await client.close()
+            for end in reversed(self._ends):
+                await end.__aexit__(None, None, None)
+        if kind is None:
+            self.check_nothing_left()
+
+    async def open(self, *faults: Callable[[BaseClient], Any], **config: Any) -> BaseClient:
+        """Start another plane and return its owner."""
+        end = self.opener(config)
+        plane = await end.__aenter__()
+        self._ends.append(end)
+        return self._stacked(plane.transport, plane, faults)
+
+    async def attach(
+        self,
+        *faults: Callable[[BaseClient], Any],
+        to: BaseClient | None = None,
+        settings: Mapping[str, Any] | None = None,
+        **config: Any,
+    ) -> BaseClient:
+        """Return another client of the plane of ``to`` (default: of ``client``), with ``settings`` of its layers."""
+        plane = self._planes[self.client if to is None else to]
+        return self._stacked(plane.attach(config), plane, faults, settings)
+
+    def _stacked(
+        self,
+        transport: Any,
+        plane: Plane,
+        faults: tuple[Callable[[BaseClient], Any], ...],
+        settings: Mapping[str, Any] | None = None,
+    ) -> BaseClient:
+        named = zip(DEFAULT_LAYERS, default_layers(**{**FAST, **(settings or {})}), strict=True)
+        client = stack(transport, [*(layer for name, layer in named if name not in self.without), *faults])
+        self._planes[client] = plane
+        self._clients.append(client)
+        return client
+
+    def transport(self, client: BaseClient | None = None) -> Any:
+        """Return the bare transport that owns the plane of a client."""
+        return self._planes[self.client if client is None else client].transport
+
+    def need(self, *capabilities: str) -> None:
+        """Skip the test where the backend lacks one of the capabilities."""
+        has = self.client.get_capabilities()
+        known = {f.name for f in fields(DataPlaneCapabilities)}
+        for name in capabilities:
+            assert name in known, f"no capability is called {name!r}"
+            if not getattr(has, name):
+                pytest.skip(f"the capabilities of the transport say: no {name}")
+
+    async def end(self, owner: BaseClient) -> None:
+        """Close the owner of a plane; what other clients of it owe can be settled by nobody any more."""
+        self._ended.append(self._planes[owner])
+        await owner.close()
+
+    def leftovers(self) -> dict[str, int]:
+        """Return what calls left in the planes."""
+        return {name: count for plane in self._planes.values() for name, count in plane.leftovers().items()}
+
+    def check_nothing_left(self) -> None:
+        """Fail if a slot is still being written or read, or something is still to be settled."""
+        assert not self.leftovers()
+        for client in self._clients:
+            if self._planes[client] not in self._ended:
+                assert not [debt.call for debt in client.env.ledger]
+
+
+async def declare(client: BaseClient, *names: str, tasks: tuple[str, ...] = ("train",), **more: Any) -> None:
+    """Register partition ``p`` with these fields (default: ``x``)."""
+    await client.register_partition("p", names or ("x",), 64, tasks, **more)
+
+
+def table(n: int | None = None, **leaves: Any) -> TensorDict:
+    """Make a TensorDict of ``n`` rows; default: as many as its first leaf has."""
+    return TensorDict(leaves, batch_size=[len(next(iter(leaves.values()))) if n is None else n])
+
+
+async def at_once(*calls: Awaitable[Any]) -> list[Any]:
+    """Await all of them at the same time; return each one's result or error, in order."""
+    results: list[Any] = [None] * len(calls)
+
+    async def one(at: int, call: Awaitable[Any]) -> None:
+        try:
+            results[at] = await call
+        except Exception as err:  # noqa: BLE001 - looked at by the caller
+            results[at] = err
+
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            for at, call in enumerate(calls):
+                group.start_soon(one, at, call)
+    return results
+
+
+async def until(true: Callable[[], Any]) -> None:
+    """Wait until something is true."""
+    with anyio.fail_after(PATIENCE_S):
+        while not true():  # noqa: ASYNC110 - there is no event for what a test looks at from outside
+            await anyio.sleep(0.001)

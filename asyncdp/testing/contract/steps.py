@@ -1,0 +1,60 @@
+"""What many tests do on the way: put a few samples, claim what is ready, see who holds what."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from asyncdp import ClaimNotReady, DataPlaneTimeout
+from asyncdp.testing.contract.rig import declare
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from asyncdp import KVBatchMeta
+    from asyncdp.client import BaseClient
+    from asyncdp.testing.contract.rig import Rig
+
+__all__ = ["IDS", "SHORT_S", "TICK_S", "claim", "claimed_by", "fill", "not_ready", "put"]
+
+IDS = [f"s{i}" for i in range(8)]
+#: Long enough for the last look of a claim to be answered well before the end, on a busy machine too.
+SHORT_S = 0.3
+#: One tick of the loop, on a machine that is busy with other things; what hangs takes far longer.
+TICK_S = 2.0
+
+
+async def fill(rig: Rig, ids: list[str] = IDS, **more: Any) -> None:
+    """Put ``x``, the number of each row, one put per row so that each can fail alone; ``more`` fields are declared."""
+    await declare(rig.client, "x", *more)
+    for i, name in enumerate(ids):
+        await rig.client.put_samples([name], "p", {"x": torch.tensor([i])})
+
+
+async def put(client: BaseClient, *ids: str, **tags: Any) -> KVBatchMeta:
+    """Put ``x`` of some ids."""
+    return await client.put_samples(ids, "p", {"x": torch.zeros(len(ids))}, [dict(tags) for _ in ids])
+
+
+async def claim(client: BaseClient, most: int = 99, task: str = "train", *fields: str) -> list[str]:
+    """Claim what is ready."""
+    return (await client.claim_meta("p", task, fields or ("x",), most, blocking=False)).sample_ids
+
+
+async def not_ready(claim: Callable[[], Awaitable[Any]]) -> ClaimNotReady:
+    """Return the ClaimNotReady of a claim; made again where a busy machine left its last look without an answer."""
+    for _ in range(5):
+        try:
+            with pytest.raises(ClaimNotReady) as caught:
+                await claim()
+        except DataPlaneTimeout:
+            continue
+        return caught.value
+    pytest.fail("no look was answered in time")
+
+
+async def claimed_by(client: BaseClient, task: str = "train") -> dict[str, str]:
+    """Return {sample: owner} of all claims that live."""
+    return {name: info.owner for info in await client.list_claims("p", task) for name in info.sample_ids}

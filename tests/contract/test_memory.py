@@ -1,0 +1,30 @@
+"""The contract on the transport in memory, as it is and with a slot for each row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncdp import MemoryTransport
+from asyncdp.testing.contract import DataPlaneContract
+from tests.contract.by_config import ByConfig
+from tests.contract.memory_only import MemoryOnly
+from tests.contract.memory_planes import memory
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract import Opener
+
+PLANES = {
+    "memory": memory(MemoryTransport),
+    "memory-split": memory(MemoryTransport, rows_per_slot=1, checksum=True),
+}
+
+
+class TestMemory(DataPlaneContract, ByConfig, MemoryOnly):
+    """MemoryTransport keeps the contract."""
+
+    @pytest.fixture(params=PLANES)
+    def open_plane(self, request: pytest.FixtureRequest) -> Opener:
+        """Open planes of each kind."""
+        return PLANES[request.param]

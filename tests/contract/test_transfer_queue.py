@@ -1,0 +1,38 @@
+"""The contract on TransferQueue: a real one in a real Ray cluster, which lives as long as the session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from asyncdp.testing.contract import DataPlaneContract
+from tests.contract.by_config import ByConfig
+
+if TYPE_CHECKING:
+    from asyncdp.testing.contract import Opener
+
+pytest.importorskip("transfer_queue", reason="needs the extra tq")
+
+from tests.transfer_queue.opener import CLUSTER, on_ray
+
+PLANES = {"transfer_queue": on_ray()}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cluster_ends() -> Iterator[None]:
+    """End the Ray cluster that the session started, if it did."""
+    yield
+    CLUSTER.close()
+
+
+class TestTransferQueue(DataPlaneContract, ByConfig):
+    """TQTransport keeps the contract, as far as its capabilities say."""
+
+    loops = ("asyncio",)
+
+    @pytest.fixture(params=PLANES)
+    def open_plane(self, request: pytest.FixtureRequest) -> Opener:
+        """Open planes on the cluster."""
+        return PLANES[request.param]
