@@ -177,7 +177,27 @@ class Layout:
                 offsets.append(ends(column.row_nbytes()))
             else:
                 offsets.append(None)
-        return cls.make(block.n, metas, offsets)
+        layout = cls.make(block.n, metas, offsets)
+        layout.refuse_unreadable()
+        return layout
+
+    def refuse_unreadable(self) -> None:
+        """Refuse, before anything is written, what :func:`read_layout` would not take.
+
+        Raises:
+            DataPlaneBadRequest: It says what is wrong, and with which column.
+        """
+        if len(self.schema) > MAX_HEAD_BYTES:
+            msg = f"{len(self.metas)} fields are described in {len(self.schema)} bytes, {MAX_HEAD_BYTES} are the most"
+            raise DataPlaneBadRequest(msg)
+        try:
+            _metas(self.schema)
+        except ValueError as err:
+            raise DataPlaneBadRequest(str(err)) from err
+        for meta, offsets in zip(self.metas, self.offsets, strict=True):
+            if offsets is not None and not meta.unit and offsets[-1] > _MAX_EMPTY_STEPS:
+                msg = f"field {meta.name!r}: rows without bytes that are {offsets[-1]} long in all cannot be kept"
+                raise DataPlaneBadRequest(msg, field=meta.name)
 
     def head(self) -> bytes:
         """Prefix, schema and lengths, padded to where the data begins."""

@@ -157,7 +157,9 @@ class MsgpackCodec:
             return np.frombuffer(raw, _plain(dtype)).reshape(shape).copy()
         if code == _SCALAR:
             dtype, raw = self._unpack(body, depth)
-            return np.frombuffer(raw, _plain(dtype), count=1)[0]
+            # Of an empty text there are no bytes; its type holds one element all the same.
+            kind = _plain(dtype)
+            return np.frombuffer(raw, kind, count=1)[0] if kind.itemsize else kind.type()
         if code == _PICKLE and self._allow_pickle:
             return pickle.loads(body)  # noqa: S301 - the user turned it on
         if code == _PICKLE:

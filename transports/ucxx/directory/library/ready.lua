@@ -86,7 +86,8 @@ local function touch_groups(P, ix, groups, members, all, rows)
   local taken = {}
   local claims = hmget(P.K .. 'k:' .. ix[2], all)
   for j, rid in ipairs(all) do taken[rid] = claims[j] end
-  local add, rem = {}, { unpack(P.stale) }
+  local add, rem = {}, {}
+  for j, member in ipairs(P.stale) do rem[j] = member end -- not unpack(): a call may rename more groups than fit a stack
   for name, g in pairs(groups) do
     local last = members[name] and 0
     for _, rid in ipairs(members[name] or {}) do

@@ -1,0 +1,62 @@
+"""What a reader would not take is refused at put: nothing that is acknowledged turns out to be unreadable later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from asyncdp.block import Block
+from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.transports.ucxx.layout import MAX_HEAD_BYTES, Layout, read_layout
+
+pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
+
+from asyncdp.transports.ucxx.objects import MsgpackCodec
+from asyncdp.transports.ucxx.payload import Payload, packed
+
+
+def of_columns(count: int, name: int) -> Block:
+    """One row of so many fields, whose names have so many letters."""
+    one = torch.ones(1)
+    return Block.from_fields({f"{at:05d}".ljust(name, "n"): one for at in range(count)}, 1)
+
+
+def test_more_fields_than_a_payload_describes_are_refused_at_put() -> None:
+    """The reader bounds the description of fields; the writer knows that bound, and just below it all is well."""
+    fitting = of_columns(1000, 1000)
+    assert MAX_HEAD_BYTES // 2 < len(Layout.of(fitting).schema) <= MAX_HEAD_BYTES
+    assert Payload.read(packed(fitting), 1).layout.n == 1
+    with pytest.raises(DataPlaneBadRequest, match="1100 fields"):
+        Layout.of(of_columns(1100, 1000))
+
+
+@pytest.mark.parametrize("shape", [(1, 0, 1 << 41), (1, 1 << 41, 0)], ids=str)
+def test_a_shape_that_no_reader_takes_is_refused_at_put(shape: tuple[int, ...]) -> None:
+    """Tensors without bytes may have any shape; a size that the reader takes for nonsense is refused by name."""
+    block = Block.from_fields({"z": torch.empty(shape)}, 1)
+    with pytest.raises(DataPlaneBadRequest, match="'z'"):
+        Layout.of(block)
+    small = Block.from_fields({"z": torch.empty(1, 0, 1 << 20)}, 1)
+    assert read_layout(packed(small), 1).metas[0].shape == (0, 1 << 20)
+
+
+def test_ragged_rows_without_bytes_are_as_long_as_a_reader_takes() -> None:
+    """Their lengths cost nothing, so the reader bounds them, and the writer says so at put."""
+    for steps, good in ((1 << 20, True), (1 << 26, False)):
+        rows = torch.nested.nested_tensor([torch.empty(steps, 0), torch.empty(1, 0)], layout=torch.jagged)
+        block = Block.from_fields({"r": rows}, 2)
+        if good:
+            assert Payload.read(packed(block), 2).layout.n == 2
+        else:
+            with pytest.raises(DataPlaneBadRequest, match="'r'"):
+                Layout.of(block)
+
+
+@pytest.mark.parametrize("value", [np.str_(""), np.bytes_(b"")], ids=repr)
+def test_an_empty_text_of_numpy_comes_back(value: np.generic) -> None:
+    """Its dtype has no bytes."""
+    codec = MsgpackCodec()
+    back = codec.loads(codec.dumps([value]))[0]
+    assert type(back) is type(value)
+    assert back == value
