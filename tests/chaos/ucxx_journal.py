@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Journal:
 
     def note(self, what: str, **told: Any) -> None:
         """Write one entry."""
-        os.write(self._fd, (json.dumps({"what": what, **told}) + "\n").encode())
+        os.write(self._fd, (json.dumps({"what": what, "at": time.time(), **told}) + "\n").encode())
 
     def close(self) -> None:
         """Close the file."""
