@@ -102,3 +102,12 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
         assert engine.next_tag == 7
         assert engine.next_tag == 7
     assert made == ["lo"]
+
+
+async def test_the_secret_is_asked_for_whoever_told_where_hosts_are() -> None:
+    """A ping lists hosts as well; the first request after it knows the secret all the same."""
+    told = Told(HostInfo("h", 1, ports=(7,)), secret="told")
+    made = reach(told, secret="")
+    made.know(told.answer)
+    assert await made.find(HostRef("h", 1, ())) is not None
+    assert made._secret.proof(b"a", b"b", b"c") == Secret("told").proof(b"a", b"b", b"c")

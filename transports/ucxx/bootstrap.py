@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -61,6 +62,8 @@ class EmbeddedPlane:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         temporary = [] if folder is not None else [arena_name(host.host_id, host.plane) for host in self._hosts]
         self._arenas = temporary
+        #: What each slot host said when it was ready, by number.
+        self.reports: dict[int, dict[str, Any]] = {}
         self._ender = weakref.finalize(self, _end, self._children, os.getpid(), temporary)
 
     @property
@@ -123,19 +126,28 @@ class EmbeddedPlane:
         )
 
     def _await_ready(self, number: int, until: float) -> None:
+        """Wait for the line that says that a host serves; what others of its process may have printed is passed by."""
         child = self._children[number]
         assert child.stdout is not None  # noqa: S101 - made with a pipe
-        line = b""
-        while not line.endswith(b"\n"):
+        rest = b""
+        while True:
             left = until - time.monotonic()
             if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
                 raise DataPlaneUnavailable(f"slot host {number} did not come up in time")
             came = os.read(child.stdout.fileno(), 1 << 16)
             if not came:
                 raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: its log says why")
-            line += came
-        if not json.loads(line).get("ready"):
-            raise DataPlaneUnavailable(f"slot host {number} says {line!r:.200} and not that it is ready")
+            *lines, rest = (rest + came).split(b"\n")
+            for line in lines:
+                if line.startswith(b'{"ready": true'):
+                    self.reports[number] = json.loads(line)
+                    return
+
+    def hurry(self) -> None:
+        """Let hosts that are ending cut off what runs: the second signal to a slot host means that."""
+        for pid in self.pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
 
     async def stop(self) -> None:
         """Stop the hosts, then the directory, in order or after their time by force. Twice is fine."""

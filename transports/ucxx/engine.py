@@ -30,8 +30,15 @@ __all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
 MESSAGE_BYTES: Final = 16 << 20
 _TAGS_PER_REQUEST: Final = 1 << 14
 #: Read by UCX when it is loaded. put_zcopy: rendezvous on host memory is five times faster than with what ucxx sets.
-#: Reuse of addresses: else the port of a killed host stays taken for a minute.
-_ENVIRONMENT: Final = {"UCX_RNDV_SCHEME": "put_zcopy", "UCX_CM_REUSEADDR": "y", "UCX_TCP_CM_REUSEADDR": "y"}
+#: Reuse of addresses: else the port of a killed host stays taken for a minute. Its log: standard output is the
+#: program's own (a slot host's readiness line), and that ucxx itself sets variables UCX does not use is no news.
+_ENVIRONMENT: Final = {
+    "UCX_RNDV_SCHEME": "put_zcopy",
+    "UCX_CM_REUSEADDR": "y",
+    "UCX_TCP_CM_REUSEADDR": "y",
+    "UCX_LOG_FILE": "stderr",
+    "UCX_WARN_UNUSED_ENV_VARS": "n",
+}
 
 
 class Operation:

@@ -41,7 +41,8 @@ Told = dict[str, Any]
 
 
 def _one_line(told: Told) -> None:
-    print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
+    with contextlib.suppress(BrokenPipeError):  # whoever wanted to read it is gone; who watches will know
+        print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
 
 async def run(
@@ -88,8 +89,8 @@ async def run(
         if host.ended.is_set():
             return
         report = await host.start()
-        ready(asdict(report))
         try:
+            ready(asdict(report))
             await host.ended.wait()
         finally:
             await host.stop()

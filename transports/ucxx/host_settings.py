@@ -47,7 +47,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         ucx: Whether to offer UCX at all; without it only the lane and payloads in frames work.
     """
 
-    host_id: str
+    host_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
     plane: str = ""
     bind: Annotated[str, msgspec.Meta(min_length=1)] = "127.0.0.1"
     publish: str = ""

@@ -110,14 +110,14 @@ class Reach:
         Raises:
             StaleSlotError: Another life of it has begun: what its slots held is gone.
         """
-        place = self._places.get((host.id, host.epoch))
-        if place is not None:
-            return place
-        if not self._asked:
+        if not self._asked:  # whoever told where hosts are, a ping for one, did not ask for it
             shared = await self._directory.shared_secret()
             self._asked = True
             if shared is not None:
                 self._secret = Secret(shared)
+        place = self._places.get((host.id, host.epoch))
+        if place is not None:
+            return place
         self.know(await self._directory.hosts())
         place = self._places.get((host.id, host.epoch))
         if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._places):

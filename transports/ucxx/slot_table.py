@@ -12,6 +12,7 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
+from asyncdp.transports.ucxx.arena import PAGE
 from asyncdp.transports.ucxx.extents import size_class
 from asyncdp.transports.ucxx.layout import bound
 from asyncdp.transports.ucxx.shares import cut
@@ -60,7 +61,8 @@ class SlotTable(SlotStore):
     ) -> None:
         """Begin with all slots FREE."""
         super().__init__(arena, on_free)
-        self.max_slot_bytes = max_slot_bytes
+        # What is larger than the whole arena will never fit: an error, and no reason to wait for space.
+        self.max_slot_bytes = min(max_slot_bytes, arena.units * arena.unit_bytes - PAGE)
         self.rows_per_slot = rows_per_slot
         self.overwrite_oldest = overwrite_oldest
         self._refused: dict[bytes, float] = {}

@@ -109,6 +109,11 @@ class UCXXTransport(SlotCalls):
         """Who this client is to the plane."""
         return self._owner
 
+    @property
+    def plane(self) -> EmbeddedPlane | None:
+        """The plane that this client started and ends; None where it is another's."""
+        return self._plane
+
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which other processes attach.
 
