@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
-from redis.exceptions import RedisError
+from redis.exceptions import NoPermissionError, RedisError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,7 +27,8 @@ CONFIRM_S = 1.0
 class Notices:
     """One connection on which the server tells of changes, opened when somebody first waits.
 
-    A notice may be lost (the connection breaks): a waiter looks again by itself after a while.
+    A notice may be lost (the connection breaks): a waiter looks again by itself after a while. A user of the server who
+    may not subscribe hears none at all, and his waiters do so always.
 
     Args:
         link: The way to the server.
@@ -42,6 +43,7 @@ class Notices:
         self._made: AbstractConnection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._opening = anyio.Lock()
+        self._deaf = False
 
     def ear(self, channel: str) -> Ear:
         """Return a waiter on a channel, to be used in ``with``."""
@@ -57,6 +59,8 @@ class Notices:
 
     async def subscribe(self, channel: bytes) -> None:
         """Return once the server will tell of changes; or after a while, if it cannot."""
+        if self._deaf:
+            return
         if channel not in self._there or not self._hears():
             async with self._opening:
                 if not self._hears():
@@ -86,10 +90,14 @@ class Notices:
             while True:
                 message = await made.read_response(timeout=math.inf, disable_decoding=True, push_request=True)
                 await self._take(message, made)
+        except NoPermissionError:
+            self._deaf = True
         except (RedisError, OSError):
             pass
         finally:
             await made.disconnect(nowait=True)
+            for event in self._there.values():  # nobody confirms any more
+                event.set()
             self.wake()
 
     async def _take(self, message: Any, made: AbstractConnection) -> None:

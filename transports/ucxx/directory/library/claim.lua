@@ -183,7 +183,7 @@ local function abandon(keys, args)
   local head = P and head_of(K, id)
   if head then
     unclaim(P, id, head, living(P, id, head))
-    redis.call('PUBLISH', K .. 'n', '')
+    notify(K)
   end
   refuse(K, id)
   return { OK, '' }

@@ -84,6 +84,9 @@ local function schema(P)
   return { SCHEMA, P.ver, redis.call('HGET', P.K .. 'p', 'doc') }
 end
 
+-- A notice saves others a look; a user of the server who may not publish does without it, and his call is no failure.
+local function notify(K) redis.pcall('PUBLISH', K .. 'n', '') end
+
 local function refuse(K, op)
   redis.call('SET', K .. 'o:' .. op, '!', 'EX', 2 * KEEP_S)
 end
@@ -99,7 +102,7 @@ local function once(keys, args, act)
   local reply, changed = act(K, open(K, now), args, now)
   if changed then
     redis.call('SET', okey, reply[2], 'EX', math.ceil(math.min(left, MOST_OP_S)) + KEEP_S)
-    redis.call('PUBLISH', K .. 'n', '')
+    notify(K)
   end
   return reply
 end

@@ -11,7 +11,7 @@ local function register(K, P, args, now)
   set_schema(P, a[1], a[2], a[3])
   if P.gsize and not had then regroup(P) end
   save(P)
-  redis.call('PUBLISH', K .. 'n', '')
+  notify(K)
   return { OK, P.ver }
 end
 
