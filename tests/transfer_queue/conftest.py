@@ -29,12 +29,13 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def cluster_ends() -> Iterator[None]:
-    """End the Ray cluster that the session started, if it did."""
+    """End the servers and the Ray cluster that the session started, if it did."""
     yield
     if not collect_ignore:
-        from tests.transfer_queue.opener import CLUSTER
+        from tests.transfer_queue.opener import CLUSTER, FOREIGN, SERVERS
 
-        CLUSTER.close()
+        for started in (CLUSTER, FOREIGN, SERVERS):
+            started.close()
 
 
 @pytest.fixture(scope="session")

@@ -9,14 +9,19 @@ import warnings
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
+import structlog.testing
 import torch
 
 from asyncdp import DataPlaneNotReady, DataPlaneUnavailable, build_data_plane_client, stack
 from asyncdp.config import TransferQueueSettings, parse_config
 from asyncdp.transports.transfer_queue.cluster import Cluster
+from asyncdp.transports.transfer_queue.private import INFO
+from asyncdp.transports.transfer_queue.shipping import by_value
+from tests.transfer_queue.another_release import release_without
 from tests.transfer_queue.opener import CLUSTER
-from tests.transfer_queue.ray_cluster import RayCluster, base_config
+from tests.transfer_queue.ray_cluster import RayCluster, base_config, start_ray
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -69,6 +74,60 @@ async def test_another_config_of_a_plane_that_is_there_is_refused(cluster: RayCl
     await again.close()
     await owner.ping()
     await owner.close()
+
+
+class WithoutRegister:
+    """A controller of a release that lets no sampler be registered."""
+
+    def __init__(self, actor: Any) -> None:
+        """Stand before the real one."""
+        self._actor = actor
+
+    def __getattr__(self, name: str) -> Any:
+        """Have all that it has, but for that."""
+        if name == "register_sampler":
+            raise AttributeError(name)
+        return getattr(self._actor, name)
+
+
+async def test_a_controller_that_takes_no_sampler(cluster: RayCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The directory runs beside it; who knows only Ray's address finds it."""
+    import ray
+    from transfer_queue import SequentialSampler
+
+    actor = Cluster._actor(ray)
+    ray.get(actor.register_sampler.remote(SequentialSampler()))
+    try:
+        with monkeypatch.context() as patch, structlog.testing.capture_logs() as logs:
+            patch.setattr(Cluster, "_actor", staticmethod(lambda _ray: WithoutRegister(actor)))
+            owner = build_data_plane_client(config())
+        assert [line["why"] for line in logs if "why" in line] == [
+            "TransferQueue lacks TransferQueueController.register_sampler"
+        ]
+        told = owner.attach_config()
+        assert told["transfer_queue"]["endpoints"].pop("directory")
+        del told["transfer_queue"]["endpoints"]
+        worker = build_data_plane_client(told, bootstrap=False)
+        await owner.register_partition("p", ["x"], 1, ["train"])
+        await worker.put_samples(["a"], "p", {"x": torch.ones(1)})
+        assert (await worker.claim_meta("p", "train", ["x"], 1)).sample_ids == ["a"]
+        await worker.close()
+        await owner.close()
+    finally:
+        with by_value(ray.cloudpickle) as sampler:
+            ray.get(actor.register_sampler.remote(sampler))
+    await stack(cluster.keeper).ping()
+
+
+async def test_descriptions_of_servers_that_cannot_be_made_come_from_ray(cluster: RayCluster) -> None:
+    """ZMQServerInfo is not as we know it: the actors' own are used, and a log says so."""
+    with release_without(INFO), structlog.testing.capture_logs() as logs:
+        client = build_data_plane_client(config())
+        assert any("ZMQServerInfo" in str(line.get("calls")) for line in logs)
+        await client.register_partition("p", ["x"], 1, ["train"])
+        await client.put_samples(["a"], "p", {"x": torch.ones(1)})
+        assert (await client.get_samples(["a"], "p", ["x"]))["x"].tolist() == [1.0]
+        await client.close()
 
 
 async def test_more_units_than_there_are_is_refused(cluster: RayCluster) -> None:
@@ -132,3 +191,26 @@ def test_without_metadata_the_actors_run_as_they_are(monkeypatch: pytest.MonkeyP
         warnings.simplefilter("always")
         assert Cluster(parsed, TransferQueueSettings(actor_runtime_env=True))._options() == {}
     assert len(seen) == 1
+
+
+async def test_actors_whose_classes_moved_are_started_by_transfer_queue_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its public init and close, with a warning; a second start finds no globals in its way."""
+    import transfer_queue
+
+    await anyio.to_thread.run_sync(CLUSTER.close)  # one controller per Ray
+    ray = start_ray()
+    try:
+        monkeypatch.setitem(sys.modules, "transfer_queue.storage.simple_storage", None)
+        for _ in range(2):
+            with pytest.warns(UserWarning, match="started by its init"):
+                owner = build_data_plane_client(base_config(transfer_queue={"actor_runtime_env": True}))
+            worker = build_data_plane_client(owner.attach_config(), bootstrap=False)
+            await owner.register_partition("p", ["x"], 1, ["train"])
+            await worker.put_samples(["a"], "p", {"x": torch.ones(1)})
+            assert (await owner.get_samples(["a"], "p", ["x"]))["x"].tolist() == [1.0]
+            await worker.close()
+            await owner.close()
+            assert Cluster._actor(ray) is None
+    finally:
+        transfer_queue.close()
+        ray.shutdown()

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from asyncdp.transports.transfer_queue import link, sampler
+from asyncdp.transports.transfer_queue import sampler
+from asyncdp.transports.transfer_queue.directory import door
 from asyncdp.transports.transfer_queue.sampler import DirectorySampler
 from tests.transfer_queue.servers import pickled_sampler
 
@@ -23,18 +24,13 @@ def ask(partition: Any, op: str, *args: Any) -> Any:
     request = pickle.dumps((op, args, []))
     indexes, consumed = DirectorySampler()([], 0, partition=partition, asyncdp=request)
     assert (indexes, consumed) == ([sampler.ANSWER], [])
-    return pickle.loads(partition.custom_meta[sampler.ANSWER][sampler.ARGUMENT])
+    return pickle.loads(partition.custom_meta[sampler.ANSWER][door.ARGUMENT])
 
 
 @pytest.fixture
 def partition() -> Any:
     """Give what the sampler sees of TransferQueue's partition."""
     return SimpleNamespace(custom_meta={})
-
-
-def test_both_ends_say_the_same_words() -> None:
-    """The client cannot import the sampler without TransferQueue, so two constants are there twice."""
-    assert (link.ARGUMENT, link.VERSION) == (sampler.ARGUMENT, sampler.VERSION)
 
 
 def test_it_runs_where_asyncdp_is_not_installed() -> None:
@@ -77,7 +73,7 @@ def test_others_are_served_as_before() -> None:
 
 def test_every_request_is_answered(partition: Any) -> None:
     """Unknown ones, wrong arguments, no plane: an answer, and the controller lives on."""
-    assert ask(partition, "hello") == ("ok", None, {"version": sampler.VERSION})
+    assert ask(partition, "hello") == ("ok", None, {"version": door.VERSION})
     assert ask(partition, "depth", "p", frozenset())[0] == "refused"
     _, epoch, new = ask(partition, "open", ["u0"], CONFIG)
     assert new
@@ -109,4 +105,4 @@ def test_transfer_queues_snapshots_hold_nothing_of_ours(partition: Any) -> None:
     import copy
 
     ask(partition, "open", ["u0"], CONFIG)
-    assert copy.deepcopy(partition.__dict__)[sampler.ARGUMENT] == {}
+    assert copy.deepcopy(partition.__dict__)[door.ARGUMENT] == {}

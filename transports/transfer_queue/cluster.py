@@ -35,6 +35,7 @@ class Cluster:
 
     Attributes:
         started: Whether this object started the actors: then its ``stop`` ends them.
+        lacking: The call of TransferQueue's that is missing, where our sampler could not be given to the controller.
     """
 
     def __init__(self, config: Config, settings: TransferQueueSettings) -> None:
@@ -45,7 +46,9 @@ class Cluster:
         self._ray_is_ours = False
         self._controller: Any = None
         self._units: list[Any] = []
+        self._public: Any = None
         self.started = False
+        self.lacking = ""
 
     # -- Ray
 
@@ -115,6 +118,13 @@ class Cluster:
                 raise DataPlaneNotReady(msg)
             time.sleep(0.1)
 
+    def described(self) -> dict[str, Any]:
+        """Return TransferQueue's own descriptions of its servers, by id."""
+        ray = self._connect(start=False)
+        stored = self._stored(ray, self._actor(ray))
+        infos = (stored.controller.zmq_info, *stored.backend.SimpleStorage.zmq_info.values())
+        return {str(info.id): info for info in infos}
+
     def _endpoints(self, ray: Any, controller: Any) -> Endpoints:
         stored = self._stored(ray, controller)
         backend = stored.backend.storage_backend
@@ -150,20 +160,28 @@ class Cluster:
             msg = f"the TransferQueue that is there runs the sampler {sampler!r}; asyncdp's would replace it"
             raise ValueError(msg)
         endpoints = self._endpoints(ray, controller)
+        try:
+            register = controller.register_sampler
+        except AttributeError:
+            self.lacking = "TransferQueueController.register_sampler"
+            return endpoints
         with by_value(ray.cloudpickle) as sampler:
-            ray.get(controller.register_sampler.remote(sampler), timeout=self._settings.bootstrap_timeout_s)
+            ray.get(register.remote(sampler), timeout=self._settings.bootstrap_timeout_s)
         return endpoints
 
     def _begin(self, ray: Any) -> Endpoints:
-        from omegaconf import OmegaConf
-        from transfer_queue.controller import TransferQueueController
-        from transfer_queue.storage.simple_storage import SimpleStorageUnit
-
         wanted = self._config.num_storage_units + 1
         free = int(ray.available_resources().get("CPU", 0))
         if free < wanted:
             msg = f"Ray has {free} free CPUs; TransferQueue needs {wanted}, one per actor"
             raise DataPlaneNotReady(msg, retry_after_s=1.0)
+        try:
+            from transfer_queue.controller import TransferQueueController
+            from transfer_queue.storage.simple_storage import SimpleStorageUnit
+        except ImportError as err:
+            return self._begin_publicly(ray, err)
+        from omegaconf import OmegaConf
+
         options = self._options()
         with by_value(ray.cloudpickle) as sampler:
             self._controller = TransferQueueController.options(name=NAME, namespace=RAY_NAMESPACE, **options).remote(
@@ -192,6 +210,24 @@ class Cluster:
         ray.get(self._controller.store_config.remote(stored), timeout=self._settings.bootstrap_timeout_s)
         return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
 
+    def _begin_publicly(self, ray: Any, why: ImportError) -> Endpoints:
+        """Start the actors by TransferQueue's own init, where their classes are not where they were."""
+        import transfer_queue
+        from omegaconf import OmegaConf
+
+        text = f"TransferQueue's actors are started by its init, without the options asked for: {why}"
+        warnings.warn(text, stacklevel=2)
+        transfer_queue.close()  # the globals that an earlier init left, of a controller that is gone
+        storage = {"num_data_storage_units": self._config.num_storage_units, "total_storage_size": None}
+        settings = {
+            "controller": {"sampler": "SequentialSampler", "polling_mode": True},
+            "backend": {"storage_backend": "SimpleStorage", "SimpleStorage": storage},
+        }
+        transfer_queue.init(OmegaConf.create(settings, flags={"allow_objects": True}))
+        self._public = transfer_queue
+        self.started = True
+        return self._join(ray, self._actor(ray))
+
     def _options(self) -> dict[str, Any]:
         """Return what the actors get besides their names."""
         if not self._settings.actor_runtime_env:
@@ -209,6 +245,9 @@ class Cluster:
         """End the actors, and Ray, where this object started them: units, controller, Ray."""
         import ray
 
+        if self._public is not None:
+            self._public.close()
+            self._public = None
         if self.started and ray.is_initialized():
             try:
                 ray.get([unit.shutdown.remote() for unit in self._units], timeout=SHUTDOWN_S)

@@ -17,6 +17,15 @@ class Server:
     ip: str
     ports: Mapping[str, int]
 
+    @classmethod
+    def from_config(cls, given: Mapping[str, Any]) -> Server:
+        """Read what :meth:`to_config` wrote."""
+        return cls(str(given["id"]), str(given["ip"]), {str(k): int(v) for k, v in dict(given["ports"]).items()})
+
+    def to_config(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {"id": self.id, "ip": self.ip, "ports": dict(self.ports)}
+
     def address(self, port_name: str) -> str:
         """Return the ZMQ address of a port."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
@@ -25,10 +34,20 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """A controller and its storage units, in TransferQueue's order."""
+    """A controller and its storage units, in TransferQueue's order.
+
+    Attributes:
+        directory: Where the plane's directory listens, if the controller does not run it.
+    """
 
     controller: Server
     units: tuple[Server, ...]
+    directory: Server | None = None
+
+    @property
+    def directory_id(self) -> str:
+        """Id of the server that runs the directory."""
+        return self.controller.id if self.directory is None else self.directory.id
 
     @classmethod
     def from_config(cls, given: Mapping[str, Any]) -> Endpoints:
@@ -38,19 +57,15 @@ class Endpoints:
             ValueError: It is not of that form.
         """
         try:
-            servers = [
-                Server(str(one["id"]), str(one["ip"]), {str(k): int(v) for k, v in dict(one["ports"]).items()})
-                for one in (given["controller"], *given["units"])
-            ]
-        except (KeyError, TypeError, ValueError) as err:
+            servers = [Server.from_config(one) for one in (given["controller"], *given["units"])]
+            beside = given.get("directory")
+            directory = None if beside is None else Server.from_config(beside)
+        except (AttributeError, KeyError, TypeError, ValueError) as err:
             msg = f"transfer_queue.endpoints: not of the form that attach_config() gives ({err!r})"
             raise ValueError(msg) from err
-        return cls(servers[0], tuple(servers[1:]))
+        return cls(servers[0], tuple(servers[1:]), directory)
 
     def to_config(self) -> dict[str, Any]:
         """Return it as plain values."""
-
-        def plain(server: Server) -> dict[str, Any]:
-            return {"id": server.id, "ip": server.ip, "ports": dict(server.ports)}
-
-        return {"controller": plain(self.controller), "units": [plain(unit) for unit in self.units]}
+        told = {"controller": self.controller.to_config(), "units": [unit.to_config() for unit in self.units]}
+        return told if self.directory is None else {**told, "directory": self.directory.to_config()}

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import structlog
 
 from asyncdp.config import Config, TransferQueueSettings, parse_config, shared_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.transport import Transport
-from asyncdp.transports.transfer_queue.endpoints import Endpoints
+from asyncdp.transports.transfer_queue.directory_server import DirectoryServer
+from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
 from asyncdp.transports.transfer_queue.link import Link
-from asyncdp.transports.transfer_queue.private import prepare_environment
+from asyncdp.transports.transfer_queue.private import META, prepare_environment
 from asyncdp.transports.transfer_queue.session import Session, in_a_loop_of_its_own
 
 if TYPE_CHECKING:
@@ -57,13 +59,15 @@ class Lifecycle(Transport):
             find = self._cluster.find
             if bootstrap and endpoints is None:
                 endpoints = self._cluster.start()
-        self._session = Session(self._settings, endpoints, find)
+        self._server: DirectoryServer | None = None
+        self._session = Session(
+            self._settings, endpoints, find, None if self._cluster is None else self._cluster.described
+        )
         if bootstrap:
             try:
                 in_a_loop_of_its_own(lambda: self._open(parsed, endpoints))
             except BaseException:
-                if self._cluster is not None:
-                    self._cluster.stop()
+                self._stop_servers()
                 raise
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,10 +103,13 @@ class Lifecycle(Transport):
         if len(units) < parsed.num_storage_units:
             msg = f"num_storage_units: {parsed.num_storage_units} are wanted, TransferQueue runs {len(units)} here"
             raise ValueError(msg)
-        link = await Link.open(endpoints, self._settings)
+        link = await Link.open(endpoints, self._settings, self._session.infos)
         try:
             deadline = anyio.current_time() + self._settings.bootstrap_timeout_s
             await link.client.reserve(link.partition)
+            if not await link.find_directory(deadline):
+                await self._serve_directory(link)
+            self._session.endpoints = link.endpoints
             new = await link.ask("open", (units, wanted), deadline)
             if new:
                 self._owned_epoch = link.epoch
@@ -117,6 +124,26 @@ class Lifecycle(Transport):
                 raise ValueError(msg)
         finally:
             link.close()
+
+    async def _serve_directory(self, link: Link) -> None:
+        """Run the directory in this process, since the controller does not run our sampler."""
+        why = "the controller runs a sampler that is not asyncdp's"
+        if META in link.client.missing:
+            why = f"TransferQueue lacks {link.client.missing[META]}"
+        elif self._cluster is not None and self._cluster.lacking:
+            why = f"TransferQueue lacks {self._cluster.lacking}"
+        structlog.get_logger("asyncdp").warning("transfer_queue_directory_beside_the_controller", why=why)
+        self._server = DirectoryServer(_address_towards(link.endpoints.controller))
+        await link.client.publish_directory(link.partition, self._server.server.to_config())
+        link.move_to(self._server.server)
+
+    def _stop_servers(self) -> None:
+        """End what this client started; blocks."""
+        if self._server is not None:
+            self._server.stop()
+            self._server = None
+        if self._cluster is not None:
+            self._cluster.stop()
 
     # -- requests
 
@@ -152,8 +179,17 @@ class Lifecycle(Transport):
                 except DataPlaneError:
                     pass  # it is gone already
         session.close()
-        if self._cluster is not None:
-            await anyio.to_thread.run_sync(self._cluster.stop)
+        if self._cluster is not None or self._server is not None:
+            await anyio.to_thread.run_sync(self._stop_servers)
+
+
+def _address_towards(server: Server) -> str:
+    """Return the address by which this machine reaches a server: its own address, if the server is here."""
+    family = socket.AF_INET6 if ":" in server.ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
+        probe.connect((server.ip, next(iter(server.ports.values()))))
+        address: str = probe.getsockname()[0]
+    return address
 
 
 def _attach(kind: type[Lifecycle], config: dict[str, Any]) -> Lifecycle:

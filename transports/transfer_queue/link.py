@@ -5,28 +5,39 @@ from __future__ import annotations
 import asyncio
 import pickle
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
+import structlog
+from zmq.constants import SocketOption, SocketType
 
 from asyncdp import errors
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.transfer_queue.canary import Canary
+from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, VERSION
+from asyncdp.transports.transfer_queue.directory_server import PORT
+from asyncdp.transports.transfer_queue.endpoints import Server
 from asyncdp.transports.transfer_queue.private import Client
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
     from asyncdp.transports.transfer_queue.endpoints import Endpoints
 
-__all__ = ["ARGUMENT", "VERSION", "Link"]
+__all__ = ["Link"]
 
-#: See sampler.py, which cannot be imported without TransferQueue; a test compares them.
-ARGUMENT = "asyncdp"
-VERSION = 1
 #: Requests that are answered with garbage to sweep.
 _SWEEPING = frozenset({"publish", "clear", "drop", "sweep"})
+
+
+class NoDirectoryError(DataPlaneUnavailable):
+    """The controller runs a sampler that is not ours, or has no reserved partition of this plane."""
+
+    def __init__(self, message: str, **more: Any) -> None:
+        """No port is to blame."""
+        super().__init__(message, **{"blames_port": False, **more})
 
 
 class Link:
@@ -35,7 +46,7 @@ class Link:
     Attributes:
         endpoints: The servers.
         epoch: Which life of the directory answered last.
-        controller: Canary of the controller.
+        directory: Canary of the process that runs the directory: the controller, or a server beside it.
         units: Canary of each storage unit, by id.
         finished: Tickets of garbage that was swept, to be reported with the next request that takes them.
     """
@@ -50,23 +61,44 @@ class Link:
         self.config: dict[str, Any] = {}
         self.finished: list[int] = []
         self.offset_s = 0.0
-        beat = {"interval_s": settings.heartbeat_interval_s, "timeout_s": settings.heartbeat_timeout_s}
-        at = endpoints.controller
-        self.controller = Canary(client.context, "the controller", at.address("request_handle_socket"), **beat)
+        self._settings = settings
+        self.directory = self._watch_directory()
         self.units = {
-            unit.id: Canary(client.context, f"storage unit {unit.id}", unit.address("put_get_socket"), **beat)
-            for unit in endpoints.units
+            unit.id: self._watch(f"storage unit {unit.id}", unit.address("put_get_socket")) for unit in endpoints.units
         }
 
+    def _watch(self, name: str, address: str) -> Canary:
+        interval_s, timeout_s = self._settings.heartbeat_interval_s, self._settings.heartbeat_timeout_s
+        return Canary(self.client.context, name, address, interval_s=interval_s, timeout_s=timeout_s)
+
+    def _watch_directory(self) -> Canary:
+        beside = self.endpoints.directory
+        if beside is not None:
+            return self._watch("the directory", beside.address(PORT))
+        return self._watch("the controller", self.endpoints.controller.address("request_handle_socket"))
+
     @classmethod
-    async def open(cls, endpoints: Endpoints, settings: TransferQueueSettings) -> Link:
+    async def open(
+        cls,
+        endpoints: Endpoints,
+        settings: TransferQueueSettings,
+        infos: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> Link:
         """Connect; a handshake of TransferQueue's that blocks happens in a thread.
+
+        Args:
+            endpoints: Where the servers listen.
+            settings: The transport's settings.
+            infos: Asks Ray for TransferQueue's own descriptions of its servers, where these cannot be made here.
 
         Raises:
             DataPlaneUnavailable: The controller does not answer.
         """
         name = f"asyncdp-{uuid.uuid4().hex[:12]}"
-        client = await anyio.to_thread.run_sync(Client, name, endpoints)
+        client = await anyio.to_thread.run_sync(Client, name, endpoints, infos)
+        if client.missing:
+            log = structlog.get_logger("asyncdp")
+            log.warning("transfer_queue_lacks", calls=list(client.missing.values()), instead="its public calls")
         return cls(client, endpoints, settings)
 
     # -- the directory
@@ -84,12 +116,11 @@ class Link:
         """
         finished = list(self.finished) if op in _SWEEPING else []
         payload = pickle.dumps((op, tuple(args), finished), protocol=5)
-        raw = await self.controller.guard(
-            lambda: self.client.request(self.partition, ARGUMENT, payload), deadline, host=self.endpoints.controller.id
-        )
+        raw = await self.directory.guard(lambda: self._send(payload), deadline, host=self.endpoints.directory_id)
         if raw is None:
-            msg = f"the controller at {self.controller.address} serves no asyncdp plane {self.namespace!r}"
-            raise DataPlaneUnavailable(msg, blames_port=False)
+            raise NoDirectoryError(
+                f"the controller at {self.directory.address} serves no asyncdp plane {self.namespace!r}"
+            )
         status, epoch, *rest = pickle.loads(raw)  # noqa: S301 - TransferQueue unpickles all that arrives as well
         self.epoch = epoch
         if status == "refused":
@@ -101,13 +132,62 @@ class Link:
             self.finished.remove(ticket)
         return (rest[0], rest[1]) if op in ("publish", "clear", "drop") else rest[0]
 
-    async def hello(self, deadline: float) -> bool:
-        """Learn whether the plane is there, its config, and what its clock says.
+    async def _send(self, payload: bytes) -> bytes | None:
+        """Carry a request to the directory, wherever it runs."""
+        beside = self.endpoints.directory
+        if beside is None:
+            return await self.client.request(self.partition, ARGUMENT, payload)
+        socket = self.client.context.socket(SocketType.DEALER)  # one per request: a cancelled one leaves nothing behind
+        try:
+            socket.setsockopt(SocketOption.LINGER, 0)
+            if ":" in beside.ip:
+                socket.setsockopt(SocketOption.IPV6, 1)
+            socket.connect(beside.address(PORT))
+            await socket.send(payload)
+            answer: bytes = await socket.recv()
+            return answer
+        finally:
+            socket.close(0)
+
+    def move_to(self, beside: Server) -> None:
+        """Send requests to a directory beside the controller from now on."""
+        self.endpoints = replace(self.endpoints, directory=beside)
+        self.directory.close()
+        self.directory = self._watch_directory()
+
+    async def find_directory(self, deadline: float) -> bool:
+        """Learn whether the controller runs our directory, or tells of one beside it; False: neither does.
 
         Raises:
-            DataPlaneUnavailable: Another sampler answers, or an asyncdp of another version.
+            DataPlaneUnavailable: The controller does not answer, or a directory beside it that is not gone.
         """
-        facts = await self.ask("hello", (), deadline)
+        try:
+            await self.ask("hello", (), deadline)
+        except NoDirectoryError:
+            where = await self.directory.guard(lambda: self.client.find_directory(self.partition), deadline)
+            if where is None:
+                return False
+            self.move_to(Server.from_config(where))
+            try:
+                await self.ask("hello", (), deadline)
+            except DataPlaneUnavailable:
+                if not await self.directory.is_gone():
+                    raise
+                return False
+        return True
+
+    async def hello(self, deadline: float) -> bool:
+        """Learn where the plane's directory is, whether it is open, its config, and what its clock says.
+
+        Raises:
+            DataPlaneUnavailable: Nobody runs a directory here, or one of another version.
+        """
+        try:
+            facts = await self.ask("hello", (), deadline)
+        except NoDirectoryError:
+            if not await self.find_directory(deadline):
+                raise
+            facts = await self.ask("hello", (), deadline)
         if facts["version"] != VERSION:
             msg = f"the controller runs version {facts['version']} of asyncdp's directory, this client speaks {VERSION}"
             raise DataPlaneUnavailable(msg, blames_port=False, retryable=False)
@@ -165,7 +245,7 @@ class Link:
 
     def close(self) -> None:
         """End everything that waits, then close all sockets."""
-        for canary in (self.controller, *self.units.values()):
+        for canary in (self.directory, *self.units.values()):
             canary.close()
         self.client.close()
 

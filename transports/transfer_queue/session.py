@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -33,6 +34,7 @@ class Session:
         settings: The transport's settings.
         endpoints: Where the servers listened last, as far as known.
         find: Asks Ray where they are now (it blocks); None where there is no Ray to ask.
+        infos: Asks Ray how TransferQueue itself describes them (it blocks).
     """
 
     def __init__(
@@ -40,12 +42,14 @@ class Session:
         settings: TransferQueueSettings,
         endpoints: Endpoints | None,
         find: Callable[[], Endpoints] | None,
+        infos: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         """Begin unconnected."""
         self.settings = settings
         self.endpoints = endpoints
         self.closed = False
         self._find = find
+        self.infos = infos
         self._link: Link | None = None
         self._finalizer: Callable[[], Any] = bool
         self._lock: anyio.Lock | None = None
@@ -81,7 +85,7 @@ class Session:
     async def link(self, deadline: float) -> Link:
         """Return the link, opened if need be; the link to the next controller, if the last is gone and there is one."""
         link = self._link
-        if link is not None and not link.controller.down and link.loop is asyncio.get_running_loop():
+        if link is not None and not link.directory.down and link.loop is asyncio.get_running_loop():
             return link
         if self.closed:
             msg = "the client is closed"
@@ -102,7 +106,7 @@ class Session:
                     if self.endpoints is None:
                         self.endpoints = await self._search()
                     self._hold(await self._open(self.endpoints))
-                elif link.controller.down and anyio.current_time() >= self._searched + SEARCH_PAUSE_S:
+                elif link.directory.down and anyio.current_time() >= self._searched + SEARCH_PAUSE_S:
                     self._searched = anyio.current_time()
                     await self._replace(link)
                 assert self._link is not None  # noqa: S101 - set above
@@ -112,16 +116,16 @@ class Session:
 
     async def _replace(self, link: Link) -> None:
         """Move to another controller, where Ray knows one; else keep the link, whose calls say what is wrong."""
-        if self._find is None:
+        beside = link.endpoints.directory is not None
+        if self._find is None and not beside:
             return
         try:
-            endpoints = await self._search()
-            if endpoints.controller.id == link.endpoints.controller.id:
+            endpoints = replace(link.endpoints, directory=None) if self._find is None else await self._search()
+            if endpoints.controller.id == link.endpoints.controller.id and not beside:
                 return
             fresh = await self._open(endpoints)
         except DataPlaneError:
             return
-        self.endpoints = endpoints
         self._let_go()
         self._hold(fresh)
 
@@ -133,7 +137,7 @@ class Session:
 
     async def _open(self, endpoints: Endpoints) -> Link:
         """Open a link and check that the plane is there."""
-        link = await Link.open(endpoints, self.settings)
+        link = await Link.open(endpoints, self.settings, self.infos)
         there = False
         try:
             there = await link.hello(anyio.current_time() + 5.0)
@@ -141,7 +145,7 @@ class Session:
             if not there:
                 link.close()
         if not there:
-            msg = f"the controller at {link.controller.address} has no asyncdp plane {self.settings.namespace!r}"
+            msg = f"the controller at {link.directory.address} has no asyncdp plane {self.settings.namespace!r}"
             raise DataPlaneUnavailable(msg, blames_port=False)
         return link
 
@@ -157,6 +161,7 @@ class Session:
         ever.
         """
         self._link = link
+        self.endpoints = link.endpoints
         self._finalizer = weakref.finalize(self, link.close)
 
     def _let_go(self) -> None:
