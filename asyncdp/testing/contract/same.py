@@ -47,4 +47,4 @@ def check_same(got: Any, wanted: Any) -> None:
         pairs = [(got, wanted)]
     for one, other in pairs:
         assert one.shape == other.shape
-        assert _bits(one) == _bits(other)
+        assert _bits(one) == _bits(other), f"{one} came for {other}"
