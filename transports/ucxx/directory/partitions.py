@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import PartitionInfo
-from asyncdp.transports.ucxx.directory.base import NO_OP, OK, SCHEMA, UNKNOWN, Base
+from asyncdp.transports.ucxx.directory.base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
 from asyncdp.transports.ucxx.directory.cells import DeadCells, dead_cells
 from asyncdp.transports.ucxx.directory.schema import ABSENT, Schema
 from asyncdp.transports.ucxx.directory.texts import load, pack, text
@@ -46,6 +47,10 @@ class Partitions(Base):
                 schema = Schema.load(reply[1], reply[2])
             elif reply[0] == UNKNOWN:
                 schema = ABSENT
+            elif reply[0] == ERROR:
+                name, rows = load(reply[1])
+                msg = f"group {text(name)!r} has {rows} rows already, grpo_group_size would be {call.grpo_group_size}"
+                raise DataPlaneBadRequest(msg, partition_id=call.partition_id, field="grpo_group_size")
             else:
                 await self._refused(reply, call.partition_id)
         self._schemas.pop(call.partition_id, None)

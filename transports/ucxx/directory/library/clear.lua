@@ -55,7 +55,7 @@ end
 
 -- Payload: {ids, claims per id or false, rid per id or false}. With rids only rows that are still these ones go.
 local function clear(K, P, args)
-  if not P then return { OK, pack({ 0, {} }) } end
+  if not P then return { OK, pack({ 0, {} }) }, false end
   local a = unpack_(args[4])
   local ids, claims, meant = a[1], a[2], a[3]
   expire(P)
@@ -70,7 +70,7 @@ local function clear(K, P, args)
       names[#names + 1] = ids[j]
     end
   end
-  if #rids == 0 then return { OK, pack({ 0, {} }) } end
+  if #rids == 0 then return { OK, pack({ 0, {} }) }, false end
   settle_claims(P, rids)
   local rows, dead, groups, group_names = {}, {}, {}, {}
   for j, blob in ipairs(hmget(K .. 'r', rids)) do
@@ -96,7 +96,7 @@ local function clear(K, P, args)
 end
 
 local function drop(K, P)
-  if not P then return { OK, pack({}) } end
+  if not P then return { OK, pack({}) }, false end
   local dead, freed = {}, {}
   for _, cells in ipairs(redis.call('HVALS', K .. 'c')) do collect(dead, cells) end
   for key, spots in pairs(dead) do freed[#freed + 1] = { key, spots } end

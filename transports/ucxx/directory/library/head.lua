@@ -91,7 +91,9 @@ local function refuse(K, op)
   redis.call('SET', K .. 'o:' .. op, '!', 'EX', 2 * KEEP_S)
 end
 
--- Runs a mutation once per op_id. Only outcomes that changed something are remembered, for longer than not_after.
+-- Runs a mutation once per op_id. `act` returns its answer and whether it changed something, or nothing beside where the
+-- same request may be tried again. An answer is remembered for longer than not_after also where there was nothing to
+-- remove: sent again, after its reply was lost, the removal would take what was put meanwhile.
 local function once(keys, args, act)
   local K, now = keys[1], now_us()
   local okey = K .. 'o:' .. args[1]
@@ -100,10 +102,8 @@ local function once(keys, args, act)
   local left = (tonumber(args[2]) - now) / 1000000
   if left < 0 then return { LATE, '' } end
   local reply, changed = act(K, open(K, now), args, now)
-  if changed then
-    redis.call('SET', okey, reply[2], 'EX', math.ceil(math.min(left, MOST_OP_S)) + KEEP_S)
-    notify(K)
-  end
+  if changed ~= nil then redis.call('SET', okey, reply[2], 'EX', math.ceil(math.min(left, MOST_OP_S)) + KEEP_S) end
+  if changed then notify(K) end
   return reply
 end
 

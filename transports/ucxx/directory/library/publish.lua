@@ -1,11 +1,25 @@
 -- Declaring and writing.
 
+-- The largest group, of several the one whose name comes first, and its rows; '', 0 where there is none.
+local function largest_group(K)
+  local flat, name, rows = redis.call('HGETALL', K .. 'g'), '', 0
+  for j = 1, #flat, 2 do
+    local n = unpack_(flat[j + 1])[2]
+    if n > rows or (n == rows and flat[j] < name) then name, rows = flat[j], n end
+  end
+  return name, rows
+end
+
 -- Payload: {doc, gsize, nt}. ARGV[3] is the version that the declaration was united with; '0': there was no partition.
 local function register(K, P, args, now)
   if P and P.ver ~= args[3] then return schema(P) end
   if not P and args[3] ~= '0' then return { UNKNOWN, '' } end
   local a = unpack_(args[4])
   local had = P and P.gsize
+  if P and not had and a[2] > 0 then
+    local name, rows = largest_group(K)
+    if rows > a[2] then return { ERROR, pack({ name, rows }) } end
+  end
   P = P or fresh(K, now)
   if tonumber(P.ver) == 0 then redis.call('HSET', K .. 'p', 'born', string.format('%.0f', now)) end
   set_schema(P, a[1], a[2], a[3])
