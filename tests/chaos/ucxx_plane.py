@@ -93,12 +93,14 @@ class ChaosPlane:
         folder: For the directory's data and the journals.
         lane: ``auto`` or ``off``.
         ucx: Whether hosts offer UCX (their listeners bind everywhere: only in a namespace).
+        host: Settings of hosts that differ.
     """
 
-    def __init__(self, folder: Path, *, lane: str, ucx: bool) -> None:
+    def __init__(self, folder: Path, *, lane: str, ucx: bool, **host: Any) -> None:
         self.folder = folder
         self.name = f"chaos{uuid.uuid4().hex[:8]}"
         self.lane, self.ucx = lane, ucx
+        self._host = host
         self.server = EmbeddedServer(folder / "directory")
         self.hosts: dict[int, Child] = {}
         self.roles: dict[str, Child] = {}
@@ -118,7 +120,7 @@ class ChaosPlane:
         keys = {
             "host_id": f"host-{number}", "plane": self.name, "ports": PORTS, "arena_bytes": 64 << 20,
             "max_slot_bytes": 8 << 20, "rows_per_slot": 2, "beat_s": 0.2, "grace_s": GRACE_S, "keep_arena": False,
-            "ucx": self.ucx, "devices": "lo", "watch_ucx_s": 0.5, "adopt": adopt,
+            "ucx": self.ucx, "devices": "lo", "watch_ucx_s": 0.5, "adopt": adopt, **self._host,
         }  # fmt: skip
         return msgspec.json.encode(msgspec.convert(keys, HostSettings)).decode()
 
