@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ async def fan_out(
 
 
 Read = tuple[Block, Sequence[int]]
+#: What a ref asks for: host, epoch, slot, generation, fields, rows.
+Place = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 
 async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
@@ -61,10 +63,14 @@ async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tu
 
 async def _read_refs(
     send: Send, refs: Sequence[SlotRef], ctx: CallContext
-) -> tuple[list[Read], dict[int, DataPlaneError]]:
-    """Read refs, grouped by host. Returns blocks with the rows they hold, and an error per row that failed."""
+) -> tuple[list[Read], dict[int, DataPlaneError], set[Place]]:
+    """Read refs, grouped by host.
+
+    Returns blocks with the rows they hold, an error per row that failed, and which places were stale.
+    """
     reads: list[Read] = []
     failed: dict[int, DataPlaneError] = {}
+    stale: set[Place] = set()
     for call, answer in await _ask(send, refs, ctx):
         if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
             raise answer
@@ -73,6 +79,8 @@ async def _read_refs(
         else:
             result = ReadResult((), dict.fromkeys(range(len(call.refs)), answer), verified=True)
         for at, problem in result.errors.items():
+            if isinstance(problem, StaleSlotError):
+                stale.add(_place(call.refs[at]))
             for row in call.refs[at].rows:
                 # A stale slot outweighs a fault: the row has to be located again anyway.
                 if row not in failed or isinstance(problem, StaleSlotError):
@@ -82,7 +90,7 @@ async def _read_refs(
             if len(part.refs) > 1:
                 rows = [row for at in part.refs for row in call.refs[at].rows]
             reads.append((part.block, rows))
-    return reads, failed
+    return reads, failed, stale
 
 
 def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read]:
@@ -112,13 +120,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
     reads: list[Read] = []
     specs: Mapping[str, FieldSpec] = located.specs
     if located.refs:
-        reads, broken = await _read_refs(send, located.refs, ctx)
+        reads, broken, places = await _read_refs(send, located.refs, ctx)
         if broken:
             stale = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
             reads = _without(reads, broken)
             if stale:
                 ctx.emit("stale_slots", rows=len(stale), partition_id=call.partition_id)
-                fresh, broken_again, specs = await _read_again(send, call, located, stale, ctx)
+                fresh, broken_again, specs = await _read_again(send, call, located, (stale, places), ctx)
                 reads += fresh
                 for row in stale:
                     del broken[row]
@@ -130,9 +138,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
 
 
 async def _read_again(
-    send: Send, call: GetSamples, before: Located, stale: Sequence[int], ctx: CallContext
+    send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[Place]], ctx: CallContext
 ) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec]]:
-    """Locate and read the stale rows once more, by the incarnation that was meant. Positions are the request's."""
+    """Locate and read the rows once more that were in stale places, by the incarnation that was meant.
+
+    ``gone``: these rows, by their positions in the request, and the places, which nobody asks a second time.
+    """
+    stale, places = gone
     ids = tuple(call.sample_ids[row] for row in stale)
     handles = tuple(before.handles[row] for row in stale)
     try:
@@ -141,19 +153,18 @@ async def _read_again(
         return [], dict.fromkeys(stale, err), before.specs
     failed: dict[int, DataPlaneError] = {}
     for at, problem in located.missing.items():
-        gone = f"sample {ids[at]!r} was cleared while it was read"
+        text = f"sample {ids[at]!r} was cleared while it was read"
         failed[stale[at]] = (
             problem
             if isinstance(problem, StaleSlotError)
-            else StaleSlotError(gone, sample_ids=(ids[at],), cause=problem)
+            else StaleSlotError(text, sample_ids=(ids[at],), cause=problem)
         )
     refs = [replace(ref, rows=[stale[at] for at in ref.rows]) for ref in located.refs]
-    then, now = _places(before.refs, stale), _places(refs, stale)
-    for row in stale:
-        if row not in failed and then[row] == now[row]:
+    for ref in refs:
+        for row in ref.rows if _place(ref) in places else ():
             name = call.sample_ids[row]
             msg = f"the data of sample {name!r} is gone from its slot"
-            failed[row] = StaleSlotError(msg, sample_ids=(name,))
+            failed.setdefault(row, StaleSlotError(msg, sample_ids=(name,)))
     wanted = [
         replace(ref, index=[ref.index[i] for i in keep], rows=[ref.rows[i] for i in keep])
         for ref in refs
@@ -161,24 +172,18 @@ async def _read_again(
     ]
     if not wanted:
         return [], failed, located.specs
-    reads, broken = await _read_refs(send, wanted, ctx)
+    reads, broken, _ = await _read_refs(send, wanted, ctx)
     failed.update(broken)
     return _without(reads, failed), failed, located.specs
 
 
-def _places(refs: Iterable[SlotRef], rows: Iterable[int]) -> dict[int, set[tuple[Any, ...]]]:
-    """Where each field of some rows lies: (host, epoch, slot, generation, all rows read from it at once, field).
+def _place(ref: SlotRef) -> Place:
+    """What a ref asks for.
 
     The rows belong to it: of a slot that holds several, one that died makes the whole read stale, and the same slot
-    without that row is another read.
+    without that row is another read. So do the fields: without the one that was replaced it is another read, too.
     """
-    places: dict[int, set[tuple[Any, ...]]] = {row: set() for row in rows}
-    for ref in refs:
-        where = (ref.host.id, ref.host.epoch, ref.slot, ref.generation, tuple(ref.index))
-        for row in ref.rows:
-            if row in places:
-                places[row].update((*where, name) for name in ref.fields)
-    return places
+    return ref.host.id, ref.host.epoch, ref.slot, ref.generation, ref.fields, tuple(ref.index)
 
 
 def _partial(

@@ -11,8 +11,9 @@ import anyio
 from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, ReleaseClaim, ReleaseClaims, handles
 from asyncdp.errors import DataPlaneError
 from asyncdp.ledger import Debt
+from asyncdp.middleware.debts import owe_claim, owe_once
 from asyncdp.middleware.layer import Layer
-from asyncdp.slots import AbandonClaim, Abort, ClaimTry, Publish, Resolve, TryClaim
+from asyncdp.slots import Abort, ClaimTry, Publish, Resolve, TryClaim
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
@@ -105,8 +106,7 @@ class Settle(Layer):
         partition_id: str = call.partition_id  # type: ignore[attr-defined]
         if isinstance(call, TryClaim):
             if capabilities.claim_dedup:
-                claim = AbandonClaim(ctx.op_id, partition_id, call.task_name)
-                self._once(Debt(claim, ctx.op_id, ctx.deadline, partition_id, task_name=call.task_name), ctx)
+                owe_claim(call, ctx)
             return
         if not capabilities.mutation_dedup:
             return
@@ -120,15 +120,7 @@ class Settle(Layer):
             None if ids is None else frozenset(ids),
             on_refused=tuple(Abort(host, ctx.op_id) for host in hosts.values()),
         )
-        self._once(debt, ctx)
-
-    @staticmethod
-    def _once(debt: Debt, ctx: CallContext) -> None:
-        """Write a debt down unless an earlier look of the same claim did."""
-        ledger = ctx.env.ledger
-        if not any(d.op_id == debt.op_id and type(d.call) is type(debt.call) for d in ledger):
-            ledger.owe(debt)
-        ctx.emit("ambiguous", verb=ctx.verb, partition_id=debt.partition_id)
+        owe_once(debt, ctx)
 
     async def on_close(self) -> None:
         """Settle what is open, within close_timeout_s, then close what is inside."""

@@ -11,10 +11,11 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 from asyncdp.calls import Call, CallContext, Resend
 from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady, DataPlaneTimeout
 from asyncdp.middleware.backoff import Backoff
+from asyncdp.middleware.debts import owe_claim
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.touches import Touches
 from asyncdp.setting_names import named
-from asyncdp.slots import Part, ReadResult, ReadSlots
+from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim
 
 if TYPE_CHECKING:
     from asyncdp.client import BaseClient
@@ -110,12 +111,15 @@ class SlotRetry(Layer):
             return allowed(unsure)
 
         try:
-            return await self._drive(ctx, err, attempt, again)
+            result = await self._drive(ctx, err, attempt, again)
         except DataPlaneError as last:
             unsure = unsure or last.ambiguous
             last.ambiguous = unsure and call.mutates
             last.retryable = last.retryable and allowed(unsure)
             raise
+        if unsure and isinstance(call, TryClaim) and not result.meta.size:  # type: ignore[attr-defined]
+            owe_claim(call, ctx)  # it found nothing, but the attempt before it may still arrive, and find something
+        return result
 
     async def _drive(
         self,

@@ -114,14 +114,14 @@ class Claiming(PlaneBase):
         return None, True
 
     def release_owner(self, partition_id: str, owner: str) -> tuple[None, bool]:
-        """Make everything that an owner claimed claimable again."""
+        """Make everything that an owner claimed claimable again; remembered also where there was nothing."""
         part = self.partitions.get(partition_id)
         held = [] if part is None else [claim for claim in part.claims.values() if claim.owner == owner]
         if part is not None and held:
             for claim in held:
                 self._unclaim(part, claim, list(claim.rows))
             self.changed()
-        return None, bool(held)
+        return None, True
 
     def abandon(self, partition_id: str, claim_id: str) -> None:
         """Give back a claim that nobody got; refuse it if it arrives later."""

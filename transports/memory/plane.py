@@ -34,11 +34,11 @@ class Plane(Writing, Claiming):
         if size is not None and part.group_size not in (None, size):
             msg = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {size}"
             raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
-        if size is not None:
-            for group in part.groups.values():
-                if len(group.rows) > size:
-                    msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
-                    raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
+        if size is not None and part.groups:
+            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
+            if len(group.rows) > size:
+                msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
+                raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
         fields = dict(part.fields)
         for name in call.fields:
             fields.setdefault(name, FieldSpec())
@@ -73,14 +73,14 @@ class Plane(Writing, Claiming):
         )
 
     def drop(self, partition_id: str) -> tuple[None, bool]:
-        """Remove a partition with everything in it."""
+        """Remove a partition with everything in it; remembered also where there was none."""
         part = self.partitions.pop(partition_id, None)
         if part is not None:
             for row in part.rows.values():
                 self._free(row)
             self.samples -= len(part.rows)
             self.changed()
-        return None, part is not None
+        return None, True
 
     # -- reading
 
