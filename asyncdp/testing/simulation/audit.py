@@ -1,0 +1,162 @@
+"""The books are closed: once the faults are over, everything can be had, ended and given back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import DataPlaneError
+from asyncdp.testing.simulation.flow_work import Scorer, Trainer
+from asyncdp.testing.simulation.violation import Violation
+from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.fabric import Fabric
+    from asyncdp.testing.simulation.scenario import Scenario
+
+__all__ = ["Audit"]
+
+NAME = "liveness"
+#: Who looks when all others are gone.
+AUDITOR = "auditor"
+#: Looks before a drain is taken for endless.
+MOST = 2000
+
+
+class Audit:
+    """What must hold in the end.
+
+    Args:
+        fabric: What it is about.
+        scenario: What happened.
+        values: Where values come from.
+    """
+
+    def __init__(self, fabric: Fabric, scenario: Scenario, values: Values) -> None:
+        """Bring a client that saw no fault."""
+        self.fabric = fabric
+        self.scenario = scenario
+        self.values = values
+        fabric.client(AUDITOR)
+        self.verbs = fabric.recorded(AUDITOR, tags=TAGS)
+
+    async def run(self) -> list[Violation]:
+        """Look at all of it."""
+        found = [*await self._exercise()]
+        for name, client in self.fabric.clients.items():
+            if client.alive and name != AUDITOR:
+                await self.fabric.close(name)
+        try:
+            found += await self._drain()
+            found += await self._clear()
+        except DataPlaneError as err:
+            found.append(Violation(NAME, f"the plane could not be emptied: {type(err).__name__} ({err})"))
+        await self.fabric.close(AUDITOR)
+        return found
+
+    # -- ports
+
+    async def _exercise(self) -> list[Violation]:
+        """Read so often that every client must have used every port again, and has no permit left."""
+        for attempt in range(8 * self.scenario.hosts):
+            if len({host for host, _ in self.fabric.homes(REGISTERS, "x")}) == self.scenario.hosts:
+                break
+            _, field = self.values.take(1)
+            await self.verbs.put_samples([f"spread-{attempt}"], REGISTERS, {"x": field}, timeout_s=10.0)
+        homes = dict(self.fabric.homes(REGISTERS, "x"))
+        found = []
+        for name, client in self.fabric.clients.items():
+            if not client.alive or client.rotation is None:
+                continue
+            since = len(self.fabric.history.requests)
+            for host, sample_id in homes.items():
+                await self._read_often(name, sample_id, 2 * len(self.fabric.hosts[host].ref.ports) + 2)
+            used = {(r.host, r.port) for r in self.fabric.history.requests[since:] if r.client == name}
+            for host in homes:
+                unused = [port for port in self.fabric.hosts[host].ref.ports if (host, port) not in used]
+                if unused:
+                    text = f"client {name} does not use ports {unused} of {host} any more, which have long been well"
+                    found.append(Violation("ports", text))
+            held = {k: s.in_flight for k, s in client.rotation.ports(self.fabric.clock.now()).items() if s.in_flight}
+            if held:
+                found.append(Violation("ports", f"client {name} holds permits although it is idle: {held}"))
+        return found
+
+    async def _read_often(self, client: str, sample_id: str, times: int) -> None:
+        verbs = self.fabric.recorded(client, tags=TAGS)
+        for _ in range(times):
+            with suppress(DataPlaneError):  # the check of the calm tells
+                await verbs.get_samples([sample_id], REGISTERS, ["x"], timeout_s=10.0)
+
+    # -- the flow
+
+    async def _drain(self) -> list[Violation]:
+        """Give back what the dead held, then score, train and pop all that is left."""
+        for name, client in self.fabric.clients.items():
+            if not client.alive:
+                await self.verbs.release_claims(FLOW, name, timeout_s=10.0)
+        found = [*await self._orphans()]
+        scorer = Scorer(self.verbs, self.scenario, self.values, "auditor.scores")
+        trainer = Trainer(self.verbs, self.scenario, self.values, "auditor.trains")
+        for worker in (scorer, trainer):
+            for _ in range(MOST):
+                meta = await self.verbs.claim_meta(
+                    FLOW, worker.task, worker.needs, 64, blocking=False, min_batch_size=1, timeout_s=10.0
+                )
+                if not meta.size:
+                    break
+                there = await worker.read(meta)
+                if worker is trainer:
+                    await self.verbs.pop(meta, timeout_s=10.0)
+                elif there is not None:
+                    _, field = self.values.take(there.size)
+                    await self.verbs.put_samples(there.sample_ids, FLOW, {"y": field}, timeout_s=10.0)
+        found += self._left_over()
+        return found
+
+    async def _orphans(self) -> list[Violation]:
+        """Find claims that live although nobody was ever given them."""
+        found = []
+        told = {claim for op in self.fabric.history.operations if op.verb == "claim_meta" for claim in op.claims}
+        for task in ("score", "train"):
+            for claim in await self.verbs.call("list_claims", FLOW, task, timeout_s=10.0):
+                if claim.claim_id not in told:
+                    text = f"{claim.owner} holds claim {claim.claim_id} of task {task!r}, which it was never given"
+                    found.append(Violation("claim", text, FLOW, claim.sample_ids))
+        return found
+
+    def _left_over(self) -> Iterator[Violation]:
+        """Find samples that should have been claimable."""
+        lost = {i for each in self.fabric.history.lost if each.partition == FLOW for i in each.ids}
+        part = self.fabric.plane.partitions[FLOW]
+        for group in part.groups.values():
+            rows = list(group.rows.values())
+            size = self.scenario.group_size
+            if any(row.id in lost or "x" not in row.cells for row in rows) or (size is not None and len(rows) < size):
+                continue  # a fault took it, or a late score made it anew
+            ids = [row.id for row in rows]
+            states = {row.id: dict(row.claimed) for row in rows}
+            yield Violation(NAME, f"nobody could claim {ids}: {states}", FLOW, ids)
+
+    # -- everything
+
+    async def _clear(self) -> list[Violation]:
+        """Remove all that is left, and see that every slot is free."""
+        for partition in (FLOW, REGISTERS):
+            groups = await self.verbs.list_metadata(partition, timeout_s=10.0)
+            ids = [key for group in groups for key in group.keys]
+            if ids:
+                await self.verbs.clear_samples(ids, partition, timeout_s=10.0)
+        left = {state: count for state, count in self.fabric.slots().items() if state != "free" and count}
+        if left:
+            where = {
+                host.id: [
+                    (slot.number, slot.state.value, slot.op_id, sorted(slot.live))
+                    for slot in host.slots
+                    if slot.state.value != "free"
+                ][:4]
+                for host in self.fabric.hosts.values()
+            }
+            return [Violation(NAME, f"slots are not free although nothing is left: {left}: {where}")]
+        return []

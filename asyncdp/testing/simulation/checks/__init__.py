@@ -1,0 +1,56 @@
+"""What a history must fulfil, one promise each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pops, misshapen_batches
+from asyncdp.testing.simulation.checks.liveness import still_failing
+from asyncdp.testing.simulation.checks.outcomes import late_calls, raw_errors, short_batches
+from asyncdp.testing.simulation.checks.ports import doubled_probes
+from asyncdp.testing.simulation.checks.registers import wrong_reads
+from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors
+from asyncdp.testing.simulation.checks.whole_rows import half_puts, torn_rows
+from asyncdp.testing.simulation.checks.wire import overspent_budgets, stale_asked_again, too_many_requests
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.violation import Violation
+
+__all__ = ["CHECKS", "Check", "check"]
+
+Check = Callable[["History"], "Iterable[Violation]"]
+
+#: All checks, by what they look for.
+CHECKS: Final[Mapping[str, Check]] = {
+    "wrong reads": wrong_reads,
+    "torn rows": torn_rows,
+    "half puts": half_puts,
+    "groundless stale errors": groundless_stale_errors,
+    "doubled claims": doubled_claims,
+    "foreign pops": foreign_pops,
+    "misshapen batches": misshapen_batches,
+    "short batches": short_batches,
+    "late calls": late_calls,
+    "raw errors": raw_errors,
+    "overspent budgets": overspent_budgets,
+    "too many requests": too_many_requests,
+    "stale slots asked again": stale_asked_again,
+    "doubled probes": doubled_probes,
+    "failures in the calm": still_failing,
+}
+
+
+def check(history: History, checks: Iterable[str] | None = None) -> list[Violation]:
+    """Check a history, by all checks or by some of :data:`CHECKS`; returns what is broken, nothing where all is well.
+
+    Raises:
+        KeyError: There is no such check.
+    """
+
+    def found() -> Iterator[Violation]:
+        for name in CHECKS if checks is None else checks:
+            yield from CHECKS[name](history)
+
+    return list(found())

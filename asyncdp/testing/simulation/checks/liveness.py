@@ -1,0 +1,52 @@
+"""Liveness: once the faults are over, every call goes well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import (
+    ClaimLost,
+    ClaimNotReady,
+    DataPlaneUnavailable,
+    PartialReadError,
+    SampleNotFound,
+    StaleSlotError,
+)
+from asyncdp.testing.simulation.checks.rows import rows_of
+from asyncdp.testing.simulation.operation import READS
+from asyncdp.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import History
+
+__all__ = ["still_failing"]
+
+#: Answers, as opposed to failures; whether they are right is for other checks.
+ANSWERS = (ClaimLost, ClaimNotReady, SampleNotFound, StaleSlotError)
+#: What may be said of a sample that a fault took away.
+OF_LOST = (DataPlaneUnavailable, SampleNotFound, StaleSlotError)
+
+
+def still_failing(history: History) -> Iterator[Violation]:
+    """Find calls that failed although no fault was left."""
+    calm = history.calm_since
+    if calm is None:
+        return
+    lost = {key for key, row in rows_of(history).items() if row.lost}
+    for op in history.operations:
+        if op.began < calm or op.outcome == "ok":
+            continue
+        if isinstance(op.error, PartialReadError) and op.verb in READS:
+            problems = [(op.ids[at], err) for at, err in op.errors.items()]
+        elif op.error is not None:
+            problems = [(i, op.error) for i in op.ids or ("",)]
+        else:
+            problems = []
+        bad = [
+            (i, err) for i, err in problems if not isinstance(err, OF_LOST if (op.partition, i) in lost else ANSWERS)
+        ]
+        if bad or not problems:
+            said = f": {type(bad[0][1]).__name__} ({bad[0][1]})" if bad else f" ({op.outcome})"
+            text = f"{op.verb} failed after the last fault was over{said}"
+            yield Violation("liveness", text, op.partition, [i for i, _ in bad] or op.ids, (op,))

@@ -1,0 +1,132 @@
+"""Reads: each value is one that a linearizable register may show.
+
+Every field of every sample is a register of its own. Since every put carries values of its own, it is known which put a
+read saw, and linearizability can be decided by *zones* (P. Gibbons, E. Korach, "Testing Shared Memories", SIAM J.
+Comput. 26, 1997): all calls about one value form a cluster; from the earliest end to the latest beginning of its calls
+the value was certainly there (a forward zone) or, the other way round, at some moment in between (a backward zone). Two
+forward zones must not overlap, and no backward zone may lie within a forward one. A clear, and a read that found
+nothing, is a moment at which no value was there: a backward zone.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterator
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdp.testing.simulation.checks.rows import rows_of
+from asyncdp.testing.simulation.operation import ABSENT
+from asyncdp.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.checks.rows import Register, Rows
+    from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.operation import Operation
+
+__all__ = ["wrong_reads"]
+
+NAME = "register"
+
+
+def wrong_reads(history: History) -> Iterator[Violation]:
+    """Check every register."""
+    rows = rows_of(history)
+    homes: dict[Hashable, tuple[str, str, str]] = {}
+    for (partition, sample_id), row in rows.items():
+        for name, known in row.registers.items():
+            for value in known.puts:
+                homes[name, value] = (partition, sample_id, name)
+    for (partition, sample_id), row in rows.items():
+        for name, known in row.registers.items():
+            where = f"field {name!r} of sample {sample_id!r}"
+            for text, ops in (*_strange(known, homes), *_out_of_order(known, row), *_vanished(known, row)):
+                yield Violation(NAME, f"{where} {text}", partition, (sample_id,), ops)
+
+
+Finding = tuple[str, tuple["Operation", ...]]
+
+
+def _strange(known: Register, homes: dict[Hashable, tuple[str, str, str]]) -> Iterator[Finding]:
+    """Find values that nobody put there, or not yet, or in vain."""
+    for value, op in known.reads:
+        put = known.puts.get(value)
+        if put is None:
+            home = next((home for key, home in homes.items() if isinstance(key, tuple) and key[1] == value), None)
+            whose = "that nobody put" if home is None else f"that belongs to field {home[2]!r} of {home[1]!r}"
+            yield f"was read as {value!r}, {whose}", (op,)
+        elif op.end < put.start:
+            yield f"was read as {value!r} before that was put", (op, put.op)
+        elif put.op.denied:
+            yield f"was read as {value!r}, whose put failed and said that it did nothing", (put.op, op)
+
+
+class Zone(NamedTuple):
+    """From ``first`` to ``last`` a value was certainly there (forward), or some time in between (backward)."""
+
+    first: float
+    last: float
+    value: Hashable
+    ops: tuple[Operation, ...]
+
+
+def _zones(known: Register, row: Rows) -> tuple[list[Zone], list[Zone]]:
+    """Return forward and backward zones."""
+    earliest: dict[Hashable, tuple[float, Operation]] = {}
+    latest: dict[Hashable, tuple[float, Operation]] = {}
+    for value, put in known.puts.items():
+        if put.op.outcome == "ok":
+            earliest[value] = (put.end, put.op)
+            latest[value] = (put.start, put.op)
+    for value, op in known.reads:
+        if value not in known.puts:
+            continue
+        if value not in earliest:  # its put never came back, but it happened
+            put = known.puts[value]
+            earliest[value] = (put.end, put.op)
+            latest[value] = (put.start, put.op)
+        if op.end < earliest[value][0]:
+            earliest[value] = (op.end, op)
+        if op.start > latest[value][0]:
+            latest[value] = (op.start, op)
+    forward, backward = [], []
+    for value, (end, first) in earliest.items():
+        start, last = latest[value]
+        if end < start:
+            forward.append(Zone(end, start, value, (known.puts[value].op, first, last)))
+        else:
+            backward.append(Zone(start, end, value, (known.puts[value].op,)))
+    backward += [Zone(r.start, r.end, ABSENT, (r.op,)) for r in row.removals if r.op.outcome == "ok"]
+    backward += [Zone(op.start, op.end, ABSENT, (op,)) for op in known.empty]
+    forward.sort(key=lambda zone: zone.first)
+    return forward, backward
+
+
+def _out_of_order(known: Register, row: Rows) -> Iterator[Finding]:
+    """Find values that came back after another value, or after none, was there."""
+    forward, backward = _zones(known, row)
+    for before, after in pairwise(forward):
+        if after.first < before.last:
+            text = f"was {after.value!r} while it was {before.value!r}: an older value came back"
+            yield text, tuple(dict.fromkeys((*before.ops, *after.ops)))
+    starts = [zone.first for zone in forward]
+    for inner in backward:
+        at = bisect_right(starts, inner.first) - 1
+        if at >= 0 and forward[at].first < inner.first and inner.last < forward[at].last:
+            outer = forward[at]
+            what = "nothing" if inner.value is ABSENT else f"{inner.value!r}"
+            text = f"was {outer.value!r} before and after it was {what}: what was gone came back"
+            yield text, tuple(dict.fromkeys((*outer.ops, *inner.ops)))
+
+
+def _vanished(known: Register, row: Rows) -> Iterator[Finding]:
+    """Find reads of nothing where an acknowledged put stood and nothing can have removed it."""
+    done = sorted((put for put in known.puts.values() if put.op.outcome == "ok"), key=lambda put: put.end)
+    for op in known.empty:
+        before = [put for put in done if put.end < op.start]
+        if not before:
+            continue
+        put = max(before)
+        removed = any(r.start < op.end and r.end > put.start for r in row.removals)
+        if not removed and not any(at < op.end for at in row.lost):
+            yield "was put, acknowledged, never removed, and is not there", (put.op, op)

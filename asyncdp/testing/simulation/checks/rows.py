@@ -1,0 +1,140 @@
+"""A history sorted by samples: what was put, read and removed of each."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from asyncdp.errors import SampleNotFound
+from asyncdp.testing.simulation.operation import READS, REMOVALS
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.operation import Operation
+
+__all__ = ["Register", "Rows", "Span", "rows_of"]
+
+
+class Span(NamedTuple):
+    """A call, and the places between which it took effect, if it did."""
+
+    start: float
+    end: float
+    op: Operation
+
+
+@dataclass(slots=True)
+class Register:
+    """One field of one sample."""
+
+    puts: dict[Hashable, Span] = field(default_factory=dict)
+    reads: list[tuple[Hashable, Operation]] = field(default_factory=list)
+    empty: list[Operation] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rows:
+    """One sample: its registers, and what removed it. ``lost``: from when on a fault may have taken it away."""
+
+    registers: dict[str, Register] = field(default_factory=dict)
+    removals: list[Span] = field(default_factory=list)
+    lost: list[float] = field(default_factory=list)
+
+
+def rows_of(history: History) -> dict[tuple[str, str], Rows]:
+    """Sort a history by samples; several checks begin with that, so it is done once."""
+    rows: dict[tuple[str, str], Rows] | None = history.derived.get("rows")
+    if rows is None:
+        rows = history.derived["rows"] = {}
+        ends = _ends(history)
+        for op in history.operations:
+            if op.verb == "put_samples":
+                _enter_put(op, ends[op.number], rows)
+            elif op.verb in REMOVALS:
+                for sample_id in op.ids if op.happened else ():
+                    row = rows.setdefault((op.partition, sample_id), Rows())
+                    row.removals.append(Span(op.start, ends[op.number], op))
+            else:
+                _enter_read(op, rows)
+        for lost in history.lost:
+            for sample_id in lost.ids:
+                rows.setdefault((lost.partition, sample_id), Rows()).lost.append(lost.at)
+    return rows
+
+
+def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows]) -> None:
+    for name, values in op.values.items():
+        for sample_id, value in zip(op.ids, values, strict=True):
+            row = rows.setdefault((op.partition, sample_id), Rows())
+            row.registers.setdefault(name, Register()).puts[value] = Span(op.start, end, op)
+
+
+def _enter_read(op: Operation, rows: dict[tuple[str, str], Rows]) -> None:
+    for name, values in op.values.items() if op.came else ():
+        for at, value in zip(op.came, values, strict=False):  # too few values are another check's finding
+            row = rows.setdefault((op.partition, op.ids[at]), Rows())
+            known = row.registers.setdefault(name, Register())
+            if value is None:
+                known.empty.append(op)
+            else:
+                known.reads.append((value, op))
+    for sample_id, name in _missing(op):
+        row = rows.setdefault((op.partition, sample_id), Rows())
+        row.registers.setdefault(name, Register()).empty.append(op)
+
+
+def _missing(op: Operation) -> Iterator[tuple[str, str]]:
+    """Name the (sample, field) pairs that a read found not to be there."""
+    if op.verb not in READS:
+        return
+    for at, err in op.errors.items():
+        if isinstance(err, SampleNotFound):
+            for name in op.fields if err.field is None else (err.field,):
+                yield op.ids[at], name
+    if isinstance(op.error, SampleNotFound) and not op.errors:
+        # Of several rows each may lack something else, and the error names what one of them lacks.
+        if len(op.ids) == 1:
+            for name in op.fields if op.error.field is None else (op.error.field,):
+                yield op.ids[0], name
+        elif len(op.fields) == 1:
+            for sample_id in op.error.sample_ids:
+                yield sample_id, op.fields[0]
+
+
+def _ends(history: History) -> dict[int, float]:
+    """Until when each mutation may still happen.
+
+    A client that settles finds out before its next mutation of the same samples what became of the one before, and in
+    close() what became of all.
+    """
+    ends: dict[int, float] = {}
+    unsure: dict[tuple[str, str, str], list[Operation]] = {}
+    for op in sorted(history.operations, key=lambda op: op.end):
+        if op.verb == "close" and op.outcome == "ok":
+            for key in [key for key in unsure if key[0] == op.client]:
+                _settled(unsure, key, op, ends)
+        elif op.verb == "put_samples" or op.verb in REMOVALS:
+            keys = [(op.client, op.partition, i) for i in op.ids]
+            ends[op.number] = op.end if op.outcome == "ok" else math.inf
+            for key in keys if op.outcome == "ok" else ():
+                _settled(unsure, key, op, ends)
+            if op.outcome == "unknown" and op.client in history.settles:
+                for key in keys:
+                    unsure.setdefault(key, []).append(op)
+    return ends
+
+
+def _settled(
+    unsure: dict[tuple[str, str, str], list[Operation]],
+    key: tuple[str, str, str],
+    op: Operation,
+    ends: dict[int, float],
+) -> None:
+    """Note what a call that went well has settled: what had come back before it began."""
+    for before in unsure.pop(key, ()):
+        if before.end < op.start:
+            ends[before.number] = min(ends[before.number], op.end)
+        else:
+            unsure.setdefault(key, []).append(before)

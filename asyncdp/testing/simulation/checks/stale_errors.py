@@ -1,0 +1,65 @@
+"""StaleSlotError: only where something happened to the data meanwhile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import StaleSlotError
+from asyncdp.testing.simulation.checks.rows import rows_of
+from asyncdp.testing.simulation.operation import READS
+from asyncdp.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import History
+
+__all__ = ["groundless_stale_errors"]
+
+NAME = "stale"
+
+
+def groundless_stale_errors(history: History) -> Iterator[Violation]:
+    """Find reads that were told that a slot is stale although nobody touched the samples.
+
+    A read by ids begins when it was called; one by a meta when the meta was made, since the meta says which life of the
+    sample it means.
+    """
+    rows = rows_of(history)
+    mutations: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for key, row in rows.items():
+        spans = [(r.start, r.end) for r in row.removals] + [(at, math.inf) for at in row.lost]
+        for register in row.registers.values():
+            spans += [(put.start, put.end) for put in register.puts.values()]
+        mutations[key] = spans
+    made = _metas(history)
+    for op in history.operations:
+        if op.verb not in READS:
+            continue
+        stale = [op.ids[at] for at, err in op.errors.items() if isinstance(err, StaleSlotError)]
+        if isinstance(op.error, StaleSlotError):
+            stale += op.error.sample_ids or op.ids
+        if not stale:
+            continue
+        since = op.start
+        if op.verb == "get_data":
+            told = [made.get((op.partition, i, life), op.start) for i, life in zip(op.ids, op.lives, strict=False)]
+            since = min(told, default=op.start)
+        # Any sample of the request may share the slot.
+        touched = any(
+            start < op.end and end > since for i in op.ids for start, end in mutations.get((op.partition, i), ())
+        )
+        if not touched:
+            text = f"{stale} were said to be stale, and nobody touched what was read"
+            yield Violation(NAME, text, op.partition, stale, (op,))
+
+
+def _metas(history: History) -> dict[tuple[str, str, object], float]:
+    """When each life of each sample was first told to somebody."""
+    made: dict[tuple[str, str, object], float] = {}
+    for op in history.operations:
+        if op.verb in ("claim_meta", "put_samples") and op.outcome == "ok":
+            for sample_id, life in zip(op.ids, op.lives, strict=False):
+                key = (op.partition, sample_id, life)
+                made[key] = min(op.start, made.get(key, op.start))
+    return made

@@ -1,0 +1,119 @@
+"""The wire: retries within the budget and the ceiling, a stale slot asked once."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from asyncdp.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import Budgets, History
+    from asyncdp.testing.simulation.wire_request import SlotKey, WireRequest
+
+__all__ = ["overspent_budgets", "stale_asked_again", "too_many_requests"]
+
+#: Lengths of time over which retries are counted, in seconds.
+WINDOWS_S = (0.5, 2.0, 10.0)
+#: Requests that pay what an earlier call owes, or look again for what is not there yet: they are no retries.
+UNPAID = frozenset({"Abort", "AbandonClaim", "Resolve", "TryClaim", "TryPartition"})
+
+
+def _retries(requests: Sequence[WireRequest]) -> list[float]:
+    """When one client asked again for what had failed."""
+    failed: set[object] = set()
+    again: list[float] = []
+    for request in sorted(requests, key=lambda request: request.at):
+        if request.kind in UNPAID:
+            if request.attempt > 1:
+                again.append(request.at)
+            continue
+        subjects: list[object] = [(request.op_id, request.kind, request.subject)]
+        if request.kind == "ReadSlots":
+            subjects = [(request.op_id, key) for key in request.slots]
+        if any(subject in failed for subject in subjects):
+            again.append(request.at)
+        failed.difference_update(subjects)
+        if request.fault:
+            failed.update(subjects)
+        elif request.failed:
+            failed.update((request.op_id, key) for key in request.failed)
+    return again
+
+
+def overspent_budgets(history: History) -> Iterator[Violation]:
+    """Find clients that retried more often than their budget allows.
+
+    It promises: retries within any time t are at most ratio x (calls in t and in two windows before)
+    + floor x (window + t).
+    """
+    by_client: dict[str, list[WireRequest]] = defaultdict(list)
+    for request in history.requests:
+        by_client[request.client].append(request)
+    for client, requests in by_client.items():
+        budget = history.budgets.get(client)
+        if budget is None or budget.ratio == float("inf"):
+            continue
+        calls = sorted(op.began for op in history.operations if op.client == client)
+        retries = _retries(requests)
+        for length in WINDOWS_S:
+            worst = _worst(calls, retries, budget, length)
+            if worst is not None:
+                at, count, allowed = worst
+                text = f"client {client} retried {count} times within {length} s, its budget allows {allowed:.1f}"
+                yield Violation("budget", f"{text} (from {at:.4f} s on)")
+
+
+def _worst(
+    calls: Sequence[float], retries: Sequence[float], budget: Budgets, length: float
+) -> tuple[float, int, float] | None:
+    """Return the first time span in which the budget was overspent."""
+    first = early = late = 0
+    for last, now in enumerate(retries):
+        while retries[first] < now - length:
+            first += 1
+        began = retries[first]
+        while early < len(calls) and calls[early] < began - 2 * budget.window_s:
+            early += 1
+        while late < len(calls) and calls[late] <= now:
+            late += 1
+        allowed = budget.ratio * (late - early) + budget.floor_per_s * (budget.window_s + now - began)
+        if last - first + 1 > allowed + 1.0:
+            return began, last - first + 1, allowed
+    return None
+
+
+def too_many_requests(history: History) -> Iterator[Violation]:
+    """Find user calls that asked for one slot more often than rounds x attempts x ports tried."""
+    asked: Counter[tuple[str, str, SlotKey]] = Counter()
+    for request in history.requests:
+        for key in request.slots:
+            asked[request.client, request.op_id, key] += 1
+    for (client, op_id, key), count in asked.items():
+        budget = history.budgets.get(client)
+        if budget is not None and count > budget.per_slot:
+            text = (
+                f"client {client} asked {count} times for slot {key} in one call ({op_id}), {budget.per_slot} is most"
+            )
+            yield Violation("ceiling", text)
+
+
+def stale_asked_again(history: History) -> Iterator[Violation]:
+    """Find slots that were asked for again by a call that had been told that they are stale.
+
+    A call whose second look-up failed does not know where its rows lie, and begins anew.
+    """
+    told: dict[tuple[str, str], dict[SlotKey, float]] = defaultdict(dict)
+    for request in sorted(history.requests, key=lambda request: request.at):
+        known = told[request.client, request.op_id]
+        if request.kind == "Locate" and request.fault:
+            known.clear()
+        for key in request.slots:
+            if known.get(key, request.at) < request.at:
+                text = (
+                    f"client {request.client} asked again for slot {key}, which it knew to be stale ({request.op_id})"
+                )
+                yield Violation("stale-once", text)
+        for key in request.stale:
+            known.setdefault(key, request.done_at)

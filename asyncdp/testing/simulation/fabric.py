@@ -1,0 +1,261 @@
+"""The simulated fabric: a plane, a network, and many clients in one process."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp.errors import DataPlaneError
+from asyncdp.factory import DEFAULT_LAYERS, layers_of, stack
+from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.port_rotation import PortRotation
+from asyncdp.middleware.settle import Settle
+from asyncdp.testing.simulation.history import Budgets, Event, History
+from asyncdp.testing.simulation.link import Link, Tap
+from asyncdp.testing.simulation.network import Conditions, Network
+from asyncdp.testing.simulation.recorded import Recorded
+from asyncdp.testing.simulation.simulated_clock import SimulatedClock
+from asyncdp.transports.memory import MemoryTransport
+from asyncdp.transports.memory.host import Host
+from asyncdp.transports.memory.plane import Plane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anyio.abc import TaskGroup
+
+    from asyncdp.calls import Call, CallContext
+    from asyncdp.client import BaseClient
+
+__all__ = ["Fabric", "Simulated"]
+
+#: Events that are kept: those that a trace is read for.
+KEPT = frozenset({"probe", "quarantine", "recovered", "settled", "unsettled", "ambiguous", "budget_refused"})
+
+
+class Simulated:
+    """One client of a fabric.
+
+    Attributes:
+        name: Who it is, also to the plane (its ``owner``).
+        client: What a user would hold.
+        link: Its way to the plane.
+        alive: Whether it was not killed.
+    """
+
+    def __init__(self, name: str, client: BaseClient, link: Link) -> None:
+        """Begin alive."""
+        self.name = name
+        self.client = client
+        self.link = link
+        self.alive = True
+
+    @property
+    def rotation(self) -> PortRotation | None:
+        """Its layer that knows about ports, where it has one."""
+        return next((layer for layer in layers_of(self.client) if isinstance(layer, PortRotation)), None)
+
+
+class Fabric:
+    """Hosts, ports, a directory and clients, on the code of the memory transport, in virtual time.
+
+    ::
+
+        async def main() -> None:
+            async with anyio.create_task_group() as group:
+                fabric = Fabric(group, seed=7, conditions=Conditions(lose_reply=0.05))
+                alice = fabric.client("alice", attempt_timeout_s=0.5)
+                ...
+                group.cancel_scope.cancel()
+
+        run_virtual(main, "trio", seed=7)
+
+    Args:
+        group: Where requests live on whose sender has given up.
+        seed: Of the network and of all clients.
+        conditions: The weather of the network.
+        config: Keys of the plane's config that differ from the default.
+        memory: Its ``memory`` settings: ports_per_host, slots_per_host, rows_per_slot, checksum.
+        replace: Classes to be used instead of others: layers, Host, Plane, MemoryTransport, RetryBudget; for trying
+            out what would be found if they were broken.
+    """
+
+    def __init__(
+        self,
+        group: TaskGroup,
+        *,
+        seed: int = 0,
+        conditions: Conditions | None = None,
+        config: Mapping[str, Any] | None = None,
+        memory: Mapping[str, Any] | None = None,
+        replace: Mapping[type[Any], type[Any]] | None = None,
+    ) -> None:
+        """Start the plane."""
+        self.seed = seed
+        self.replace = {} if replace is None else dict(replace)
+        self.group = group
+        self.clock = SimulatedClock()
+        self.network = Network(conditions or Conditions(), random.Random(f"{seed}:network"))  # noqa: S311
+        self.history = History(now=self.clock.now)
+        self._config = {
+            "enabled": True,
+            "impl": "memory",
+            "backend": "simple",
+            "storage_capacity": 1 << 40,
+            "num_storage_units": 2,
+            "claim_meta_poll_interval_s": 0.05,
+            "memory": dict(memory or {}),
+            **({} if config is None else config),
+        }
+        self.history.lease_s = self._config.get("claim_lease_s")
+        self.transport = self._kind(MemoryTransport)({**self._config, "controller_address": f"memory://sim-{id(self)}"})
+        plane: Any = self.transport.plane
+        plane.clock = self.clock
+        plane.__class__ = self._kind(Plane)
+        for host in plane.hosts.values():
+            host.__class__ = self._kind(Host)
+        self.clients: dict[str, Simulated] = {}
+
+    def _kind(self, kind: type[Any]) -> type[Any]:
+        return self.replace.get(kind, kind)
+
+    @property
+    def plane(self) -> Plane:
+        """The plane itself, as no client sees it."""
+        plane: Plane = self.transport.plane
+        return plane
+
+    @property
+    def hosts(self) -> Mapping[str, Host]:
+        """Its slot hosts."""
+        return self.plane.hosts
+
+    # -- clients
+
+    def client(
+        self,
+        name: str,
+        *,
+        layers: Mapping[str, Mapping[str, Any]] | None = None,
+        budget: Mapping[str, float] | None = None,
+    ) -> Simulated:
+        """Attach a client.
+
+        Args:
+            name: Who it is.
+            layers: Its layers, by their names in :data:`~asyncdp.factory.DEFAULT_LAYERS`, with settings; None: all.
+            budget: Settings of its retry budget.
+        """
+        chosen = {name: {} for name in DEFAULT_LAYERS} if layers is None else layers
+        transport = self._kind(MemoryTransport)({**self.transport.attach_config(), "owner": name}, bootstrap=False)
+        link: list[Link] = []
+
+        def linked(inner: BaseClient) -> Link:
+            link.append(Link(inner, self, name))
+            return link[0]
+
+        factories: list[Any] = [
+            partial(self._kind(kind), **chosen[layer]) for layer, kind in DEFAULT_LAYERS.items() if layer in chosen
+        ]
+        rng = random.Random(f"{self.seed}:{name}")  # noqa: S311 - jitter
+        client = stack(transport, [*factories, linked], clock=self.clock, rng=rng, retry_budget=budget)
+        env = client.env
+        env.session = name  # instead of a random one: the same in each run
+        env.sink = Tap(env.sink, link[0])
+        if RetryBudget in self.replace:
+            kind: Any = self.replace[RetryBudget]
+            env.budget = kind(0.0, **(budget or {}))
+        made = self.clients[name] = Simulated(name, client, link[0])
+        self.history.budgets[name] = self._budgets(client, budget)
+        if any(isinstance(layer, Settle) for layer in layers_of(client)):
+            self.history.settles.add(name)
+        return made
+
+    def _budgets(self, client: BaseClient, budget: Mapping[str, float] | None) -> Budgets:
+        per_slot = 2  # a row of which another slot is stale is looked up, and read, once more
+        for layer in layers_of(client):
+            per_slot *= getattr(layer, "max_rounds", 1) * getattr(layer, "max_attempts", 1)
+            per_slot *= 2 if isinstance(layer, PortRotation) else 1
+        known = {"ratio": 0.2, "floor_per_s": 10.0, "window_s": 10.0, **(budget or {})}
+        return Budgets(**known, per_slot=per_slot)
+
+    def recorded(self, name: str, *, tags: Sequence[str] = ()) -> Recorded:
+        """Return a client's verbs, written into the history; one for each task that calls them."""
+        return Recorded(self.clients[name].client, self.history, name, tags=tags)
+
+    async def close(self, name: str) -> None:
+        """Close a client and record it; what it could not settle is told as an error."""
+        client = self.clients[name].client
+        op = self.history.begin(name, "close", timeout_s=10.0)
+        await client.close()
+        left = len(client.env.ledger)
+        self.history.ended(op, DataPlaneError(f"{left} debts are not settled", ambiguous=True) if left else None)
+
+    # -- what the network does
+
+    def deliver(
+        self, transport: BaseClient, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
+    ) -> None:
+        """Execute a request later, for a sender that does not wait for it."""
+        self.group.start_soon(self._deliver, transport, call, ctx, after_s, awake)
+
+    async def _deliver(
+        self, transport: BaseClient, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
+    ) -> None:
+        if awake is not None:
+            await awake.wait()
+        await anyio.sleep(after_s)
+        with suppress(Exception):  # nobody is there to be told
+            await transport.execute(call, ctx)
+
+    def tell(self, client: str, what: str, labels: Mapping[str, Any]) -> None:
+        """Keep an event of a layer."""
+        if what in KEPT:
+            self.history.events.append(Event(self.clock.now(), client, what, dict(labels)))
+
+    # -- trouble
+
+    def empty(self, host_id: str) -> None:
+        """Let a host come back with nothing, in a new epoch; what it held is lost, and recorded so."""
+        host = self.hosts[host_id]
+        for part in self.plane.partitions.values():
+            gone = [
+                row.id
+                for row in part.rows.values()
+                if any(cell.host is host and cell.epoch == host.ref.epoch for cell in row.cells.values())
+            ]
+            self.history.lose(part.id, gone, f"{host_id} came back empty")
+        host.restart(adopt=False)
+
+    def calm_down(self) -> None:
+        """End all faults: hosts are up, ports answer, clients are awake, nothing is lost any more."""
+        self.network.calm_down()
+        for host in self.hosts.values():
+            if not host.up:
+                host.restart(adopt=True)
+        for client in self.clients.values():
+            client.link.wake()
+
+    # -- looking
+
+    def slots(self) -> dict[str, int]:
+        """Count slots by state over all hosts, after taking back what nobody can write any more."""
+        total: dict[str, int] = {}
+        for host in self.hosts.values():
+            host.sweep(self.clock.time())
+            for state, count in host.counts().items():
+                total[state] = total.get(state, 0) + count
+        return total
+
+    def homes(self, partition: str, field: str) -> Iterator[tuple[str, str]]:
+        """Iterate over (host, sample) of what a partition holds of a field and can be read."""
+        part = self.plane.partitions.get(partition)
+        for row in () if part is None else part.rows.values():
+            cell = row.cells.get(field)
+            if cell is not None and cell.host.up and cell.epoch == cell.host.ref.epoch:
+                yield cell.host.id, row.id

@@ -1,0 +1,90 @@
+"""Work on registers: a few samples that everybody puts, reads and removes."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from asyncdp.errors import DataPlaneError
+from asyncdp.testing.simulation.worker import REGISTERS, Worker
+
+if TYPE_CHECKING:
+    from asyncdp.meta import KVBatchMeta
+
+__all__ = ["Registers"]
+
+
+class Registers(Worker):
+    """Puts, reads and removes a few samples that others put, read and remove as well."""
+
+    role = "registers"
+
+    def __init__(self, *args: Any) -> None:
+        """Know the samples."""
+        super().__init__(*args)
+        self.ids = [f"r{n}" for n in range(self.scenario.registers)]
+        self.metas: list[KVBatchMeta] = []
+        self.choices = [
+            *[self.get] * 12,
+            *[self.put] * 7,
+            *[self.get_data] * 3,
+            *[self.look] * 4,
+            *[self.clear] * 2,
+            *(self.evict, self.tag, self.list),
+        ]
+
+    def some(self) -> list[str]:
+        """Choose one to four of them."""
+        return self.rng.sample(self.ids, min(len(self.ids), self.rng.choice([1, 1, 2, 4])))
+
+    def fields(self) -> list[str]:
+        """Choose fields, mostly both."""
+        return self.rng.choice([["x", "y"], ["x", "y"], ["x"], ["y"]])
+
+    async def put(self) -> None:
+        """Put some fields of some samples."""
+        ids = self.some()
+        numbers, field = self.values.take(len(ids))
+        tags = [{"v": n} for n in numbers] if self.rng.random() < 0.5 else None  # noqa: PLR2004
+        meta = await self.verbs.put_samples(
+            ids, REGISTERS, dict.fromkeys(self.fields(), field), tags, timeout_s=self.patience()
+        )
+        self.metas = [*self.metas[-3:], meta]
+
+    async def tag(self) -> None:
+        """Put tags only."""
+        ids = self.some()
+        numbers, _ = self.values.take(len(ids))
+        await self.verbs.put_samples(ids, REGISTERS, None, [{"v": n} for n in numbers], timeout_s=self.patience())
+
+    async def get(self) -> None:
+        """Read some, by their ids."""
+        await self.verbs.get_samples(self.some(), REGISTERS, self.fields(), timeout_s=self.patience())
+
+    async def get_data(self) -> None:
+        """Read what an earlier put of this task put, if it still lives."""
+        if self.metas:
+            await self.verbs.get_data(self.rng.choice(self.metas), timeout_s=self.patience())
+
+    async def clear(self) -> None:
+        """Clear some."""
+        await self.verbs.clear_samples(self.some(), REGISTERS, timeout_s=self.patience())
+
+    async def evict(self) -> None:
+        """Evict some."""
+        await self.verbs.evict(self.some(), REGISTERS, timeout_s=self.patience())
+
+    async def list(self) -> None:
+        """List all."""
+        await self.verbs.list_metadata(REGISTERS, timeout_s=self.patience())
+
+    async def look(self) -> None:
+        """Ask something that changes nothing."""
+        verb = self.rng.choice([("ping",), ("depth", REGISTERS), ("describe", REGISTERS)])
+        await self.verbs.call(*verb, timeout_s=self.patience())
+
+    async def finish(self) -> None:
+        """Read each of them."""
+        for sample_id in self.ids:
+            with suppress(DataPlaneError):
+                await self.verbs.get_samples([sample_id], REGISTERS, ["x"], timeout_s=10.0)

@@ -1,0 +1,70 @@
+"""What came of one simulated run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.scenario import Scenario
+    from asyncdp.testing.simulation.violation import Violation
+
+__all__ = ["Report"]
+
+#: Lines of a trace that are shown, the first half and the last.
+SHOWN = 60
+
+
+@dataclass(slots=True)
+class Report:
+    """One run.
+
+    Attributes:
+        scenario: What was run.
+        backend: The event loop.
+        history: What happened.
+        operations: User calls that came back.
+        simulated_s: How long it took, in simulated seconds.
+        faults: How often which fault happened.
+        violations: Broken promises; none where all is well.
+    """
+
+    scenario: Scenario
+    backend: str
+    history: History
+    operations: int = 0
+    simulated_s: float = 0.0
+    faults: Counter[str] = field(default_factory=Counter)
+    violations: list[Violation] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        """What to type to see the same again."""
+        steps = f" --steps {self.scenario.steps}"
+        return f"python -m asyncdp.testing.simulate --once --seed {self.scenario.seed} --backend {self.backend}{steps}"
+
+    def trace(self, violation: Violation) -> list[str]:
+        """All calls that concern the samples of a violation, and what befell the fabric; cut in the middle if long."""
+        marked = {op.number for op in violation.operations}
+        ids = list(violation.ids)
+        about = list(self.history.of(violation.partition, ids)) if ids else list(violation.operations)
+        ops = {op.number: op for op in (*about, *violation.operations)}
+        lines = [f"{'*' if number in marked else ' '} {ops[number]}" for number in sorted(ops)]
+        if len(lines) > SHOWN:
+            kept = [line for line in lines[SHOWN // 2 : -SHOWN // 2] if line.startswith("*")]
+            lines = [*lines[: SHOWN // 2], "  ...", *kept, "  ...", *lines[-SHOWN // 2 :]]
+        return lines
+
+    def told(self) -> list[str]:
+        """Say what is broken, how to see it again, and what led to it."""
+        lines = []
+        for violation in self.violations[:5]:
+            lines += [f"VIOLATION {violation}", f"  repeat: {self.command}", *self.trace(violation)]
+        if len(self.violations) > 5:  # noqa: PLR2004 - the first tell most
+            lines.append(f"and {len(self.violations) - 5} more violations")
+        if self.violations:
+            lines.append("troubles:")
+            lines += [f"  {trouble}" for trouble in self.scenario.troubles]
+        return lines

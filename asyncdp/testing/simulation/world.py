@@ -1,0 +1,155 @@
+"""One run of a scenario: work under faults, then calm, then the books are closed."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp.testing.clock import run_virtual
+from asyncdp.testing.simulation.audit import Audit
+from asyncdp.testing.simulation.checks import check
+from asyncdp.testing.simulation.fabric import Fabric
+from asyncdp.testing.simulation.flow_work import Producer, Scorer, Trainer, Watcher
+from asyncdp.testing.simulation.registers_work import Registers
+from asyncdp.testing.simulation.report import Report
+from asyncdp.testing.simulation.scenario import ClientPlan, Scenario, draw
+from asyncdp.testing.simulation.trouble import make_trouble
+from asyncdp.testing.simulation.violation import Violation
+from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values, Worker
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+__all__ = ["World", "simulate"]
+
+#: Who plays which role.
+WORKERS: dict[str, type[Worker]] = {kind.role: kind for kind in (Registers, Producer, Scorer, Trainer, Watcher)}
+#: Simulated seconds after which a run is taken for hung.
+LIMIT_S = 4000.0
+
+
+class World:
+    """A fabric with its clients at work.
+
+    Args:
+        scenario: What is to happen.
+        group: Where requests live on whose sender has given up.
+        replace: As :class:`~asyncdp.testing.simulation.fabric.Fabric` takes it.
+    """
+
+    def __init__(
+        self, scenario: Scenario, group: TaskGroup, replace: Mapping[type[Any], type[Any]] | None = None
+    ) -> None:
+        """Set it up."""
+        self.scenario = scenario
+        self.values = Values()
+        lease = {} if scenario.lease_s is None else {"claim_lease_s": scenario.lease_s}
+        self.fabric = Fabric(
+            group,
+            seed=scenario.seed,
+            conditions=scenario.conditions,
+            config={"num_storage_units": scenario.hosts, **lease, **scenario.config},
+            memory=scenario.memory,
+            replace=replace,
+        )
+        self.scopes: dict[str, anyio.CancelScope] = {}
+        self.workers: dict[str, list[Worker]] = {}
+        for plan in scenario.clients:
+            self.fabric.client(plan.name, layers=plan.layers, budget=plan.budget)
+            self.scopes[plan.name] = anyio.CancelScope()
+            self.workers[plan.name] = [
+                WORKERS[role](
+                    self.fabric.recorded(plan.name, tags=TAGS), scenario, self.values, f"{plan.name}.{role}{at}"
+                )
+                for at, role in enumerate(plan.roles)
+            ]
+
+    async def run(self) -> list[Violation]:
+        """Do all of it; returns what the books say."""
+        await self._open()
+        async with anyio.create_task_group() as troubles:
+            for trouble in self.scenario.troubles:
+                troubles.start_soon(make_trouble, self.fabric, trouble, self.scopes.get(trouble.target))
+            async with anyio.create_task_group() as work:
+                for plan in self.scenario.clients:
+                    work.start_soon(self._work, plan)
+            troubles.cancel_scope.cancel()
+        self.fabric.calm_down()
+        await anyio.sleep(self.scenario.quiet_s)
+        self.fabric.history.calm_since = self.fabric.clock.now()
+        audit = Audit(self.fabric, self.scenario, self.values)
+        for plan in self.scenario.clients:
+            if self.fabric.clients[plan.name].alive:
+                for worker in self.workers[plan.name]:
+                    await worker.finish()
+        return await audit.run()
+
+    async def _open(self) -> None:
+        """Declare the partitions, before anything goes wrong."""
+        plane = self.fabric.transport
+        await plane.register_partition(REGISTERS, ["x", "y"], 8, ["nobody"])
+        await plane.register_partition(FLOW, ["x", "y"], 100, ["score", "train"], self.scenario.group_size)
+
+    async def _work(self, plan: ClientPlan) -> None:
+        with self.scopes[plan.name]:
+            async with anyio.create_task_group() as tasks:
+                for worker in self.workers[plan.name]:
+                    tasks.start_soon(worker.run)
+
+
+async def _run(scenario: Scenario, report: Report, replace: Mapping[type[Any], type[Any]] | None) -> None:
+    async with anyio.create_task_group() as group:
+        world = World(scenario, group, replace)
+        report.history = world.fabric.history
+        try:
+            report.violations += await world.run()
+        finally:
+            report.simulated_s = anyio.current_time()
+            report.faults = world.fabric.network.faults
+            world.fabric.plane.close()
+        group.cancel_scope.cancel()
+
+
+def simulate(
+    seed: int,
+    backend: str = "asyncio",
+    *,
+    steps: int = 60,
+    replace: Mapping[type[Any], type[Any]] | None = None,
+    scenario: Scenario | None = None,
+) -> Report:
+    """Run what a seed stands for, and check what happened.
+
+    The same seed, backend and number of steps give the same history, event by event.
+
+    Args:
+        seed: Of everything.
+        backend: ``"asyncio"`` or ``"trio"``.
+        steps: Things that each task does.
+        replace: Classes to be used instead of others, see :class:`~asyncdp.testing.simulation.fabric.Fabric`.
+        scenario: To be run instead of the one that the seed stands for.
+    """
+    from asyncdp.testing.simulation.history import History
+
+    chosen = draw(seed, steps=steps) if scenario is None else scenario
+    report = Report(chosen, backend, History())
+    before = random.getstate()
+    try:
+        run_virtual(
+            partial(_run, chosen, report, replace),
+            backend,
+            random.Random(f"{seed}:loop").getrandbits(32),  # noqa: S311
+            limit_s=LIMIT_S,
+            shuffle=True,
+        )
+    except TimeoutError:
+        report.violations.append(Violation("liveness", f"it did not end within {LIMIT_S:g} simulated seconds"))
+    finally:
+        random.setstate(before)
+    report.operations = report.history.completed
+    report.violations += check(report.history)
+    return report
