@@ -1,0 +1,92 @@
+"""Checkpoints of a call: each time that it, or a request that a child task makes for it, gives way to the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp.factory import layers_of
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["Checkpoints"]
+
+
+class Checkpoints:
+    """Counts, and at the chosen checkpoint cancels.
+
+    Args:
+        at: Which one, from 1; None: none, count only.
+    """
+
+    def __init__(self, at: int | None) -> None:
+        self.at = at
+        self.passed = 0
+        self.cancel: Callable[[], object] = lambda: None
+        self._home: int | None = None
+
+    @property
+    def reached(self) -> bool:
+        """Whether the call came to the chosen one."""
+        return self.at is not None and self.passed >= self.at
+
+    async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
+        """Await a call with its checkpoints counted."""
+        self._home = anyio.get_current_task().id
+        return await self._watched(call().__await__())
+
+    @contextmanager
+    def on_wire(self, client: BaseClient) -> Iterator[None]:
+        """Count those of child tasks as well, where they wait for the transport."""
+        *_, transport = layers_of(client)
+        before = transport.execute
+
+        def execute(call: Any, ctx: Any) -> Coroutine[Any, Any, Any]:
+            going = before(call, ctx)
+            if anyio.get_current_task().id == self._home:
+                return going  # counted already
+            return self._awaited(going)
+
+        transport.execute = execute  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del transport.execute
+
+    async def _awaited(self, going: Coroutine[Any, Any, Any]) -> Any:
+        return await self._watched(going.__await__())
+
+    def _watched(self, inner: Generator[Any, Any, Any]) -> _Watched:
+        return _Watched(inner, self._pass)
+
+    def _pass(self) -> None:
+        self.passed += 1
+        if self.passed == self.at:
+            self.cancel()
+
+
+class _Watched:
+    """Awaits, and tells of each time that what is awaited gives way."""
+
+    def __init__(self, inner: Generator[Any, Any, Any], told: Callable[[], None]) -> None:
+        self._inner = inner
+        self._told = told
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            try:
+                waits_for = self._inner.send(value) if error is None else self._inner.throw(error)
+            except StopIteration as end:
+                return end.value
+            self._told()
+            value = error = None
+            try:
+                value = yield waits_for
+            except BaseException as err:  # noqa: BLE001 - thrown on into what is awaited
+                error = err

@@ -1,0 +1,53 @@
+"""What calls have left in a client: empty after every call, however it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from asyncdp.factory import layers_of
+from asyncdp.middleware.port_rotation import PortRotation
+from asyncdp.middleware.slot_retry import SlotRetry
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["leftovers"]
+
+
+def leftovers(client: BaseClient) -> dict[str, Any]:
+    """Return what calls have left behind in a stack, by name; empty where there is nothing.
+
+    Permits and probes of ports, waits that close() would have to end, calls in flight, what a transport holds for a
+    call that has ended (connections in use, copies, reads, waiters). Debts are none of it: what needs I/O after a
+    cancel is owed until the next mutation or close(), and can be seen in ``client.env.ledger``.
+    """
+    found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_BaseClient__in_flight"]}
+    for layer in layers_of(client):
+        found.update(_of(layer))
+    return {name: count for name, count in found.items() if count}
+
+
+# The insides of our own layers and transports: no user could do anything with these numbers.
+def _of(layer: Any) -> Iterator[tuple[str, int]]:
+    if isinstance(layer, PortRotation):
+        states = {} if layer._quarantine is None else layer._quarantine._states  # noqa: SLF001
+        for key, state in states.items():
+            yield f"permits of port {key}", state.in_flight
+            yield f"probe of port {key}", int(state.probe is not None)
+    elif isinstance(layer, SlotRetry):
+        yield "watches of ids", len(layer._touches._watches)  # noqa: SLF001
+    kind = type(layer).__name__
+    if kind == "MemoryTransport" and not layer._closed:  # noqa: SLF001
+        yield "waiters of the plane", len(layer.plane._wakers)  # noqa: SLF001
+        for host in layer.plane.hosts.values():
+            yield f"reads of {host.ref.id}", host.counts()["reading"]
+    elif kind == "UCXXTransport":
+        access = layer._reach._access  # noqa: SLF001
+        if access is not None:
+            yield "copies on the lane", len(access._copying)  # noqa: SLF001
+            for address, busy in access._pool._busy.items():  # noqa: SLF001
+                yield f"connections in use to {address}", len(busy)
+        link = layer._directory._link  # noqa: SLF001
+        places = link._places  # noqa: SLF001
+        yield "connections in use to the directory", link._settings.max_connections - places.value  # noqa: SLF001

@@ -1,0 +1,227 @@
+"""The sweep itself."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import sniffio
+import torch
+
+from asyncdp.factory import stack
+from asyncdp.testing.plan import FaultPlan
+from asyncdp.testing.stacks import faulty_stack
+from asyncdp.testing.sweep.checkpoints import Checkpoints
+from asyncdp.testing.sweep.leftovers import leftovers
+from asyncdp.testing.sweep.verbs import IDS, TASK, VERBS, SweptVerb
+from asyncdp.testing.sweep.ways import ASYNCIO_ONLY, WAYS
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+    from asyncdp.testing.contract.rig import Opener, Plane
+
+__all__ = ["Swept", "cancellation_sweep"]
+
+#: A transport that polls takes another number of steps each time: some more than were counted are tried.
+OVER = 1.5
+#: Retries wait as short as they can, and so does a close that settles what it can.
+FAST = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 2.0}
+#: Seconds until a step that hangs fails.
+PATIENCE_S = 30.0
+#: Seconds in which a transport with real sockets may still tidy up behind a cancelled call.
+GRACE_S = 2.0
+#: Failures that the message tells; the first ones say what is wrong.
+TOLD = 5
+
+
+@dataclass
+class Swept:
+    """What a sweep did.
+
+    Attributes:
+        verb: Which verb.
+        steps: Checkpoints of a clean run.
+        cancels: How many cancels, by way.
+        early: How many of these runs ended before their checkpoint came.
+    """
+
+    verb: str
+    steps: int = 0
+    cancels: Counter[str] = field(default_factory=Counter)
+    early: int = 0
+
+    def __str__(self) -> str:
+        """Sum it up in a line."""
+        ways = ", ".join(f"{way} {count}" for way, count in sorted(self.cancels.items()))
+        return f"{self.verb}: {self.steps} steps, {self.cancels.total()} cancels ({ways}), {self.early} ended earlier"
+
+
+async def cancellation_sweep(
+    open_plane: Opener,
+    verb: str | SweptVerb,
+    *,
+    polls: bool = False,
+    every: int = 1,
+    most: int = 200,
+    ways: Sequence[str] | None = None,
+    faults: Callable[[], FaultPlan] | None = None,
+    **settings: Any,
+) -> Swept:
+    """Count the checkpoints of a clean run of a verb; then run it again for each of them and cancel there.
+
+    Each run has a fresh client and a fresh partition on one plane. After each: no permit, probe, wait, connection in
+    use, copy, task is left; the next call on the same client gets its own reply; after its close nothing is owed, the
+    plane holds no slot for it, no claim is forgotten, a mutation happened as a whole or not at all.
+
+    Args:
+        open_plane: As the contract's fixture: ``open_plane({})`` is an async context manager that gives a
+            :class:`~asyncdp.testing.contract.Plane`. ``asyncdp.testing.contract.by_config`` makes one.
+        verb: One of :data:`VERBS`, or one of your own.
+        polls: Whether runs may take different numbers of steps, as on real sockets: then up to 1.5 times the counted
+            ones are tried, a run may end before its step comes, and the client has a moment to tidy up.
+        every: Cancel at each n-th checkpoint only.
+        most: Cancel at so many checkpoints at most; the last ones are left out.
+        ways: How to cancel: ``"scope"`` (anyio), ``"native"`` (task.cancel()), ``"wait_for"`` (asyncio.wait_for runs
+            out of time). Default: all that the running event loop has.
+        faults: Makes the faults of a run, below the layers of the client that is swept: more to be cancelled in.
+        **settings: Settings of the layers, as for ``stack()``.
+
+    Raises:
+        AssertionError: Something was left, forgotten or torn; the message says at which checkpoints, and how cancelled.
+        ValueError: There is no such verb or way.
+    """
+    if isinstance(verb, str) and verb not in VERBS:
+        raise ValueError(f"verb: {verb!r} is not one of {sorted(VERBS)}")
+    here = [way for way in WAYS if sniffio.current_async_library() == "asyncio" or way not in ASYNCIO_ONLY]
+    chosen = here if ways is None else list(ways)
+    for way in chosen:
+        if way not in here:
+            raise ValueError(f"ways: {way!r} is not one of {here}, which the running event loop has")
+    name, subject = (verb, VERBS[verb]) if isinstance(verb, str) else ("a verb of your own", verb)
+    swept = Swept(name)
+    problems: list[str] = []
+    async with open_plane({}) as plane:
+        observer = stack(plane.transport, **{**FAST, **settings})
+        run = _Run(plane, observer, subject, {**FAST, **settings}, faults, polls=polls)
+        try:
+            counted, problem = await run.once(None, "scope")
+            if problem:
+                raise AssertionError(f"{name} fails without a cancel: {problem}")
+            swept.steps = counted.passed
+            last = min(most, math.ceil(counted.passed * OVER) if polls else counted.passed)
+            for at in range(1, last + 1, every):
+                for way in chosen:
+                    points, problem = await run.once(at, way)
+                    swept.cancels[way] += 1
+                    swept.early += not points.reached
+                    if problem:
+                        problems.append(f"cancelled by {way} at checkpoint {at} of {counted.passed}: {problem}")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await observer.close()
+    if problems:
+        more = f"\n... and {len(problems) - TOLD} more" if len(problems) > TOLD else ""
+        raise AssertionError(f"{swept}\n" + "\n".join(problems[:TOLD]) + more)
+    return swept
+
+
+class _Run:
+    """Runs the verb once, on a fresh client and partition."""
+
+    def __init__(
+        self,
+        plane: Plane,
+        observer: BaseClient,
+        verb: SweptVerb,
+        settings: dict[str, Any],
+        faults: Callable[[], FaultPlan] | None,
+        *,
+        polls: bool,
+    ) -> None:
+        self._plane = plane
+        self._observer = observer
+        self._verb = verb
+        self._settings = settings
+        self._faults = faults
+        self._polls = polls
+        self._number = 0
+        self._name = f"sweep-{uuid.uuid4().hex[:8]}"
+
+    async def once(self, at: int | None, way: str) -> tuple[Checkpoints, str]:
+        """Run it; returns what was wrong afterwards as well, empty where nothing was."""
+        self._number += 1
+        problem = ""
+        points = Checkpoints(at)
+        partition = f"{self._name}-{self._number}"
+        try:
+            with anyio.fail_after(PATIENCE_S):
+                await self._in(partition, points, way)
+        except Exception as err:  # noqa: BLE001 - told at the end of the sweep, with its checkpoint
+            problem = f"{type(err).__name__}: {err}"
+        finally:
+            with anyio.CancelScope(shield=True):
+                for name in (partition, f"{partition}-own"):
+                    await self._observer.drop_partition(name)
+        if not problem and (held := await self._until_empty(self._plane.leftovers)):
+            problem = f"the plane still holds {held}"
+        return points, problem
+
+    async def _in(self, partition: str, points: Checkpoints, way: str) -> None:
+        own = float(self._number)
+        await self._observer.register_partition(partition, ["x", "y"], 8, [TASK])
+        await self._observer.register_partition(f"{partition}-own", ["x"], 1, [TASK])
+        await self._observer.put_samples(IDS[:2], partition, {"x": torch.tensor([0.0, 1.0])})
+        await self._observer.put_samples(IDS[2:], partition, {"x": torch.tensor([2.0, 3.0])})
+        await self._observer.put_samples(["own"], f"{partition}-own", {"x": torch.tensor([own])})
+        transport = self._plane.attach({"owner": f"swept-{self._number}"})
+        plan = FaultPlan()
+        client = faulty_stack(transport, plan, **self._settings)
+        try:
+            given = None if self._verb.prepare is None else await self._verb.prepare(client, partition)
+            for rule in () if self._faults is None else self._faults().rules:
+                plan.add(rule)
+            before = _tasks()
+            with points.on_wire(client):
+                cancelled = await WAYS[way](points, lambda: self._verb.act(client, partition, given))
+            certain = not (self._polls or self._verb.shields or way == "wait_for")
+            if points.reached and not cancelled and certain:
+                raise AssertionError("the cancel was swallowed")
+            if left := await self._until_empty(lambda: leftovers(client)):
+                raise AssertionError(f"the call left {left}")
+            if new := await self._until_empty(lambda: _tasks() - before):
+                raise AssertionError(f"tasks are left: {sorted(new)}")
+            plan.stop()
+            if not self._verb.ends:
+                got = float((await client.get_samples(["own"], f"{partition}-own", ["x"]))["x"])
+                if got != own:
+                    raise AssertionError(f"the next call got {got}, the reply of another one, and not {own}")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await client.close()
+        if len(client.env.ledger) and not self._verb.ends:
+            raise AssertionError(f"after close() it still owes {[debt.call for debt in client.env.ledger]}")
+        if self._verb.check is not None:
+            await self._verb.check(self._observer, partition, cancelled)
+
+    async def _until_empty(self, look: Callable[[], Any]) -> Any:
+        """Look until there is nothing; at once, unless real sockets need a moment. Returns what is left."""
+        found = look()
+        if not found or not self._polls:
+            return found
+        with anyio.move_on_after(GRACE_S):
+            while found:
+                await anyio.sleep(0.005)
+                found = look()
+        return found
+
+
+def _tasks() -> set[str]:
+    """Return the tasks of this loop, but those that a client names as its own: they end with it."""
+    return {
+        f"{task.name} ({task.id})" for task in anyio.get_running_tasks() if not (task.name or "").startswith("asyncdp ")
+    }

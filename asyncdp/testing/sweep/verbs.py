@@ -1,0 +1,199 @@
+"""Every verb, ready to be swept: on a partition with four samples, of which none is claimed."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from asyncdp.errors import DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, SampleNotFound
+from asyncdp.ledger import Debt
+from asyncdp.meta import KVBatchMeta
+from asyncdp.slots import Resolve
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+
+__all__ = ["IDS", "VERBS", "SweptVerb"]
+
+IDS = ("s0", "s1", "s2", "s3")
+TASK = "t"
+#: Seconds that a wait for what never comes lasts: long enough to be cancelled in it.
+WAIT_S = 0.3
+
+
+@dataclass(frozen=True)
+class SweptVerb:
+    """A verb to sweep.
+
+    Attributes:
+        act: What is cancelled: ``act(client, partition)``. What it raises without a cancel is a failure.
+        prepare: Done before, by the same client; what it returns comes to ``act`` as its third argument.
+        check: Done afterwards, when the swept client has been closed: ``check(observer, partition, cancelled)`` raises
+            AssertionError where the plane is in a state that cannot be.
+        ends: Whether it ends the client.
+        shields: Whether its end is shielded from cancels: cancelled there it may end as if nothing had been.
+    """
+
+    act: Callable[[BaseClient, str, Any], Awaitable[Any]]
+    prepare: Callable[[BaseClient, str], Awaitable[Any]] | None = None
+    check: Callable[[BaseClient, str, bool], Awaitable[None]] | None = None
+    ends: bool = False
+    shields: bool = False
+
+
+async def _values(observer: BaseClient, partition: str) -> dict[str, float]:
+    """Return what x of each sample is; of those that are there."""
+    there = sorted(key for group in await observer.list_metadata(partition) for key in group.keys)
+    if not there:
+        return {}
+    got = await observer.get_samples(there, partition, ["x"])
+    return dict(zip(there, got["x"].tolist(), strict=True))
+
+
+OLD = {name: float(i) for i, name in enumerate(IDS)}
+
+
+async def _claim(client: BaseClient, partition: str) -> KVBatchMeta:
+    return await client.claim_meta(partition, TASK, ["x"], 2)
+
+
+async def _unless_late(call: Awaitable[Any]) -> None:
+    """Await what runs out of time if nobody cancels it, whatever its last look met."""
+    try:
+        await call
+    except (DataPlaneTimeout, DataPlaneNotReady, DataPlaneUnavailable):
+        return
+
+
+async def _owing(client: BaseClient, partition: str) -> None:
+    """Let the client owe an answer, as after a cancel: its close has something to do."""
+    client.env.ledger.owe(Debt(Resolve(client.env.next_op_id(), partition), "", partition_id=partition))
+
+
+async def _batches(client: BaseClient, partition: str, prefetch: int) -> None:
+    async with client.batches(partition, TASK, ["x"], 2, prefetch=prefetch, timeout_s=5) as batches:
+        async for meta, data in batches:
+            assert data.batch_size[0] == meta.size  # noqa: S101 - what a sweep checks
+            break
+
+
+# --- what must be so afterwards
+
+
+async def unharmed(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001 - one protocol
+    """Nothing has changed."""
+    del cancelled
+    found = await _values(observer, partition)
+    if found != OLD:
+        raise AssertionError(f"the samples were {OLD} and are {found}")
+
+
+async def claimed_once(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    """No claim is forgotten: what was claimed and cancelled can be claimed again, each sample once."""
+    await unharmed(observer, partition, cancelled)
+    held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
+    if cancelled and held:
+        raise AssertionError(f"the claim was cancelled, and {held} are claimed for ever")
+    free = list((await observer.claim_meta(partition, TASK, ["x"], 4, blocking=False)).sample_ids)
+    if sorted([*held, *free]) != sorted(IDS):
+        raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed")
+
+
+async def some_claims(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    """A claim that was to be released is held or free, with each sample once; all are there."""
+    await unharmed(observer, partition, cancelled)
+    held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
+    free = list((await observer.claim_meta(partition, TASK, ["x"], 4, blocking=False)).sample_ids)
+    if sorted([*held, *free]) != sorted(IDS) or (held and not cancelled):
+        raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed (cancelled: {cancelled})")
+
+
+async def handed_over(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    """Of an iterator that was left, at most the one batch is held that it handed over; the others were given back."""
+    await unharmed(observer, partition, cancelled)
+    held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
+    free = list((await observer.claim_meta(partition, TASK, ["x"], 4, blocking=False)).sample_ids)
+    if sorted([*held, *free]) != sorted(IDS) or len(held) not in ((0, 2) if cancelled else (2,)):
+        raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed (cancelled: {cancelled})")
+
+
+def whole_or_absent(new: Mapping[str, float]) -> Callable[[BaseClient, str, bool], Awaitable[None]]:
+    """Return a check that the samples are as before, or all as in ``new``; without a cancel the latter."""
+
+    async def check(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+        found = await _values(observer, partition)
+        if found != new and not (cancelled and found == OLD):
+            raise AssertionError(f"the samples were {OLD}, were to be {dict(new)}, and are {found}")
+
+    return check
+
+
+async def gone_or_whole(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    """The partition is gone, or nothing of it is."""
+    there = any(info.partition_id == partition for info in await observer.list_partitions())
+    if there and not cancelled:
+        raise AssertionError("the partition was dropped and is there")
+    if there:
+        await unharmed(observer, partition, cancelled)
+
+
+async def absent(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    """Samples that were taken are gone or there, whole; and their claims with them."""
+    found = await _values(observer, partition)
+    rest = {name: value for name, value in OLD.items() if name not in IDS[:2]}
+    if found != rest and not (cancelled and found == OLD):
+        raise AssertionError(f"the samples were {OLD}, the first two were to go, and there are {found}")
+    for name in IDS[:2]:
+        if name not in found:
+            try:
+                await observer.get_samples([name], partition, ["x"])
+            except SampleNotFound:
+                continue
+            raise AssertionError(f"{name} was removed and can be read")
+
+
+_PUT_OLD = {**OLD, "s0": 70.0, "s1": 71.0}
+_PUT_NEW = {**OLD, "n0": 70.0, "n1": 71.0}
+
+
+def _put(first: str, second: str) -> Callable[[BaseClient, str, Any], Awaitable[Any]]:
+    return lambda c, p, _: c.put_samples([first, second], p, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
+
+
+#: {name: verb}; some verbs are there several times.
+VERBS: Mapping[str, SweptVerb] = {
+    "register_partition": SweptVerb(lambda c, p, _: c.register_partition(p, ["z"], 8, [TASK]), check=unharmed),
+    "claim_meta": SweptVerb(lambda c, p, _: _claim(c, p), check=claimed_once),
+    "claim_meta, waiting": SweptVerb(
+        lambda c, p, _: _unless_late(c.claim_meta(p, TASK, ["x"], 5, timeout_s=WAIT_S)), check=claimed_once
+    ),
+    "get_data": SweptVerb(
+        lambda c, p, _: c.get_data(KVBatchMeta(p, sample_ids=list(IDS)), ["x"], timeout_s=10), check=unharmed
+    ),
+    "check_consumption_status": SweptVerb(lambda c, p, _: c.check_consumption_status(p, [TASK]), check=unharmed),
+    "put_samples": SweptVerb(_put("n0", "n1"), check=whole_or_absent(_PUT_NEW)),
+    "put_samples, again": SweptVerb(_put("s0", "s1"), check=whole_or_absent(_PUT_OLD)),
+    "get_samples": SweptVerb(lambda c, p, _: c.get_samples(IDS, p, ["x"]), check=unharmed),
+    "clear_samples": SweptVerb(lambda c, p, _: c.clear_samples(IDS[:2], p), check=absent),
+    "ping": SweptVerb(lambda c, _p, _: c.ping(), check=unharmed),
+    "list_metadata": SweptVerb(lambda c, p, _: c.list_metadata(p), check=unharmed),
+    "depth": SweptVerb(lambda c, p, _: c.depth(p), check=unharmed),
+    "pop": SweptVerb(lambda c, p, meta: c.pop(meta, p), prepare=_claim, check=absent),
+    "evict": SweptVerb(lambda c, p, _: c.evict(IDS[:2], p), check=absent),
+    "release_claim": SweptVerb(lambda c, _p, meta: c.release_claim(meta), prepare=_claim, check=some_claims),
+    "list_claims": SweptVerb(lambda c, p, _: c.list_claims(p, TASK), check=unharmed),
+    "release_claims": SweptVerb(lambda c, p, _: c.release_claims(p, c.owner), prepare=_claim, check=some_claims),
+    "list_partitions": SweptVerb(lambda c, _p, _: c.list_partitions(), check=unharmed),
+    "describe": SweptVerb(lambda c, p, _: c.describe(p), check=unharmed),
+    "drop_partition": SweptVerb(lambda c, p, _: c.drop_partition(p), check=gone_or_whole),
+    "wait_partition": SweptVerb(lambda c, p, _: c.wait_partition(p), check=unharmed),
+    "wait_partition, waiting": SweptVerb(
+        lambda c, p, _: _unless_late(c.wait_partition(f"{p}-never", timeout_s=WAIT_S)), check=unharmed
+    ),
+    "batches": SweptVerb(lambda c, p, _: _batches(c, p, 0), check=handed_over, shields=True),
+    "batches, ahead": SweptVerb(lambda c, p, _: _batches(c, p, 2), check=handed_over, shields=True),
+    "close": SweptVerb(lambda c, _p, _: c.close(), prepare=_owing, check=unharmed, ends=True),
+}
