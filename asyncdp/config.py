@@ -97,6 +97,9 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
         heartbeat_interval_s: Pause between two heartbeats to each server, in seconds.
         heartbeat_timeout_s: Silence after which a server counts as gone, in seconds.
         split_bytes: A put of at least this many bytes is spread over the storage units.
+        checksum: Whether this client's puts carry a CRC-32 per value (about 1 GB/s); all clients check those there are.
+        read_pool_bytes: How much memory of reads that were let go of is kept for the next large ones, for ten seconds;
+            finding new pages is most of a large read's time. 0: none.
     """
 
     namespace: str = "asyncdp"
@@ -107,6 +110,8 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
     heartbeat_interval_s: Seconds = 0.5
     heartbeat_timeout_s: Seconds = 1.5
     split_bytes: Positive = 1 << 20
+    checksum: bool = False
+    read_pool_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
 
 
 class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):

@@ -44,14 +44,15 @@ CLUSTER = _Lazy(RayCluster)
 FOREIGN = _Lazy(lambda: Servers(ours=False))
 
 
-def _opener(servers: Callable[[], Any]) -> Opener:
+def _opener(servers: Callable[[], Any], **own: Any) -> Opener:
     @asynccontextmanager
     async def opened(config: dict[str, Any]) -> AsyncIterator[Plane]:
         if sniffio.current_async_library() != "asyncio":
             pytest.skip("TransferQueue is a library for asyncio")
         from asyncdp.transports.transfer_queue import TQTransport
 
-        whole = config_for(servers().endpoints, f"test-{next(_NUMBER)}", **config)
+        more = {**config, "transfer_queue": {**own, **config.get("transfer_queue", {})}}
+        whole = config_for(servers().endpoints, f"test-{next(_NUMBER)}", **more)
         transport = TQTransport(whole)
 
         def attach(differing: dict[str, Any]) -> Any:
@@ -62,9 +63,9 @@ def _opener(servers: Callable[[], Any]) -> Opener:
     return opened
 
 
-def without_ray() -> Opener:
-    """Open planes on TransferQueue's own classes, in processes of their own but without Ray."""
-    return _opener(SERVERS)
+def without_ray(**own: Any) -> Opener:
+    """Open planes on TransferQueue's own classes, in processes of their own but without Ray; ``own``: its settings."""
+    return _opener(SERVERS, **own)
 
 
 def foreign() -> Opener:

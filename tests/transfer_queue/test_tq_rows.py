@@ -11,8 +11,10 @@ from tensordict import NonTensorData, NonTensorStack
 from asyncdp.block import Block
 from asyncdp.errors import CorruptPayload
 from asyncdp.transports.transfer_queue import rows
+from asyncdp.transports.transfer_queue.read_pool import ReadPool
 from asyncdp.transports.transfer_queue.rows import RowCodec, Target, decode, encode, form_of
 
+ALLOCATE = ReadPool(0).allocate
 BIG = rows.SMALL_ROW_BYTES // 4 + 1
 LEAVES: dict[str, Any] = {
     "scalars": torch.arange(5),
@@ -46,7 +48,7 @@ def test_rows_come_back_as_they_went(name: str, start: int, stop: int) -> None:
     """Promise 1, by the bit: what is decoded encodes to the same columns."""
     block = Block.from_fields({name: LEAVES[name]}, 5, codec=RowCodec())
     forms = {name: form_of(block.columns[name])}
-    got = decode(over_the_wire(encode(block, start, stop)), forms, stop - start)
+    got = decode(over_the_wire(encode(block, start, stop)), forms, stop - start, ALLOCATE)
     want = block.take(range(start, stop))
     assert got.schema_hash() == want.schema_hash()
     assert got.checksum(range(got.n)) == want.checksum(range(got.n))
@@ -58,7 +60,7 @@ def test_fetched_rows_are_the_readers_own() -> None:
     block = Block.from_fields({"x": torch.zeros(2, 3), "y": torch.zeros(2, BIG)}, 2)
     forms = {name: form_of(column) for name, column in block.columns.items()}
     wire = over_the_wire(encode(block, 0, 2))
-    got, again = decode(wire, forms, 2), decode(wire, forms, 2)
+    got, again = decode(wire, forms, 2, ALLOCATE), decode(wire, forms, 2, ALLOCATE)
     for column in got.columns.values():
         column.values += 1  # type: ignore[attr-defined]
     assert not any(column.values.any() for column in again.columns.values())  # type: ignore[attr-defined]
@@ -68,9 +70,9 @@ def test_parts_of_one_read_arrive_in_one_buffer() -> None:
     """Each unit's part is copied once, to where it belongs; parts of another shape go elsewhere."""
     block = Block.from_fields({"x": torch.arange(12.0).view(6, 2)}, 6)
     forms = {"x": form_of(block.columns["x"])}
-    target = Target(6)
-    second = decode(encode(block, 2, 6), forms, 4, target, range(2, 6))
-    first = decode(encode(block, 0, 2), forms, 2, target, [0, 1])
+    target = Target(6, ALLOCATE)
+    second = decode(encode(block, 2, 6), forms, 4, ALLOCATE, target, range(2, 6))
+    first = decode(encode(block, 0, 2), forms, 2, ALLOCATE, target, [0, 1])
     assert first.columns["x"].values.untyped_storage().data_ptr() == (  # type: ignore[attr-defined]
         second.columns["x"].values.untyped_storage().data_ptr()  # type: ignore[attr-defined]
     )
@@ -85,4 +87,4 @@ def test_parts_of_one_read_arrive_in_one_buffer() -> None:
 def test_what_does_not_match_its_form_is_corrupt(spoilt: list[Any]) -> None:
     """P3: fewer rows, fewer bytes, another shape, another dtype."""
     with pytest.raises(CorruptPayload):
-        decode({"x": spoilt}, {"x": ("d", "float32", (2,))}, 2)
+        decode({"x": spoilt}, {"x": ("d", "float32", (2,))}, 2, ALLOCATE)

@@ -24,6 +24,8 @@ __all__ = ["Cluster"]
 NAME, RAY_NAMESPACE = "TransferQueueController", "transfer_queue"
 #: Seconds that storage units get to end by themselves.
 SHUTDOWN_S = 5.0
+#: Seconds that Ray gets to count the CPUs of actors that have just ended as free again.
+FREED_S = 3.0
 
 
 class Cluster:
@@ -170,11 +172,7 @@ class Cluster:
         return endpoints
 
     def _begin(self, ray: Any) -> Endpoints:
-        wanted = self._config.num_storage_units + 1
-        free = int(ray.available_resources().get("CPU", 0))
-        if free < wanted:
-            msg = f"Ray has {free} free CPUs; TransferQueue needs {wanted}, one per actor"
-            raise DataPlaneNotReady(msg, retry_after_s=1.0)
+        self._check_cpus(ray)
         try:
             from transfer_queue.controller import TransferQueueController
             from transfer_queue.storage.simple_storage import SimpleStorageUnit
@@ -190,7 +188,8 @@ class Cluster:
         self.started = True
         storage = {"num_data_storage_units": self._config.num_storage_units, "total_storage_size": None}
         self._units = [
-            SimpleStorageUnit.options(**options).remote(config=storage) for _ in range(self._config.num_storage_units)
+            SimpleStorageUnit.options(scheduling_strategy="SPREAD", **options).remote(config=storage)
+            for _ in range(self._config.num_storage_units)
         ]
         infos = ray.get(
             [actor.get_zmq_server_info.remote() for actor in (self._controller, *self._units)],
@@ -209,6 +208,16 @@ class Cluster:
         )
         ray.get(self._controller.store_config.remote(stored), timeout=self._settings.bootstrap_timeout_s)
         return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
+
+    def _check_cpus(self, ray: Any) -> None:
+        """Refuse to start actors that Ray would never place."""
+        wanted = self._config.num_storage_units + 1
+        until = time.monotonic() + (FREED_S if ray.cluster_resources().get("CPU", 0) >= wanted else 0.0)
+        while (free := int(ray.available_resources().get("CPU", 0))) < wanted:
+            if time.monotonic() >= until:
+                msg = f"Ray has {free} free CPUs; TransferQueue needs {wanted}, one per actor"
+                raise DataPlaneNotReady(msg, retry_after_s=1.0)
+            time.sleep(0.1)
 
     def _begin_publicly(self, ray: Any, why: ImportError) -> Endpoints:
         """Start the actors by TransferQueue's own init, where their classes are not where they were."""

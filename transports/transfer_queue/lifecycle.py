@@ -19,6 +19,7 @@ from asyncdp.transports.transfer_queue.directory_server import DirectoryServer
 from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
 from asyncdp.transports.transfer_queue.link import Link
 from asyncdp.transports.transfer_queue.private import META, prepare_environment
+from asyncdp.transports.transfer_queue.read_pool import ReadPool
 from asyncdp.transports.transfer_queue.session import Session, in_a_loop_of_its_own
 
 if TYPE_CHECKING:
@@ -47,6 +48,9 @@ class Lifecycle(Transport):
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         #: How the fields of a put lie in a unit, by (epoch, layout).
         self._forms: dict[tuple[int, int], dict[str, tuple[Any, ...]]] = {}
+        self._pool = ReadPool(self._settings.read_pool_bytes)
+        #: Storage keys of which one did not match its checksum; they are read one by one, once.
+        self._suspects: set[int] = set()
         self._cluster: Any = None
         self._owned_epoch: str | None = None
         prepare_environment(self._settings.unit_timeout_s)
@@ -179,6 +183,8 @@ class Lifecycle(Transport):
                 except DataPlaneError:
                     pass  # it is gone already
         session.close()
+        self._pool.limit_bytes = 0
+        self._pool.clear()
         if self._cluster is not None or self._server is not None:
             await anyio.to_thread.run_sync(self._stop_servers)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,10 +37,10 @@ __all__ = [
 
 #: Rows up to this size travel as bytes. Measured: above, two more copies cost more than a frame of its own.
 SMALL_ROW_BYTES = 16 << 10
-#: From here on huge pages pay.
-HUGE_BYTES = 4 << 20
 
 Form = tuple[Any, ...]
+#: Returns uninitialised memory of so many bytes, as one row of a dtype.
+Allocate = Callable[[int, torch.dtype], torch.Tensor]
 
 
 class RowCodec(PickleCodec):
@@ -133,13 +133,15 @@ class Target:
 
     Args:
         n: Rows of the whole read.
+        allocate: Where memory comes from.
     """
 
-    __slots__ = ("_buffers", "n")
+    __slots__ = ("_allocate", "_buffers", "n")
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, allocate: Allocate) -> None:
         """Begin without a buffer."""
         self.n = n
+        self._allocate = allocate
         self._buffers: dict[str, torch.Tensor] = {}
 
     def part(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], rows: Sequence[int]) -> torch.Tensor | None:
@@ -148,7 +150,7 @@ class Target:
             return None
         whole = self._buffers.get(name)
         if whole is None:
-            whole = self._buffers[name] = _allocate((self.n, *shape), dtype)
+            whole = self._buffers[name] = _rows(self._allocate, (self.n, *shape), dtype)
         if whole.dtype != dtype or tuple(whole.shape[1:]) != shape:
             return None
         return whole[rows[0] : rows[-1] + 1]
@@ -165,22 +167,27 @@ class Keys(list[int]):
         self.target = target
 
 
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return uninitialised memory. numpy asks the kernel for huge pages, torch does not: a third of the time less."""
-    size = math.prod(shape) * dtype.itemsize
-    if size < HUGE_BYTES:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(np.empty(size, dtype=np.uint8)).view(dtype).view(shape)
+def _rows(allocate: Allocate, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return allocate(math.prod(shape) * dtype.itemsize, dtype).view(shape)
 
 
 def decode(
     values: Mapping[str, Sequence[Any]],
     forms: Mapping[str, Form],
     n: int,
+    allocate: Allocate,
     target: Target | None = None,
     rows: Sequence[int] = (),
 ) -> Block:
-    """Turn what a storage unit returned into columns of ``n`` rows, in fresh memory, or in their place in ``target``.
+    """Turn what a storage unit returned into columns of ``n`` rows.
+
+    Args:
+        values: Values by field, in the order of the rows.
+        forms: What each field's bytes do not say.
+        n: Rows.
+        allocate: Where memory for them comes from.
+        target: The whole read, which has a place for them.
+        rows: Which place.
 
     Raises:
         CorruptPayload: There are more or fewer rows, or bytes, than the form says.
@@ -190,11 +197,13 @@ def decode(
         out = None
         if target is not None and form[0] == "d":
             out = target.part(name, _dtype(form[1]), form[2], rows)
-        columns[name] = _column(name, values[name], form, n, out)
+        columns[name] = _column(name, values[name], form, n, out, allocate)
     return Block(n, columns)
 
 
-def _column(name: str, values: Sequence[Any], form: Form, n: int, out: torch.Tensor | None) -> Column:
+def _column(
+    name: str, values: Sequence[Any], form: Form, n: int, out: torch.Tensor | None, allocate: Allocate
+) -> Column:
     if len(values) != n:
         raise CorruptPayload(f"{len(values)} rows of field {name!r} came for {n}", field=name)
     kind = form[0]
@@ -202,8 +211,8 @@ def _column(name: str, values: Sequence[Any], form: Form, n: int, out: torch.Ten
         return Objects([bytes(value) for value in values])
     dtype = _dtype(form[1])
     if kind == "d":
-        return Dense(_dense(name, values, dtype, form[2], out))
-    _, _, dim, rest, nested = form
+        return Dense(_dense(name, values, dtype, form[2], out, allocate))
+    dim, rest, nested = form[2:5]
     unit = dtype.itemsize * math.prod(rest)
     lengths = np.fromiter(
         (value.shape[0] if isinstance(value, torch.Tensor) else len(value) // unit for value in values), np.int64, n
@@ -212,7 +221,7 @@ def _column(name: str, values: Sequence[Any], form: Form, n: int, out: torch.Ten
     np.cumsum(lengths, out=offsets[1:])
     total = int(offsets[-1])
     if any(isinstance(value, torch.Tensor) for value in values):
-        flat = _allocate((total, *rest), dtype)
+        flat = _rows(allocate, (total, *rest), dtype)
         for begin, length, value in zip(offsets.tolist(), lengths.tolist(), values, strict=False):
             if value.dtype != dtype or tuple(value.shape[1:]) != rest:
                 raise CorruptPayload(f"a row of field {name!r} is {value.dtype} {tuple(value.shape)}", field=name)
@@ -223,13 +232,18 @@ def _column(name: str, values: Sequence[Any], form: Form, n: int, out: torch.Ten
 
 
 def _dense(
-    name: str, values: Sequence[Any], dtype: torch.dtype, shape: tuple[int, ...], out: torch.Tensor | None
+    name: str,
+    values: Sequence[Any],
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    out: torch.Tensor | None,
+    allocate: Allocate,
 ) -> torch.Tensor:
     n = len(values)
     if any(isinstance(value, torch.Tensor) for value in values):
         if any(value.dtype != dtype or tuple(value.shape) != shape for value in values):
             raise CorruptPayload(f"rows of field {name!r} are not {dtype} of shape {shape}", field=name)
-        place = _allocate((n, *shape), dtype) if out is None else out
+        place = _rows(allocate, (n, *shape), dtype) if out is None else out
         for at, value in enumerate(values):
             place[at] = value
         return place

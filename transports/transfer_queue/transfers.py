@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
@@ -21,8 +21,10 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 from asyncdp.meta import KVBatchMeta, RowHandle, lengths_of
+from asyncdp.transports.transfer_queue.checksums import MARK, beside, check, sums_of
 from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
 from asyncdp.transports.transfer_queue.link import Link, refusal
+from asyncdp.transports.transfer_queue.read_pool import POOLED_BYTES
 from asyncdp.transports.transfer_queue.rows import (
     Keys,
     Target,
@@ -37,9 +39,11 @@ from asyncdp.transports.transfer_queue.rows import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from asyncdp.column import Column
+
 __all__ = ["Transfers"]
 
-#: Reads of at least this many bytes are put together in a thread: the copy would hold up the event loop.
+#: From this many bytes on, copies and checksums are made in a thread.
 BIG_READ_BYTES = 4 << 20
 #: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
 DIRECT_BYTES = 256 << 10
@@ -47,6 +51,7 @@ DIRECT_BYTES = 256 << 10
 SWEEP_S = 1.0
 
 Share = tuple[str, int, int]
+R = TypeVar("R")
 
 
 class Transfers(Lifecycle):
@@ -76,7 +81,7 @@ class Transfers(Lifecycle):
                 raise
         args = (
             *(call.partition_id, call.sample_ids, ctx.op_id, await self._not_after(ctx), self.owner, call.tags, shares),
-            {name: form_of(column) for name, column in block.columns.items()},
+            {name: self._form(column) for name, column in block.columns.items()},
             {name: spec_to_wire(spec) for name, spec in block.observed().items()},
             {name: sizes_of(column) for name, column in block.columns.items()},
         )
@@ -84,6 +89,10 @@ class Transfers(Lifecycle):
         if ticket:
             await self._sweep(ticket, garbage, min(ctx.deadline, anyio.current_time() + SWEEP_S))
         return _meta(call, names, incarnations)
+
+    def _form(self, column: Column) -> tuple[Any, ...]:
+        form = form_of(column)
+        return (*form, MARK) if self._settings.checksum else form
 
     def _is_big(self, call: c.PutSamples) -> bool:
         assert call.fields is not None  # noqa: S101 - asked by the caller
@@ -140,9 +149,11 @@ class Transfers(Lifecycle):
 
         async def one(at: int, start: int, share: Share) -> None:
             unit, first, count = share
-            values = encode(block, start, start + count)
             keys = range(first, first + count)
             try:
+                values: dict[str, Sequence[Any]] = {**encode(block, start, start + count)}
+                if self._settings.checksum:
+                    values.update(await _maybe_in_a_thread(_nbytes(values), sums_of, values, keys))
                 await link.unit(unit).guard(lambda: link.client.put(unit, keys, values), ctx.deadline, host=unit)
             except DataPlaneError as err:
                 problems[at] = err
@@ -178,7 +189,9 @@ class Transfers(Lifecycle):
             self._forms.setdefault((epoch, layout), dict(forms))
         ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
         hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
-        target = Target(len(call.sample_ids)) if len(groups) > 1 else None
+        target = Target(len(call.sample_ids), self._pool.allocate) if len(groups) > 1 else None
+        if self._suspects:
+            groups = [one for group in groups for one in self._apart(group)]
         refs = [
             s.SlotRef(hosts[unit], layout, version, fields, keys if target is None else Keys(keys, target), rows)
             for unit, layout, fields, keys, rows in groups
@@ -191,13 +204,21 @@ class Transfers(Lifecycle):
         known = {name: spec_from_wire(spec) for name, spec in specs.items()}
         return s.Located(tuple(refs), errors, handles_, known)
 
+    def _apart(self, group: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return a group row by row where a checksum among its rows did not match: so that only that row fails."""
+        unit, layout, fields, keys, rows = group
+        if self._suspects.isdisjoint(keys):
+            return [group]
+        self._suspects.difference_update(keys)
+        return [(unit, layout, fields, [key], (row,)) for key, row in zip(keys, rows, strict=True)]
+
     @handles(s.ReadSlots)
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
-        """Read the rows of one unit; one request per set of fields."""
+        """Read the rows of one unit; one request per set of fields, and of those that have checksums."""
         link = await self._session.link(ctx.deadline)
-        by_fields: dict[tuple[str, ...], list[int]] = {}
+        by_fields: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for at, ref in enumerate(call.refs):
-            by_fields.setdefault(ref.fields, []).append(at)
+            by_fields.setdefault((ref.fields, self._summed(ref)), []).append(at)
         parts: list[s.Part] = []
         errors: dict[int, DataPlaneError] = {}
         for ats in by_fields.values():
@@ -214,6 +235,11 @@ class Transfers(Lifecycle):
                         errors[at] = stale
         return s.ReadResult(tuple(parts), errors)
 
+    def _summed(self, ref: s.SlotRef) -> tuple[str, ...]:
+        """Return the fields of a ref that have checksums."""
+        forms = self._forms.get((ref.host.epoch, ref.slot), {})
+        return tuple(name for name in ref.fields if MARK in forms.get(name, ()))
+
     async def _read_group(
         self, link: Link, call: s.ReadSlots, ats: Sequence[int], errors: dict[int, DataPlaneError], ctx: CallContext
     ) -> list[s.Part]:
@@ -221,7 +247,9 @@ class Transfers(Lifecycle):
         unit = call.host.id
         keys = [key for ref in refs for key in ref.index]
         canary = link.unit(unit)
-        values = await canary.guard(lambda: link.client.get(unit, keys, refs[0].fields), ctx.deadline, host=unit)
+        summed = self._summed(refs[0])
+        asked = [*refs[0].fields, *map(beside, summed)]
+        values = await canary.guard(lambda: link.client.get(unit, keys, asked), ctx.deadline, host=unit)
         parts, first = [], 0
         for at, ref in zip(ats, refs, strict=True):
             count = len(ref.index)
@@ -229,7 +257,7 @@ class Transfers(Lifecycle):
             if forms is None:
                 errors[at] = StaleSlotError("the reference is of another life of the plane", host=unit)
                 continue
-            rows = values if count == len(keys) else {f: values[f][first : first + count] for f in ref.fields}
+            rows = values if count == len(keys) else {f: values[f][first : first + count] for f in asked}
             first += count
             wanted = {name: forms[name] for name in ref.fields}
             target = ref.index.target if isinstance(ref.index, Keys) else None
@@ -237,11 +265,16 @@ class Transfers(Lifecycle):
                 size = _nbytes(rows)
                 if size < DIRECT_BYTES:
                     target = None
-                if size >= BIG_READ_BYTES:
-                    block = await anyio.to_thread.run_sync(decode, rows, wanted, count, target, ref.rows)
-                else:
-                    block = decode(rows, wanted, count, target, ref.rows)
+                if summed:
+                    await _maybe_in_a_thread(size, check, rows, ref.index, summed)
+                if size >= POOLED_BYTES:
+                    self._pool.trim_in(link.loop)
+                args = (rows, wanted, count, self._pool.allocate, target, ref.rows)
+                block = await _maybe_in_a_thread(size, decode, *args)
             except DataPlaneReadError as err:
+                if summed and count > 1:
+                    self._suspects.update(ref.index)
+                err.host = unit
                 errors[at] = err
                 continue
             parts.append(s.Part((at,), block, (block.nbytes,), block.schema_hash()))
@@ -273,6 +306,11 @@ class Transfers(Lifecycle):
         if not failed:
             link.finished.append(ticket)
         return failed
+
+
+async def _maybe_in_a_thread(size: int, work: Callable[..., R], *args: Any) -> R:
+    """Do work on so many bytes: much of it in a thread, since it would hold up the event loop."""
+    return await anyio.to_thread.run_sync(work, *args) if size >= BIG_READ_BYTES else work(*args)
 
 
 def _nbytes(values: Mapping[str, Sequence[Any]]) -> int:
