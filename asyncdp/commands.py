@@ -6,13 +6,14 @@ Needs the extra ``asyncdp[cli]``; :mod:`asyncdp.cli` says so where it is missing
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from asyncdp import __version__
+from asyncdp.output_file import can_be_written
+from asyncdp.serve import serve
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,21 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = typer.Typer(name="asyncdp", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
-
-
-def _can_be_written(file: Path | None) -> Path | None:
-    """Check where a file is to be written before the work whose result it holds."""
-    if file is not None:
-        if file.is_dir():
-            msg = f"{file} is a folder"
-            raise typer.BadParameter(msg)
-        if not file.parent.is_dir():
-            msg = f"there is no folder {file.parent}"
-            raise typer.BadParameter(msg)
-        if not os.access(file if file.exists() else file.parent, os.W_OK):
-            msg = f"{file} cannot be written"
-            raise typer.BadParameter(msg)
-    return file
 
 
 @app.callback(invoke_without_command=True)
@@ -61,10 +47,10 @@ def demo(
     faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill processes on the way.")] = False,  # noqa: FBT002
     json_file: Annotated[
-        Path | None, typer.Option("--json", callback=_can_be_written, help="Write the account and all counters here.")
+        Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", callback=_can_be_written, help="Write a PNG of reward, depth and age.")
+        Path | None, typer.Option("--plot", callback=can_be_written, help="Write a PNG of reward, depth and age.")
     ] = None,
 ) -> None:
     """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
@@ -108,3 +94,6 @@ def _tell(console: Console, report: Report) -> None:
         f"reward on held-out prompts {report.reward_start:.2f} -> {report.reward_end:.2f}: {verdict}",
     ):
         console.print(line, highlight=False)
+
+
+app.command()(serve)

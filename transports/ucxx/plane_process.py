@@ -28,7 +28,9 @@ DEATHS_S: Final = 60.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-async def keep(plane: EmbeddedPlane, stopping: Callable[[], None] = lambda: None) -> None:
+async def keep(
+    plane: EmbeddedPlane, ready: Callable[[], None] = lambda: None, stopping: Callable[[], None] = lambda: None
+) -> None:
     """Keep a plane running until SIGTERM or SIGINT, then stop it; a second signal cuts off what runs.
 
     A slot host that was killed is started again and adopts its arena; so is the directory, which has all that was
@@ -36,6 +38,7 @@ async def keep(plane: EmbeddedPlane, stopping: Callable[[], None] = lambda: None
 
     Args:
         plane: It has been started.
+        ready: Called once signals are waited for.
         stopping: Called when it begins to stop.
 
     Raises:
@@ -51,6 +54,7 @@ async def keep(plane: EmbeddedPlane, stopping: Callable[[], None] = lambda: None
     for number in SIGNALS:
         loop.add_signal_handler(number, told_to_end)
     try:
+        ready()
         await _revive(plane, ended)
     finally:
         ended.set()
@@ -80,6 +84,7 @@ async def _revive(plane: EmbeddedPlane, ended: asyncio.Event) -> None:
             _count(deaths, f"slot host {number}")
             log.warning("a slot host died; it is started again", host=f"host-{number}")
             await asyncio.to_thread(plane.start_host, number)
+            log.info("it serves again", host=f"host-{number}", ports=plane.reports[number]["ports"])
 
 
 def _count(deaths: dict[str, deque[float]], part: str) -> None:
