@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,12 +27,12 @@ MIB = 1 << 20
 
 def fresh_name() -> str:
     """A segment name that no other test has."""
-    return f"asyncdp-test-{uuid.uuid4().hex[:16]}"
+    return f"asyncdp-test-{os.getpid()}-{uuid.uuid4().hex[:16]}"
 
 
 def leftovers() -> set[str]:
-    """Segments of tests that are there."""
-    return {path.name for path in Path("/dev/shm").glob("asyncdp-test-*")}
+    """Segments of this process's tests that are there: others may run tests at the same time."""
+    return {path.name for path in Path("/dev/shm").glob(f"asyncdp-test-{os.getpid()}-*")}
 
 
 @contextmanager

@@ -205,10 +205,11 @@ async def test_epochs_count_on_where_the_directory_lost_its_data(connect: "Calla
     from asyncdp.transports.ucxx.directory import HostInfo
 
     directory = connect()
-    await directory.beat(HostInfo("h", 7))  # of a life before the loss
-    assert await directory.next_epoch("h") == 8
-    await directory.beat(HostInfo("h", 7))
-    assert await directory.next_epoch("h") == 9
+    late = 1 << 52  # of a life before the loss, by another machine's clock
+    await directory.beat(HostInfo("h", late))
+    assert await directory.next_epoch("h") == late + 1
+    await directory.beat(HostInfo("h", late))
+    assert await directory.next_epoch("h") == late + 2
 
 
 async def test_a_host_without_a_secret_takes_the_one_that_the_directory_tells(

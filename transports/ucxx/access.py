@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.slots import SlotRef
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.pool import Pool
 
 __all__ = ["Access", "Door"]
+
+#: Processors that keep stores in order and loads in order. The lane relies on it: elsewhere a reader could take the end
+#: of a copy for older than it is, so there payload goes over the wire.
+_ORDERED: Final = frozenset({"x86_64", "AMD64", "i686", "i386"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +58,7 @@ class Access:
         self._codec = codec
         self._buffers = buffers
         self._lanes: dict[tuple[str, int], Lane | None] = {}
-        self._machine = this_machine() if lane else None
+        self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
         #: op_ids whose copies on the lane are under way, and slots that were granted for the lane.
         self._copying: dict[str, int] = {}
         self._granted: dict[tuple[str, int, int, int], str] = {}
@@ -69,12 +74,20 @@ class Access:
             del self._lanes[key]
         if self._machine is None or not door.arena:
             return None
+        self._let_go()
         lane = None
         if door.boot_id == self._machine.boot_id:
             arena = Arena.attach(door.arena, host.id, host.epoch)
             lane = None if arena is None else Lane(arena, self._buffers, self._codec)
         self._lanes[key] = lane
         return lane
+
+    def _let_go(self) -> None:
+        """Unmap arenas of lives that are over: their memory is only free when nobody maps it."""
+        for key, lane in list(self._lanes.items()):
+            if lane is not None and not lane.usable:
+                lane.close()
+                del self._lanes[key]
 
     def _use(self, host: HostRef, door: Door, port: int | None) -> AbstractAsyncContextManager[Connection]:
         chosen = port if port is not None else (host.ports[0] if host.ports else None)

@@ -9,7 +9,15 @@ import structlog
 
 from asyncdp.transports.ucxx.arena import PAGE, WORDS
 from asyncdp.transports.ucxx.slot import Slot, live_at
-from asyncdp.transports.ucxx.slot_header import Header, Outcome, State, read_outcome, read_state, write_state
+from asyncdp.transports.ucxx.slot_header import (
+    Header,
+    Outcome,
+    State,
+    read_outcome,
+    read_state,
+    write_dead,
+    write_state,
+)
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.arena import Arena
@@ -42,6 +50,9 @@ def adopt(table: SlotTable) -> dict[str, int]:
             slot = Slot(number, generation, header)
             outcome = "kept" if table.restore(slot) else "damaged"
             if outcome == "kept":
+                # A host that was killed while it marked rows as dead had not counted them yet.
+                live = slot.live(arena)
+                write_dead(arena, number, live.size - int(np.count_nonzero(live)))
                 table.settle(slot)
                 if table.find(number, generation) is not None and not slot.live(arena).any():
                     table.drop(number, generation, ())

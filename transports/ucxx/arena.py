@@ -123,7 +123,10 @@ class Arena:
         units = max(1, data_bytes // unit_bytes)
         data_at = _up(PAGE + units * HEADER_BYTES)
         nbytes = data_at + units * unit_bytes
-        fd = _open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        try:
+            fd = _open(name, os.O_CREAT | os.O_EXCL | os.O_RDWR)
+        except PermissionError as err:
+            raise _foreign(name, err) from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.ftruncate(fd, nbytes)
@@ -249,6 +252,11 @@ def _allocate(fd: int, nbytes: int) -> None:
         raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
 
 
+def _foreign(name: str, err: OSError) -> DataPlaneUnavailable:
+    msg = f"the arena {name} is another user's: two planes on one machine need other names (`plane`, or `host_id`)"
+    return DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err)
+
+
 def _locked(name: str) -> int | None:
     """Open a segment and lock it; None where there is none."""
     while True:
@@ -256,6 +264,8 @@ def _locked(name: str) -> int | None:
             fd = _open(name, os.O_RDWR)
         except FileNotFoundError:
             return None
+        except PermissionError as err:
+            raise _foreign(name, err) from err
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:

@@ -28,7 +28,8 @@ __all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
 
 #: One message at the most: a larger one holds up the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20
-_TAGS_PER_REQUEST: Final = 1 << 14
+#: More than a request can have messages: each needs a few bytes of a frame that has 16 MiB.
+_TAGS_PER_REQUEST: Final = 1 << 22
 #: Read by UCX when it is loaded. put_zcopy: rendezvous on host memory is five times faster than with what ucxx sets.
 #: Reuse of addresses: else the port of a killed host stays taken for a minute. Its log: standard output is the
 #: program's own (a slot host's readiness line), and that ucxx itself sets variables UCX does not use is no news.
@@ -163,7 +164,7 @@ class Engine:
     # -- messages
 
     def next_tag(self) -> int:
-        """Return the first of 16384 tags for messages that this engine receives."""
+        """Return the first of four million tags for messages that this engine receives."""
         return next(self._tags) & ((1 << 62) - 1)
 
     def _post(self, post: Callable[[Any], Any], endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:

@@ -32,6 +32,15 @@ class Extents:
         self._sizes: list[int] = []
         self._add(0, units)
 
+    def copy(self) -> Extents:
+        """Return one that gives out the same stretches from here on."""
+        twin = Extents(0)
+        twin.free_units = self.free_units
+        twin._size, twin._ends = dict(self._size), dict(self._ends)
+        twin._by_size = {units: dict(starts) for units, starts in self._by_size.items()}
+        twin._sizes = list(self._sizes)
+        return twin
+
     @property
     def largest(self) -> int:
         """Units of the largest free stretch."""

@@ -50,6 +50,8 @@ def span_of(index: Sequence[int]) -> Span | None:
     """Return (first, stop) where the index counts up by one."""
     if isinstance(index, range):
         return (index.start, index.stop) if index.step == 1 else None
+    if not index:
+        return 0, 0
     first, count = index[0], len(index)
     if index[-1] - first != count - 1 or list(index) != list(range(first, first + count)):
         return None

@@ -68,7 +68,7 @@ class Host:
         self._ports: list[Port] = []
         self._sessions: dict[asyncio.Task[None], Session] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._ahead_s = 0.0
+        self._ahead_s = time.time() - time.monotonic()
         self._address = settings.publish or settings.bind
         self._log = structlog.get_logger("asyncdp.ucxx").bind(host=settings.host_id)
         self.arena: Arena
@@ -183,8 +183,8 @@ class Host:
     # -- what it says of itself
 
     def clock(self) -> float:
-        """Unix seconds by the directory's clock, as of the latest heartbeat."""
-        return time.time() + self._ahead_s
+        """Unix seconds by the directory's clock; this machine's own may be set between two heartbeats."""
+        return time.monotonic() + self._ahead_s
 
     def report(self) -> HostReport:
         """What a heartbeat says."""
@@ -224,9 +224,9 @@ class Host:
 
     async def _beat(self, report: HostReport) -> None:
         self.arena.touch()
-        before = time.time()
+        before = time.monotonic()
         told = await self._directory.beat(report)
-        self._ahead_s = told - (before + time.time()) / 2
+        self._ahead_s = told - (before + time.monotonic()) / 2
 
     async def _reap(self) -> None:
         for name in await self._directory.reap():
@@ -265,6 +265,11 @@ class Host:
         return touched
 
     # -- end
+
+    def fail_port(self, index: int) -> None:
+        """Let a port die; it stays published, as one that a fault took. For tests of what clients make of it."""
+        self._ports[index].fail()
+        self._log.warning("a port was told to fail", port=self._ports[index].number)
 
     def hurry(self) -> None:
         """Do not let running requests end: whoever waits for the host to stop has no more time."""

@@ -112,7 +112,10 @@ class Service:
         for pick in picks:
             share = len(pick.rows) / max(1, pick.payload.layout.n)
             total += int(pick.payload.layout.nbytes * share) + 64
-            if kept and total > self.settings.max_reply_bytes:
+            if share > 1 and total > self.settings.max_reply_bytes and not kept:
+                errors[pick.ref] = DataPlaneBadRequest("rows that are asked for again and again do not fit a reply")
+                total = 0
+            elif kept and total > self.settings.max_reply_bytes:
                 errors[pick.ref] = DataPlaneNotReady("the reply would be too long: ask again", retry_after_s=0.0)
             else:
                 kept.append(pick)

@@ -129,9 +129,11 @@ class Session:
             settings.inline_bytes,
         )
         answer = await greet(self._control, self._secret, welcome)
-        # A process of another pid namespace could not be proved dead, so it may not copy into the arena itself.
-        if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid:
-            self._client = Process(answer.pid, answer.start)
+        # A process that cannot be seen from here (of another pid namespace, or hidden from this user) could not be
+        # proved dead, so it may not copy into the arena itself.
+        client = Process(answer.pid, answer.start)
+        if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid and client.lives():
+            self._client = client
 
     async def _serve(self) -> None:
         while not self._service.draining:

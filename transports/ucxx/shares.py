@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.transports.ucxx.layout import bound
+from asyncdp.transports.ucxx.layout import ALIGN, bound
 
 __all__ = ["Share", "cut"]
 
@@ -35,13 +35,14 @@ def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_p
     whole = bound(fields, sizes)
     if len(sizes) <= most and whole <= max_slot_bytes:
         return [Share(0, len(sizes), whole)]
-    fixed, per_row = bound(fields, ()), 8 * len(fields)
+    # What begins on a boundary may lie up to ALIGN - 1 bytes behind what is summed up here.
+    fixed, per_row, room = bound(fields, ()), 8 * len(fields), max_slot_bytes - ALIGN + 1
     shares, start, used = [], 0, fixed
     for at, size in enumerate(sizes):
-        if fixed + per_row + size > max_slot_bytes:
+        if fixed + per_row + size > room and bound(fields, (size,)) > max_slot_bytes:
             msg = f"a row of {size} bytes is larger than the largest slot (max_slot_bytes={max_slot_bytes})"
             raise DataPlaneBadRequest(msg)
-        if at - start == most or used + per_row + size > max_slot_bytes:
+        if at - start == most or (at > start and used + per_row + size > room):
             shares.append(Share(start, at, bound(fields, sizes[start:at])))
             start, used = at, fixed
         used += per_row + size

@@ -79,7 +79,12 @@ class Slot:
         """Whether all these rows and fields are still somebody's content."""
         if not read_dead(arena, self.number):
             return True
-        live = self.live(arena)[index.start : index.stop] if isinstance(index, range) else self.live(arena)[list(index)]
+        if isinstance(index, range):
+            live = self.live(arena)[index.start : index.stop]
+        else:
+            live = self.live(arena)[[row for row in index if 0 <= row < self.header.rows]]
+        if len(live) != len(index):
+            return False
         return bool(live[:, [self.fields[name] for name in fields if name in self.fields]].all())
 
     def any_live(self, arena: Arena, rows: Collection[int]) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
 from asyncdp.transport import Transport
 from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
@@ -97,6 +97,8 @@ class SlotCalls(Transport):
 
     @handles(s.Reserve)
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
+        for name in call.fields:
+            _refuse_unwritable(name)
         place = await self._find(call.host, call.port)
         left = ctx.remaining()
         try:
@@ -156,3 +158,11 @@ class SlotCalls(Transport):
         )
         await self._obituary.tell(done.replaced, ctx)
         return done.handles
+
+
+def _refuse_unwritable(name: str) -> None:
+    """Refuse a field name that payloads, which are UTF-8, cannot hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:
+        raise DataPlaneBadRequest(f"field {name!r}: a name with lone surrogates cannot be kept", field=name) from err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from asyncdp.errors import (
@@ -100,8 +100,16 @@ class SlotTable(SlotStore):
         if again:
             return again
         taken: list[Slot] = []
-        for start, stop, capacity in cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot):
-            slot = self._take(fields, stop - start, first_row + start, capacity, op, not_after, writer)
+        shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
+        units = [self._units(stop - start, len(fields), capacity) for start, stop, capacity in shares]
+        oldest: Iterator[Slot] | None = None
+        for at, (start, stop, capacity) in enumerate(shares):
+            header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
+            slot = self._take(fields, header)
+            if slot is None and oldest is None:
+                oldest = iter(self._in_the_way(units[at:]) if self.overwrite_oldest else ())
+            while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
+                slot = self._take(fields, header)
             if slot is None:
                 for other in taken:
                     self._free(other)
@@ -116,25 +124,16 @@ class SlotTable(SlotStore):
         share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
         return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
 
-    def _take(
-        self,
-        fields: Sequence[str],
-        rows: int,
-        first_row: int,
-        capacity: int,
-        op: bytes,
-        not_after: float,
-        writer: Process | None,
-    ) -> Slot | None:
-        arena, cols = self.arena, len(fields)
-        units = size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // arena.unit_bytes))
-        number = self.extents.take(units)
-        while number is None and self.overwrite_oldest and self._make_room():
-            number = self.extents.take(units)
+    def _units(self, rows: int, cols: int, capacity: int) -> int:
+        """Units of a slot: its payload, and behind it a live byte per row and field."""
+        return size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // self.arena.unit_bytes))
+
+    def _take(self, fields: Sequence[str], header: Header) -> Slot | None:
+        arena = self.arena
+        number = self.extents.take(header.units)
         if number is None:
             return None
         generation = (read_state(arena, number)[1] + 1) % GENERATIONS
-        header = Header(units, rows, cols, writer, op, not_after, first_row, capacity)
         slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
@@ -142,17 +141,31 @@ class SlotTable(SlotStore):
         arena.slice(arena.payload_at(number), 32)[:] = 0
         write_state(arena, number, State.WRITING, generation)
         self.slots[number] = slot
-        self._by_op.setdefault(op, []).append(number)
+        self._by_op.setdefault(header.op, []).append(number)
         return slot
 
-    def _make_room(self) -> bool:
-        """Free the slot that has been READY longest and is not being read."""
-        for slot in list(self.slots.values()):
-            if self.state(slot) is State.READY and not slot.readers:
-                self.overwritten += 1
-                self._free(slot)
-                return True
-        return False
+    def _in_the_way(self, sizes: Sequence[int]) -> list[Slot]:
+        """Return the slots to overwrite, oldest first, for stretches of so many units; none where even all will not do.
+
+        Tried on a copy of what is free: a put that cannot fit overwrites nothing.
+        """
+        trial, chosen = self.extents.copy(), []
+        left = iter(list(self.slots.values()))
+        for units in sizes:
+            while trial.take(units) is None:
+                slot = next((slot for slot in left if not slot.readers and self.settle(slot) is State.READY), None)
+                if slot is None:
+                    return []
+                trial.give(slot.number, slot.header.units)
+                chosen.append(slot)
+        return chosen
+
+    def _overwrite(self, slot: Slot | None) -> bool:
+        """Free a slot; False where there is none."""
+        if slot is None:
+            return False
+        self.overwritten += 1
+        return self._free(slot)
 
     def _refuse_given_up(self, op: bytes) -> None:
         if op in self._refused:

@@ -65,6 +65,8 @@ BODY_BYTES: Final = 16 << 20
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
+#: At most a week; no NaN either, which every comparison would let through.
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 
 
@@ -107,7 +109,7 @@ class Welcome(_Message, frozen=True, tag=3):
     arena: Text
     ucx_port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
     token: Token
-    idle_s: float
+    idle_s: Seconds
     inline_bytes: Count
 
 
@@ -181,8 +183,8 @@ class Reserve(_Message, frozen=True, tag=9):
     fields: tuple[str, ...]
     sizes: list[Count]
     first_row: Count
-    ttl_s: float
-    wait_s: float
+    ttl_s: Seconds
+    wait_s: Seconds
     lane: bool
     epoch: Number
 

@@ -89,7 +89,7 @@ class Hosts(Base):
         return reply
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return an epoch that no former life of this host has had; it counts up from 1."""
+        """Return an epoch that no life of this host has had, nor one of the same name in a plane that was lost."""
         return int((await self._host_call("next_epoch", host_id))[1])
 
     async def beat(self, host: HostInfo) -> float:

@@ -49,6 +49,11 @@ local function reap(keys, args)
   return { OK, pack(gone) }
 end
 
+-- Payload: host id. Epochs begin at the clock: else a plane that lost its data, or another one whose hosts have the same
+-- names, would give them out again, and an old reference would be taken for one of a slot that holds something else.
 local function next_epoch(keys, args)
-  return { OK, string.format('%d', redis.call('HINCRBY', keys[1] .. 'e', unpack_(args[4]), 1)) }
+  local K, id = keys[1], unpack_(args[4])
+  local epoch = math.max(tonumber(redis.call('HGET', K .. 'e', id) or '0') + 1, now_us())
+  redis.call('HSET', K .. 'e', id, string.format('%.0f', epoch))
+  return { OK, string.format('%.0f', epoch) }
 end
