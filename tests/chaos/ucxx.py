@@ -145,6 +145,13 @@ def _in_namespace(argv: Sequence[str]) -> int:
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
 
+def ends(way: str) -> int:
+    """Run 50 ends of clients and of hosts with reads in flight; returns an exit code."""
+    command = [sys.executable, "-m", "pytest", "-q", "tests/ucxx/test_shutdowns.py", "-k", way]
+    env = {**os.environ, "ASYNCDP_SHUTDOWNS": "50", **({"ASYNCDP_NETNS": "1"} if way == "wire" else {})}
+    return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
+
+
 def main(argv: list[str]) -> int:
     """Run it; returns an exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos ucxx", description=__doc__.splitlines()[0])
@@ -157,17 +164,16 @@ def main(argv: list[str]) -> int:
     if unknown:
         parser.error(f"no such fault: {sorted(unknown)}; there are {[fault.name for fault in FAULTS]}")
     code = 0
-    if args.way in ("lane", "all"):
-        problems = run("lane", names)
-        print("\n".join(problems), flush=True)  # noqa: T201 - a report
-        code |= bool(problems)
-    if args.way == "wire" and args.inside:
-        problems = run("wire", names)
-        print("\n".join(problems), flush=True)  # noqa: T201 - a report
-        code |= bool(problems)
-    elif args.way in ("wire", "all"):
+    if args.way == "all" or (args.way == "wire" and not args.inside):
         chosen = [] if args.faults is None else ["--faults", args.faults]
-        code |= bool(_in_namespace(["--way", "wire", *chosen]))
+        code = _in_namespace(["--way", "wire", *chosen])
+    if args.way in ("lane", "all") or args.inside:
+        way = "wire" if args.inside else "lane"
+        problems = run(way, names)
+        print("\n".join(problems), flush=True)  # noqa: T201 - a report
+        code = code or int(bool(problems))
+        if names is None:
+            code = code or ends(way)
     return code
 
 

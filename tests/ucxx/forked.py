@@ -88,7 +88,11 @@ class Forker:
 
     async def _listen(self, stream: asyncio.StreamReader) -> None:
         async for line in stream:
-            told = json.loads(line)
+            try:
+                told = json.loads(line)
+            except json.JSONDecodeError:  # not ours: somebody's log
+                sys.stderr.write(line.decode())
+                continue
             self._jobs[told["job"]].take(told)
 
     async def run(self, call: str, **told: Any) -> Job:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -21,7 +22,14 @@ from typing import Any, Final, NoReturn
 __all__ = ["serve"]
 
 #: What children need, imported before they are forked: a child begins in milliseconds.
-IMPORTED: Final = ("torch", "asyncdp.transports.ucxx", "asyncdp.factory", "tests.chaos.ucxx_rows")
+IMPORTED: Final = (
+    "asyncdp.factory",
+    "asyncdp.transports.ucxx.transport",
+    "asyncdp.transports.ucxx.host_process",
+    "asyncdp.transports.ucxx.known_host",
+    "redis.asyncio",
+    "tests.chaos.ucxx_rows",
+)
 
 
 def _tell(**told: Any) -> None:
@@ -59,6 +67,8 @@ def serve() -> None:
     if importlib.util.find_spec("ucxx") is not None:
         importlib.import_module("asyncdp.transports.ucxx.engine")._load()
     faulthandler.enable()
+    gc.collect()
+    gc.freeze()  # else each child's end takes seconds: the collector looks at all of torch
     jobs: dict[int, int] = {}
     _tell(ready=True)
     pending = b""

@@ -11,7 +11,7 @@ from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners, and themes of the contract that move payload.
-FILES = ("test_engine.py", "test_host.py", "test_host_faults.py", "test_stress.py")
+FILES = ("test_engine.py", "test_host.py", "test_host_faults.py", "test_shutdowns.py", "test_stress.py")
 SLICE = [
     f"tests/contract/test_ucxx.py::TestUCXX::{name}"
     for theme in (Puts, Reads, Stale)
