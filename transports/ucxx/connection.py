@@ -211,9 +211,10 @@ class Connection:
         if reply.inline is not None:
             buffers = _cut(reply.inline, [part.size for part in reply.parts])
         else:
-            buffers = [self._buffers.empty(part.size) for part in reply.parts]
-            if buffers:
-                engine, endpoint = await self._tied()
+            buffers = []
+            if reply.parts:
+                engine, endpoint = await self._tied()  # may fail: before anything is allocated
+                buffers = [self._buffers.empty(part.size) for part in reply.parts]
                 await wait_all(post_receives(engine, endpoint, tag, buffers))
         parts = [self._part(head, data) for head, data in zip(reply.parts, buffers, strict=True)]
         return ReadResult(tuple(parts), errors)
