@@ -24,11 +24,11 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench chaos coverage clean
+.PHONY: help demo test lint types pytest format bench chaos simulate coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | chaos | coverage | clean"
+	@echo "Also: make lint | types | pytest | format | bench | chaos | simulate | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -42,7 +42,8 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[$(DEV_EXTRAS)]'
 	@touch $@ $(DEMO_STAMP)
 
-# $(call timed,name,command): runs it and says how long it took.
+# $(call timed,name,command): runs it and says how long it took, by the shell's own SECONDS, not by that of make.
+unexport SECONDS
 timed = @$(2); echo "-- $(1): $$SECONDS s"
 
 demo: $(DEMO_STAMP)
@@ -68,6 +69,10 @@ format: $(DEV_STAMP)
 # Real faults on real backends, in full (ARGS: a backend's name); a slice of it is part of the tests.
 chaos: $(DEV_STAMP)
 	$(call timed,chaos,$(BIN)/python -m tests.chaos $(ARGS))
+
+# Random stacks under random faults, in virtual time, on all cores, for so many seconds.
+simulate: $(DEV_STAMP)
+	$(call timed,simulation,$(BIN)/python -m asyncdp.testing.simulate --seconds $(or $(SECONDS),60) $(ARGS))
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))

@@ -159,17 +159,19 @@ class Fabric:
             link.append(Link(inner, self, name))
             return link[0]
 
-        factories: list[Any] = [
-            partial(self._kind(kind), **chosen[layer]) for layer, kind in DEFAULT_LAYERS.items() if layer in chosen
-        ]
+        factories: list[Any] = []
+        for layer, default in DEFAULT_LAYERS.items():
+            if layer in chosen:
+                kind: Any = self._kind(default)
+                factories.append(partial(kind, **chosen[layer]))
         rng = random.Random(f"{self.seed}:{name}")  # noqa: S311 - jitter
         client = stack(transport, [*factories, linked], clock=self.clock, rng=rng, retry_budget=budget)
         env = client.env
         env.session = name  # instead of a random one: the same in each run
         env.sink = Tap(env.sink, link[0])
         if RetryBudget in self.replace:
-            kind: Any = self.replace[RetryBudget]
-            env.budget = kind(0.0, **(budget or {}))
+            purse: Any = self.replace[RetryBudget]
+            env.budget = purse(0.0, **(budget or {}))
         made = self.clients[name] = Simulated(name, client, link[0])
         self.history.budgets[name] = self._budgets(client, budget)
         if any(isinstance(layer, Settle) for layer in layers_of(client)):
