@@ -42,6 +42,7 @@ class Hosts:
     def __init__(self, *, alive: bool = True, **does: Callable[[int], Exception | None]) -> None:
         self.does = does
         self.alive = alive
+        self.moves: list[Place] = []
         self.told: list[tuple[str, int, int]] = []
         self.access = SimpleNamespace(drop=self.drop)
 
@@ -53,6 +54,10 @@ class Hosts:
 
     def forget(self, host: HostRef) -> None:
         """Nothing is kept."""
+
+    async def moved(self, host: HostRef, before: Place) -> Place | None:
+        """Where it is by now."""
+        return self.moves.pop() if self.moves else None
 
     async def drop(self, host: HostRef, door: Any, news: Any, port: int) -> None:
         """Hear, or fail."""
@@ -88,6 +93,14 @@ async def test_a_dead_host_holds_nobody_up(alive: bool, problem: Callable[[], Ex
     obituary = Obituary(Hosts(alive=alive, h=lambda _: problem()))
     await obituary.tell([dead()], CTX)
     await obituary.tell([dead("nobody")], CTX)
+
+
+async def test_a_host_that_moved_is_told_where_it_is_now() -> None:
+    """Another host answers at its old ports: it does not hear of the death in the other's stead."""
+    hosts = Hosts(h=lambda port: StaleSlotError("another host") if port < 3 else None)
+    hosts.moves = [Place(HostInfo("h", 1, "127.0.0.1", (3, 4)))]
+    await Obituary(hosts).tell([dead()], CTX)
+    assert hosts.told == [("h", 1, 3)]
 
 
 async def test_a_host_that_lives_and_does_not_answer_is_an_error_and_is_told_later() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
 from asyncdp.slots import SlotRef
 from asyncdp.transports.ucxx.arena import Arena
 from asyncdp.transports.ucxx.lane import Lane
@@ -89,11 +89,16 @@ class Access:
                 lane.close()
                 del self._lanes[key]
 
-    def _use(self, host: HostRef, door: Door, port: int | None) -> AbstractAsyncContextManager[Connection]:
+    @asynccontextmanager
+    async def _use(self, host: HostRef, door: Door, port: int | None) -> AsyncIterator[Connection]:
         chosen = port if port is not None else (host.ports[0] if host.ports else None)
         if chosen is None:
             raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
-        return self._pool.use(door.address, chosen)
+        async with self._pool.use(door.address, chosen) as connection:
+            if connection.welcome.host_id != host.id:  # its slots are numbered like those of any other
+                msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
+                raise StaleSlotError(msg, host=host.id, port=chosen)
+            yield connection
 
     async def read(self, host: HostRef, door: Door, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
         """Read rows of slots."""

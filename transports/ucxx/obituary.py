@@ -85,6 +85,9 @@ class Obituary:
             return
         if place is None:  # struck off: nobody is there to serve those slots
             return
+        await self._tell_at(host, place, cells)
+
+    async def _tell_at(self, host: HostRef, place: Place, cells: Sequence[DeadCells]) -> None:
         news = [(cell.slot.slot, cell.slot.generation, cell.index, cell.fields or ()) for cell in cells]
         problem: DataPlaneUnavailable | None = None
         refused = True
@@ -92,7 +95,10 @@ class Obituary:
             try:
                 async with asyncio.timeout(PORT_S):
                     await self._reach.access.drop(host, place.door, news, port)
-            except StaleSlotError:
+            except StaleSlotError:  # another host answers there, or another life of this one
+                moved = await self._reach.moved(host, place)
+                if moved is not None:
+                    await self._tell_at(host, moved, cells)
                 return
             except TimeoutError as err:
                 problem = DataPlaneUnavailable("the slot host does not answer", host=host.id, port=port, cause=err)

@@ -132,6 +132,20 @@ class Reach:
         """Ask the directory anew where a host is: it did not answer, and may have other ports by now."""
         self._places.pop((host.id, host.epoch), None)
 
+    async def moved(self, host: HostRef, before: Place) -> Place | None:
+        """Return where a host is by now, at whose door somebody else answers; None where it is nowhere else.
+
+        A host that was killed and adopted its arena again may have other ports, and another host those that it had.
+        """
+        self.forget(host)
+        try:
+            place = await self.find(host)
+        except StaleSlotError:
+            return None
+        if place is None or (place.door.address, place.info.ports) == (before.door.address, before.info.ports):
+            return None
+        return place
+
     async def close(self) -> None:
         """Close everything that is the running loop's. Twice is fine."""
         access, engine = self._access, self._engine

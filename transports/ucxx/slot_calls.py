@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
@@ -14,8 +14,6 @@ from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from asyncdp.meta import RowHandle
     from asyncdp.transports.ucxx.directory import Directory
     from asyncdp.transports.ucxx.obituary import Obituary
@@ -23,6 +21,8 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.reach import Place, Reach
 
 __all__ = ["SlotCalls", "op_of"]
+
+R = TypeVar("R")
 
 #: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
 FULL_SHARE: Final = 0.25
@@ -76,11 +76,20 @@ class SlotCalls(Transport):
             raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
         return place
 
-    @contextmanager
-    def _reaching(self, host: s.HostRef) -> Iterator[None]:
-        """Ask where a host is before it is asked again, if it does not answer: it may have been started anew."""
+    async def _at(self, host: s.HostRef, port: int | None, work: Callable[[Place, int | None], Awaitable[R]]) -> R:
+        """Do something at a host, and where another life or another host answers, once more where it is by now.
+
+        If nobody answers, ask where it is before it is asked again: it may have been started anew.
+        """
+        place = await self._find(host, port)
         try:
-            yield
+            try:
+                return await work(place, place.port(port))
+            except StaleSlotError:
+                moved = await self._reach.moved(host, place)
+                if moved is None:
+                    raise
+                return await work(moved, moved.port(port))
         except DataPlaneUnavailable:
             self._reach.forget(host)
             raise
@@ -88,10 +97,12 @@ class SlotCalls(Transport):
     @handles(s.ReadSlots)
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         del ctx
+
+        async def read(place: Place, port: int | None) -> s.ReadResult:
+            return await self._reach.access.read(call.host, place.door, call.refs, port)
+
         try:
-            place = await self._find(call.host, call.port)
-            with self._reaching(call.host):
-                return await self._reach.access.read(call.host, place.door, call.refs, place.port(call.port))
+            return await self._at(call.host, call.port, read)
         except StaleSlotError as err:
             return s.ReadResult((), dict.fromkeys(range(len(call.refs)), err))
 
@@ -99,46 +110,54 @@ class SlotCalls(Transport):
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
         for name in call.fields:
             _refuse_unwritable(name)
-        place = await self._find(call.host, call.port)
         left = ctx.remaining()
+
+        async def reserve(place: Place, port: int | None) -> tuple[s.SlotRef, ...]:
+            return await self._reach.access.reserve(
+                call.host,
+                place.door,
+                ctx.op_id,
+                call.fields,
+                call.sizes,
+                call.first_row,
+                ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
+                wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
+                port=port,
+            )
+
         try:
-            with self._reaching(call.host):
-                refs = await self._reach.access.reserve(
-                    call.host,
-                    place.door,
-                    ctx.op_id,
-                    call.fields,
-                    call.sizes,
-                    call.first_row,
-                    ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
-                    wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
-                    port=place.port(call.port),
-                )
+            refs = await self._at(call.host, call.port, reserve)
         except DataPlaneNotReady:
             self._placing.full(call.host.id, ctx.env.clock.now())
             raise
+        except StaleSlotError as err:
+            raise _replaced(call.host, err) from err
         self._placing.reserved(call.host.id, sum(call.sizes))
         return refs
 
     @handles(s.WriteSlots)
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
-        place = await self._find(call.host, call.port)
-        told: dict[str, Any] = {"port": place.port(call.port), "checksum": self._checksum}
-        with self._reaching(call.host):
+        async def write(place: Place, port: int | None) -> None:
+            told: dict[str, Any] = {"port": port, "checksum": self._checksum}
             await self._reach.access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
+
+        try:
+            await self._at(call.host, call.port, write)
+        except StaleSlotError as err:
+            raise _replaced(call.host, err) from err
 
     @handles(s.Abort)
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
+        async def abort(place: Place, port: int | None) -> None:
+            await self._reach.access.abort(call.host, place.door, call.op_id, port)
+
         try:
-            place = await self._reach.find(call.host)
+            if await self._reach.find(call.host) is None:  # its own limits free what was reserved there
+                return
+            async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
+                await self._at(call.host, call.port, abort)
         except StaleSlotError:
             return
-        if place is None:  # its own limits free what was reserved there
-            return
-        try:
-            with self._reaching(call.host):
-                async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
-                    await self._reach.access.abort(call.host, place.door, call.op_id, place.port(call.port))
         except TimeoutError as err:
             msg = "the slot host does not answer; what was reserved there is given back later"
             told: dict[str, Any] = {"retryable": False, "blames_port": False, "cause": err}
@@ -166,3 +185,8 @@ def _refuse_unwritable(name: str) -> None:
         name.encode()
     except UnicodeEncodeError as err:
         raise DataPlaneBadRequest(f"field {name!r}: a name with lone surrogates cannot be kept", field=name) from err
+
+
+def _replaced(host: s.HostRef, err: StaleSlotError) -> DataPlaneUnavailable:
+    """Make of it what it is to a put, which has other hosts to go to."""
+    return DataPlaneUnavailable(f"slot host {host.id!r} is not there: {err.message}", host=host.id, blames_port=False)
