@@ -490,10 +490,12 @@ class BaseClient:
     # -- D. lifecycle
 
     async def close(self) -> None:
-        """End the client: waiting calls raise DataPlaneClosed. Idempotent."""
+        """End the client: waiting calls raise DataPlaneClosed. Idempotent; in a forked child the parent's goes on."""
         if self._closed:
             return
         self._closed = True
+        if self.__pid != os.getpid():  # what it holds, and the plane it may own, are the parent's
+            return
         if self._env is not None:
             self._env.life.end()
         try:

@@ -1,4 +1,5 @@
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -6,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asyncdp.errors import DataPlaneClosed
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
 from asyncdp.transports.ucxx.engine import Engine
 from tests.ucxx.hosts import needs_ucx
 
@@ -149,3 +150,23 @@ def test_one_engine_per_loop_and_again_in_the_next() -> None:
 
     asyncio.run(once())
     asyncio.run(once())
+
+
+async def test_in_a_process_that_was_forked_after_use_it_says_so(pair: tuple[Engine, Any, Any]) -> None:
+    """T9: there every connect would time out; the parent goes on."""
+    engine, near, far = pair
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            Engine(devices="lo")
+        except DataPlaneUnsupported as err:
+            code = 0 if "fork" in str(err) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0  # noqa: ASYNC222 - it ends at once
+    tag, got = engine.next_tag(), np.zeros(4, np.uint8)
+    receiving, sending = engine.receive(far, tag, got), engine.send(near, tag, np.ones(4, np.uint8))
+    await receiving.wait()
+    await sending.wait()
+    assert got.tolist() == [1] * 4

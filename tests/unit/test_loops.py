@@ -155,6 +155,7 @@ def test_a_forked_child_says_so() -> None:
         try:
             anyio.run(client.ping)
         except DataPlaneBadRequest as err:
+            anyio.run(client.close)
             code = 0 if "fork" in str(err) else 2
         finally:
             os._exit(code)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from asyncdp.errors import DataPlaneClosed
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,6 +34,8 @@ _TAGS_PER_REQUEST: Final = 1 << 22
 #: Reuse of addresses: else the port of a killed host stays taken for a minute. Its log: standard output is the
 #: program's own (a slot host's readiness line), and that ucxx itself sets variables UCX does not use is no news.
 _ENVIRONMENT: Final = {
+#: Where the library notes which process uses it.
+_USER: Final = "asyncdp_user"
     "UCX_RNDV_SCHEME": "put_zcopy",
     "UCX_CM_REUSEADDR": "y",
     "UCX_TCP_CM_REUSEADDR": "y",
@@ -89,11 +91,13 @@ class Engine:
 
     Raises:
         ImportError: ucxx is not installed; the message names the extra.
+        DataPlaneUnsupported: This process was forked from one that had used UCX.
     """
 
     def __init__(self, *, devices: str | None = None, spin_s: float = 50e-6) -> None:
         """Make the worker and watch it."""
         self._ucx = _load()
+        _claim(self._ucx["libucxx"])
         self.loop = asyncio.get_running_loop()
         self.spin_s = spin_s
         self.polls = 0
@@ -254,6 +258,22 @@ class Engine:
         return len(self._operations)
 
 
+def _claim(library: Any) -> None:
+    """Note which process uses UCX; with the library, whose state it is, so that a forked child finds it.
+
+    Raises:
+        DataPlaneUnsupported: Another one did, before this was forked from it: connects here would all time out.
+    """
+    user, me = getattr(library, _USER, None), os.getpid()
+    if user not in (None, me):
+        msg = (
+            f"process {user} used UCX before this one was forked from it, and UCX does not survive that: "
+            "start processes by spawn, or fork before the first use"
+        )
+        raise DataPlaneUnsupported(msg, capability="fork")
+    setattr(library, _USER, me)
+
+
 def _load() -> dict[str, Any]:
     """Load ucxx, with the settings that it has to find in the environment."""
     for name, value in _ENVIRONMENT.items():
@@ -267,4 +287,4 @@ def _load() -> dict[str, Any]:
         msg = f"payload between machines travels over UCX; it needs the extra: pip install 'asyncdp[ucxx]' ({err})"
         raise ImportError(msg) from err
     names = ("UCXContext", "UCXWorker", "UCXEndpoint", "UCXListener")
-    return {"Array": Array, "Tag": Tag, **{name: getattr(libucxx, name) for name in names}}
+    return {"libucxx": libucxx, "Array": Array, "Tag": Tag, **{name: getattr(libucxx, name) for name in names}}
