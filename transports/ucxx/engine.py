@@ -34,14 +34,14 @@ _TAGS_PER_REQUEST: Final = 1 << 22
 #: Reuse of addresses: else the port of a killed host stays taken for a minute. Its log: standard output is the
 #: program's own (a slot host's readiness line), and that ucxx itself sets variables UCX does not use is no news.
 _ENVIRONMENT: Final = {
-#: Where the library notes which process uses it.
-_USER: Final = "asyncdp_user"
     "UCX_RNDV_SCHEME": "put_zcopy",
     "UCX_CM_REUSEADDR": "y",
     "UCX_TCP_CM_REUSEADDR": "y",
     "UCX_LOG_FILE": "stderr",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
+#: Where the library notes which process uses it.
+_USER: Final = "asyncdp_user"
 
 
 class Operation:
