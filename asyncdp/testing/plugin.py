@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdp.testing import on_loop, virtual_item
+from asyncdp.testing import guards, on_loop, virtual_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,14 +26,21 @@ MARKERS = (
     "faults(plan, *, seed=0): faults for data_plane, tq_plane, ucxx_plane: a FaultPlan, its JSON, or rules",
     "data_plane(*, config=None, **settings): keys of the plane's config, and settings of the layers, for its fixtures",
     "virtual_time(*, seed=None, backend=None, shuffle=None, limit_s=3600): run an async test once per seed and backend",
+    "leaks(*, allow=(), reason=None): fail the test if it leaves tasks, threads, processes, files or segments behind",
 )
 _PLAN = pytest.StashKey["FaultPlan"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the settings."""
+    guards.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Register the markers."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
+    config.pluginmanager.register(guards.Guards(config), "asyncdp-guards")
 
 
 # --- virtual time, and fixtures on the loop of their test

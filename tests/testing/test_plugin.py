@@ -12,6 +12,7 @@ from tests.testing.project import Project
 
 pytest_plugins = ["pytester"]
 
+MODULES = (".guards", ".leaks", ".on_loop", ".plugin", ".standstill", ".virtual_item")
 PUT_AND_GET = """
     import torch
 
@@ -47,7 +48,7 @@ def test_it_is_there_and_imports_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
-    names = ["asyncdp", *(f"asyncdp.testing{m}" for m in ("", ".on_loop", ".plugin", ".virtual_item"))]
+    names = ["asyncdp", *(f"asyncdp.testing{m}" for m in ("", *MODULES))]
     assert loaded == f"LOADED {names}"
 
 

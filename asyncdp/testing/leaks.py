@@ -1,0 +1,231 @@
+"""The leak guard: what a test has left behind in the process and on the machine.
+
+This module is imported in runs of pytest that use no fixture of asyncdp: it loads nothing of the core.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+__all__ = ["KINDS", "LeakGuard", "Snapshot", "lasting"]
+
+#: What a test can leave behind.
+KINDS = ("tasks", "threads", "processes", "files", "segments")
+#: Seconds in which what a test has ended may still be ending: a thread at its last line, a child not yet reaped.
+GRACE_S = 2.0
+#: Threads that belong to whoever runs the tests, or idle in a pool that ends by itself.
+OUTSIDE = ("asyncdp watchdog", "pytest_timeout", "Trio thread", "AnyIO worker thread")
+#: Processes that Python keeps for the rest of its life once they were needed.
+KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+SHM = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
+PROC = Path("/proc")
+
+#: Guards that are at work; ``lasting`` tells them.
+_AT_WORK: list[LeakGuard] = []
+
+
+@dataclass
+class Snapshot:
+    """What there is at one moment; ``{what identifies it: what a person calls it}``."""
+
+    threads: dict[object, str] = field(default_factory=dict)
+    processes: dict[object, str] = field(default_factory=dict)
+    files: dict[object, str] = field(default_factory=dict)
+    segments: dict[object, str] = field(default_factory=dict)
+
+    @classmethod
+    def now(cls) -> Snapshot:
+        """Look at threads, children, file descriptors, and shared memory."""
+        return cls(_threads(), _processes(), _files(), {name: name for name in _segments()})
+
+    def without(self, known: Snapshot) -> Snapshot:
+        """Return what is here and not there."""
+        return Snapshot(
+            *(
+                {key: name for key, name in here.items() if key not in there}
+                for here, there in zip(self, known, strict=True)
+            )
+        )
+
+    def add(self, other: Snapshot) -> None:
+        """Take in what is there."""
+        for here, there in zip(self, other, strict=True):
+            here.update(there)
+
+    def __iter__(self) -> Iterator[dict[object, str]]:
+        """Iterate over the kinds."""
+        return iter((self.threads, self.processes, self.files, self.segments))
+
+    def items(self) -> Iterator[tuple[str, dict[object, str]]]:
+        """Iterate over kinds by name."""
+        return zip(KINDS[1:], self, strict=True)
+
+
+def _threads() -> dict[object, str]:
+    return {
+        thread.ident: f"{thread.name!r}{' (daemon)' if thread.daemon else ''}"
+        for thread in threading.enumerate()
+        if not thread.name.startswith(OUTSIDE)
+    }
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for listed in PROC.glob(f"{pid}/task/*/children"):
+        try:
+            found += map(int, listed.read_text().split())
+        except OSError:  # a thread that has just ended
+            continue
+    return found
+
+
+def _processes() -> dict[object, str]:
+    found: dict[object, str] = {}
+    for pid in _children(os.getpid()):
+        try:
+            line = (PROC / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+            name = line or f"{(PROC / str(pid) / 'comm').read_text().strip()} (ended, and nobody has waited for it)"
+        except OSError:
+            continue
+        if not any(kept in line for kept in KEPT):
+            found[pid] = f"{pid}: {name:.120}"
+    return found
+
+
+def _files() -> dict[object, str]:
+    found: dict[object, str] = {}
+    try:
+        numbers = os.listdir(PROC / "self" / "fd")  # noqa: PTH208 - names are all that is wanted, and this is per test
+    except OSError:
+        return found
+    for number in numbers:
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - as above
+        except OSError:  # the one that was used to list them
+            continue
+        found[number, target] = f"{number} -> {target}"
+    return found
+
+
+def _segments() -> list[str]:
+    try:
+        return os.listdir(SHM)  # noqa: PTH208 - as above
+    except OSError:
+        return []
+
+
+def _mapped(pid: int) -> set[str]:
+    """Return the names of the segments that a process has mapped."""
+    try:
+        maps = (PROC / str(pid) / "maps").read_text()
+    except OSError:
+        return set()
+    prefix = f"{SHM}/"
+    return {line.split(prefix, 1)[1].removesuffix(" (deleted)") for line in maps.splitlines() if prefix in line}
+
+
+def _mapped_by_us() -> set[str]:
+    todo, found = [os.getpid()], set[str]()
+    while todo:
+        pid = todo.pop()
+        found |= _mapped(pid)
+        todo += _children(pid)
+    return found
+
+
+def _mapped_by_anyone() -> set[str]:
+    pids = [int(entry.name) for entry in PROC.iterdir() if entry.name.isdigit()]
+    return set[str]().union(*map(_mapped, pids))
+
+
+class LeakGuard:
+    """Compares before and after.
+
+    A segment that nobody has mapped tells of no owner, and other programs of the machine make some too. Such a one is
+    only suspected, by the test in which it appeared, and counts if it is still there at the end of the session.
+
+    Args:
+        grace_s: How long what is found may take to go away.
+    """
+
+    def __init__(self, grace_s: float = GRACE_S) -> None:
+        self.grace_s = grace_s
+        self._known = Snapshot()
+        self._suspects: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """Remember what there is; it is nobody's fault."""
+        self._known = Snapshot.now()
+
+    @contextmanager
+    def lasting(self) -> Iterator[None]:
+        """Count what appears meanwhile as what there was before."""
+        before = Snapshot.now()
+        try:
+            yield
+        finally:
+            self._known.add(Snapshot.now().without(before))
+
+    def left(self, test: str, allow: tuple[str, ...] = ()) -> list[str]:
+        """Return what has appeared and does not go away, a line each; empty where nothing has."""
+        new = self._new(test, allow)
+        if new:
+            gc.collect()  # what nobody refers to any more is closed by its finalizer
+            until = time.monotonic() + self.grace_s
+            while (new := self._new(test, allow)) and time.monotonic() < until:
+                time.sleep(0.01)
+        return new
+
+    def _new(self, test: str, allow: tuple[str, ...]) -> list[str]:
+        found = Snapshot.now().without(self._known)
+        if found.segments:
+            ours = _mapped_by_us()
+            self._suspects |= {str(name): test for name in found.segments if name not in ours}
+            found.segments = {name: text for name, text in found.segments.items() if name in ours}
+        singular = {"processes": "process", "files": "file descriptor", "segments": "shared-memory segment"}
+        return [
+            f"{singular.get(kind, kind.removesuffix('s'))} {text}"
+            for kind, there in found.items()
+            if kind not in allow
+            for text in there.values()
+        ]
+
+    def suspects(self) -> Mapping[str, str]:
+        """Return the segments that were suspected, are still there, and are mapped by nobody; with their tests."""
+        there = set(_segments()) & self._suspects.keys()
+        if there:
+            there -= _mapped_by_anyone()
+        return {name: self._suspects[name] for name in sorted(there)}
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Have :func:`lasting` tell this guard."""
+        _AT_WORK.append(self)
+        try:
+            yield
+        finally:
+            _AT_WORK.remove(self)
+
+
+@contextmanager
+def lasting() -> Iterator[None]:
+    """Start something that outlives the test in which it is first needed, such as servers for the whole session.
+
+    ::
+
+        with lasting():
+            server = start_server()
+
+    What appears meanwhile is no leak. Fixtures of a wider scope than a function need no such thing.
+    """
+    with ExitStack() as stack:
+        for guard in _AT_WORK:
+            stack.enter_context(guard.lasting())
+        yield
