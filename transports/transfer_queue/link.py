@@ -214,9 +214,9 @@ class Link:
     async def clear(
         self, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
     ) -> dict[str, DataPlaneError]:
-        """Have the units forget ranges of keys; return an error per unit that may still hold them.
+        """Have the units forget ranges of keys; return an error per unit that did not.
 
-        A unit whose process is gone holds nothing: that is no error.
+        One whose process is gone holds nothing any more, but did not say so: its error is not ``retryable``.
         """
         failed: dict[str, DataPlaneError] = {}
 
@@ -228,12 +228,12 @@ class Link:
             try:
                 await canary.guard(lambda: self.client.clear(unit_id, keys), deadline, host=unit_id)
             except DataPlaneError as err:
-                if not await canary.is_gone():
-                    failed[unit_id] = err
+                failed[unit_id] = err
             except Exception as err:  # noqa: BLE001 - as a value: the other units are to be cleared all the same
-                if not await canary.is_gone():
-                    text = f"{type(err).__name__}: {err}"
-                    failed[unit_id] = errors.DataPlaneClearError(text, host=unit_id, cause=err)
+                text = f"{type(err).__name__}: {err}"
+                failed[unit_id] = errors.DataPlaneClearError(text, host=unit_id, cause=err)
+            if unit_id in failed and await canary.is_gone():
+                failed[unit_id] = DataPlaneUnavailable(f"{canary.name} is gone", host=unit_id, retryable=False)
 
         if len(garbage) == 1:
             await one(*next(iter(garbage.items())))

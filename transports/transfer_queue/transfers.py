@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["Transfers"]
 
 #: From this many bytes on, copies and checksums are made in a thread.
-BIG_READ_BYTES = 4 << 20
+BIG_READ_BYTES = 16 << 20
 #: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
 DIRECT_BYTES = 256 << 10
 #: Seconds that a put may spend on freeing what it replaced; what is not freed then is freed later.
@@ -287,15 +287,18 @@ class Transfers(Lifecycle):
 
         Raises:
             DataPlaneUnavailable: The rows are gone for every reader, but a unit that does not answer may still hold
-                their bytes. Sent again, the call tries it again; else that is done later.
+                their bytes. Sent again, the call tries it again; else that is done later. Or the unit is gone, and
+                with it all that it held (then the error is not ``retryable``).
         """
         (count, units), (ticket, garbage) = await self._mutate(op, args, ctx)
         if ticket:
             failed = await self._sweep(ticket, garbage, ctx.deadline)
             mine = [failed[unit] for unit in units if unit in failed]
             if mine:
-                msg = f"the samples are gone, but {mine[0].message}: it may still hold their bytes"
-                raise type(mine[0])(msg, host=mine[0].host, cause=mine[0])
+                worst = next((err for err in mine if err.retryable), mine[0])
+                what = "it may still hold their bytes" if worst.retryable else "it did not confirm it"
+                msg = f"the samples are gone, but {worst.message}: {what}"
+                raise type(worst)(msg, host=worst.host, retryable=worst.retryable, cause=worst)
         return int(count)
 
     async def _sweep(
@@ -303,7 +306,7 @@ class Transfers(Lifecycle):
     ) -> dict[str, DataPlaneError]:
         link = await self._session.link(deadline)
         failed = await link.clear(garbage, deadline)
-        if not failed:
+        if not any(err.retryable for err in failed.values()):
             link.finished.append(ticket)
         return failed
 
