@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-__all__ = ["Account", "leaf_nbytes"]
+__all__ = ["Account", "leaf_nbytes", "sizes_of"]
 
 
 def leaf_nbytes(leaf: Any) -> int:
@@ -20,6 +20,11 @@ def leaf_nbytes(leaf: Any) -> int:
     rows = leaf.tolist() if hasattr(leaf, "tolist") else leaf
     values = rows if isinstance(rows, (list, tuple)) else [rows]
     return sum(len(value) if isinstance(value, (str, bytes)) else 8 for value in values)
+
+
+def sizes_of(fields: Mapping[str, Any] | TensorDictBase | None) -> dict[str, int]:
+    """Payload bytes of each field."""
+    return {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
 
 
 class Account:
@@ -38,7 +43,10 @@ class Account:
 
     def put(self, partition_id: str, keys: Sequence[str], fields: Mapping[str, Any] | TensorDictBase | None) -> int:
         """Enter a put; returns its bytes."""
-        sizes = {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
+        return self.put_sizes(partition_id, keys, sizes_of(fields))
+
+    def put_sizes(self, partition_id: str, keys: Sequence[str], sizes: Mapping[str, int]) -> int:
+        """Enter a put of fields of these bytes; returns them all together."""
         total = sum(sizes.values())
         share, rest = divmod(total, len(keys))
         floors = {name: size // len(keys) for name, size in sizes.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 import structlog
@@ -12,7 +13,7 @@ from tensordict import TensorDict, TensorDictBase
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.meta import KVBatchMeta
-from asyncdp.middleware.account import Account, leaf_nbytes
+from asyncdp.middleware.account import Account, leaf_nbytes, sizes_of
 from asyncdp.middleware.layer import Layer
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Metrics(Layer):
         self._ops = self._keys = self._bytes = 0
         self.account = Account()
         # Mutations whose outcome nobody knows yet, by op_id: entered when the Settle layer has found out.
-        self._unsure: dict[str, Call[Any]] = {}
+        self._unsure: dict[str, Callable[[], object]] = {}
         self._by_status: Counter[tuple[str, str]] = Counter()
         self._wall: dict[str, list[int]] = {}
         self._events: Counter[str] = Counter()
@@ -132,11 +133,19 @@ class Metrics(Layer):
         return n_keys, 0
 
     def _unknown(self, call: Call[Any], ctx: CallContext) -> None:
-        """Keep a mutation whose outcome nobody knows until it is settled; the oldest are forgotten first."""
-        if isinstance(call, (PutSamples, ClearSamples, DropPartition)):
-            self._unsure[ctx.op_id] = call
-            while len(self._unsure) > UNSURE_KEPT:
-                del self._unsure[next(iter(self._unsure))]
+        """Keep what a mutation whose outcome nobody knows would enter; the oldest are forgotten first.
+
+        Not the call itself: its tensors would live on with it.
+        """
+        if isinstance(call, PutSamples):
+            sizes = sizes_of(call.fields)
+            self._unsure[ctx.op_id] = partial(self.account.put_sizes, call.partition_id, call.sample_ids, sizes)
+        elif isinstance(call, ClearSamples):
+            self._unsure[ctx.op_id] = partial(self.account.clear, call.partition_id, call.sample_ids)
+        elif isinstance(call, DropPartition):
+            self._unsure[ctx.op_id] = partial(self.account.clear, call.partition_id, None)
+        while len(self._unsure) > UNSURE_KEPT:
+            del self._unsure[next(iter(self._unsure))]
 
     def _record(self, call: Call[Any], ctx: CallContext, n_keys: int, n_bytes: int, status: EventStatus) -> None:
         op = OPS.get(ctx.verb, ctx.verb)
@@ -168,9 +177,9 @@ class Metrics(Layer):
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
         """Count an event of a layer."""
         if name == "settled":
-            call = self._unsure.pop(str(labels.get("op_id")), None)
-            if call is not None and labels.get("state") == "done":
-                self._enter(call, 0)
+            enter = self._unsure.pop(str(labels.get("op_id")), None)
+            if enter is not None and labels.get("state") == "done":
+                enter()
         self._events[name] += 1
         self._labelled[name, tuple((k, labels[k]) for k in _LABELS if k in labels)] += 1
 

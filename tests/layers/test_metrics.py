@@ -1,3 +1,5 @@
+import gc
+import weakref
 from typing import Any
 
 import anyio
@@ -15,7 +17,7 @@ from asyncdp import (
     handles,
     stack,
 )
-from asyncdp.calls import CallContext, Ping
+from asyncdp.calls import CallContext, Ping, PutSamples
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, rows, virtual
 
@@ -59,6 +61,31 @@ async def test_calls_are_counted_by_how_they_end() -> None:
         assert seen[2]["wall_ms"] == pytest.approx(3000.0, rel=0.01)
         assert seen[3]["wall_ms"] == pytest.approx(2000.0, rel=0.1)
         assert got["wall_ms"]["claim_meta"]["p50"] == pytest.approx(2000.0, rel=0.5)
+
+
+@virtual
+async def test_the_tensors_of_a_put_of_unknown_outcome_are_let_go() -> None:
+    """What it would enter into the account is kept until it is settled, the rows themselves are not."""
+
+    class Silent(Layer):
+        """Answers no put."""
+
+        @handles(PutSamples)
+        async def put(self, call: PutSamples, ctx: CallContext) -> Any:
+            del call, ctx
+            await anyio.sleep_forever()
+
+    async with stack(MemoryTransport(), [Silent]) as client:
+        await client.register_partition("p", ["x"], 2, ["t"])
+        fields = {"x": rows(2, 3)}
+        tensor = weakref.ref(fields["x"])
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.put_samples, ["a", "b"], "p", fields)
+            await anyio.sleep(1.0)
+            group.cancel_scope.cancel()
+        del fields
+        gc.collect()
+        assert tensor() is None
 
 
 @virtual
