@@ -270,10 +270,8 @@ class Twins:
         )
         assert a.meta.sequence_lengths == b.meta.sequence_lengths
         assert a.ready == b.ready
-        if self.plane.partitions[a.meta.partition_id].group_size is None:
-            # With groups memory also names the rows that wait for the rest of their group; the directory does not yet.
-            assert a.waiting_ids == b.waiting_ids
-            self.near(a.oldest_wait_s or 0.0, b.oldest_wait_s or 0.0)
+        assert a.waiting_ids == b.waiting_ids
+        self.near(a.oldest_wait_s or 0.0, b.oldest_wait_s or 0.0)
         for one, other in zip(a.meta.tags, b.meta.tags, strict=True):
             self.same_tags(one, other)
         for one, other in zip(a.meta.handles, b.meta.handles, strict=True):

@@ -34,11 +34,6 @@ class Plane(Writing, Claiming):
         if size is not None and part.group_size not in (None, size):
             msg = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {size}"
             raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
-        if size is not None and part.groups:
-            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
-            if len(group.rows) > size:
-                msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
-                raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
         fields = dict(part.fields)
         for name in call.fields:
             fields.setdefault(name, FieldSpec())
@@ -49,6 +44,11 @@ class Plane(Writing, Claiming):
                 raise DataPlaneBadRequest(msg, partition_id=part.id, field=name)
             # The words that are there keep their numbers.
             fields[name] = FieldSpec(old.kind, enum=tuple(dict.fromkeys(old.enum + words)))
+        if size is not None and part.groups:
+            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
+            if len(group.rows) > size:
+                msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
+                raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
         part.fields = fields
         part.declared.update(call.fields, call.enums)
         part.tasks.update(dict.fromkeys(call.consumer_tasks))

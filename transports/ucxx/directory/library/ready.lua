@@ -82,11 +82,35 @@ local function whole(P, groups, rows)
   return members, out
 end
 
+-- Rows of groups that were ready and are not any more wait again, unless they are claimed.
+local function wait_again(P, ix, rids)
+  local claims, add = hmget(P.K .. 'k:' .. ix[2], rids), {}
+  for j, blob in ipairs(hmget(P.K .. 'r', rids)) do
+    if blob and not claims[j] then add[#add + 1] = unpack_(blob)[CREATED]; add[#add + 1] = rids[j] end
+  end
+  many('ZADD', P.K .. 'w:' .. ix[1], add)
+end
+
+-- Which of these groups an index has as ready, by the names that they had in it.
+local function were_ready(P, ix, groups)
+  local keys, names, were = {}, {}, {}
+  for _, member in ipairs(P.stale) do keys[#keys + 1] = member; names[#names + 1] = string.sub(member, WIDTH + 1) end
+  for name, g in pairs(groups) do
+    if g[4] ~= '' then keys[#keys + 1] = g[4] .. name; names[#names + 1] = name end
+  end
+  for i = 1, #keys, CHUNK do
+    local scores = redis.call('ZMSCORE', P.K .. 'q:' .. ix[1], unpack(keys, i, math.min(i + CHUNK - 1, #keys)))
+    for j = 1, #scores do if scores[j] then were[names[i + j - 1]] = true end end
+  end
+  return were
+end
+
+-- Returns which of these groups are ready, by name.
 local function touch_groups(P, ix, groups, members, all, rows)
-  local taken = {}
+  local taken, ready, were = {}, {}, were_ready(P, ix, groups)
   local claims = hmget(P.K .. 'k:' .. ix[2], all)
   for j, rid in ipairs(all) do taken[rid] = claims[j] end
-  local add, rem = {}, {}
+  local add, rem, waits, waited = {}, {}, {}, {}
   for j, member in ipairs(P.stale) do rem[j] = member end -- not unpack(): a call may rename more groups than fit a stack
   for name, g in pairs(groups) do
     local last = members[name] and 0
@@ -96,13 +120,19 @@ local function touch_groups(P, ix, groups, members, all, rows)
       if seq > last then last = seq end
     end
     if last then
+      ready[name] = true
       add[#add + 1] = last; add[#add + 1] = g[4] .. name
-    elseif g[4] ~= '' then
-      rem[#rem + 1] = g[4] .. name
+      if not were[name] then for _, rid in ipairs(members[name]) do waited[#waited + 1] = rid end end
+    else
+      if g[4] ~= '' then rem[#rem + 1] = g[4] .. name end
+      if were[name] then for _, rid in ipairs(split(g[3])) do waits[#waits + 1] = rid end end
     end
   end
   many('ZREM', P.K .. 'q:' .. ix[1], rem)
   many('ZADD', P.K .. 'q:' .. ix[1], add)
+  many('ZREM', P.K .. 'w:' .. ix[1], waited)
+  wait_again(P, ix, waits)
+  return ready
 end
 
 -- Tells all indexes (or those of `only`) that rows, and the groups they are or were in, have changed.
@@ -120,14 +150,19 @@ local function touch(P, rids, list, new, groups, only)
     local q, w, fields, taken = P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1], ix[3], {}
     local claims = hmget(P.K .. 'k:' .. ix[2], old)
     for j, rid in ipairs(old) do taken[rid] = claims[j] end
+    local ready = P.gsize and touch_groups(P, ix, groups, members, all, rows)
     local q_add, q_rem, w_add, w_rem = {}, {}, {}, {}
     for j, rid in ipairs(rids) do
-      local row = list[j]
-      local seq, free = since(row, fields), not taken[rid]
-      if free and seq then
-        q_add[#q_add + 1] = seq; q_add[#q_add + 1] = rid
-      elseif not new[j] then
-        q_rem[#q_rem + 1] = rid
+      local row, free, seq = list[j], not taken[rid], nil
+      if ready then
+        seq = ready[row[GROUP]]
+      else
+        seq = since(row, fields)
+        if free and seq then
+          q_add[#q_add + 1] = seq; q_add[#q_add + 1] = rid
+        elseif not new[j] then
+          q_rem[#q_rem + 1] = rid
+        end
       end
       if free and not seq then
         w_add[#w_add + 1] = row[CREATED]; w_add[#w_add + 1] = rid
@@ -135,12 +170,8 @@ local function touch(P, rids, list, new, groups, only)
         w_rem[#w_rem + 1] = rid
       end
     end
-    if P.gsize then
-      touch_groups(P, ix, groups, members, all, rows)
-    else
-      many('ZADD', q, q_add)
-      many('ZREM', q, q_rem)
-    end
+    many('ZADD', q, q_add)
+    many('ZREM', q, q_rem)
     many('ZADD', w, w_add)
     many('ZREM', w, w_rem)
   end
