@@ -9,6 +9,10 @@ import hypothesis
 import pytest
 import torch
 
+from tests.parts import pytest_runtest_logreport, pytest_terminal_summary
+
+__all__ = ["anyio_backend", "pytest_runtest_logreport", "pytest_terminal_summary"]
+
 torch.set_num_threads(1)
 
 # No deadline: on a shared machine a slow example is no finding. In CI the same examples each time, so that a red run
