@@ -101,7 +101,13 @@ def main() -> None:
     asked = parser.parse_args()
     import ray
 
-    ray.init(num_cpus=4, include_dashboard=False, object_store_memory=78643200, log_to_driver=False)
+    ray.init(
+        num_cpus=4,
+        include_dashboard=False,
+        object_store_memory=78643200,
+        log_to_driver=False,
+        _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
+    )
     from asyncdp.transports.transfer_queue import TQTransport
 
     transport = TQTransport(

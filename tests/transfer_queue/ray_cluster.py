@@ -7,7 +7,11 @@ from typing import Any
 
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 
-__all__ = ["RayCluster", "base_config", "start_ray"]
+__all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
+
+
+#: Where Ray and all its actors listen, as far as Ray lets itself be told; it takes 127.0.0.1 for the network's address.
+LOOPBACK = "127.0.0.2"
 
 
 def start_ray(**more: Any) -> Any:
@@ -18,7 +22,7 @@ def start_ray(**more: Any) -> Any:
         num_cpus=4,
         include_dashboard=False,
         object_store_memory=78643200,
-        _node_ip_address="127.0.0.1",
+        _node_ip_address=LOOPBACK,
         log_to_driver=False,
         **more,
     )

@@ -40,9 +40,17 @@ def config_for(endpoints: Endpoints, namespace: str, **more: Any) -> dict[str, A
     }
 
 
+def _stay_here(module: Any) -> None:
+    """Have a server of TransferQueue listen on loopback; it would ask Ray for the machine's address."""
+    module.get_node_ip_address = lambda: "127.0.0.1"
+
+
 def _controller(pipe: Any, sampler: bytes | None) -> None:
     import cloudpickle
+    from transfer_queue import controller
     from transfer_queue.controller import TransferQueueController
+
+    _stay_here(controller)
 
     kind = TransferQueueController.__ray_metadata__.modified_class
     made = kind(polling_mode=True) if sampler is None else kind(sampler=cloudpickle.loads(sampler), polling_mode=True)
@@ -51,8 +59,10 @@ def _controller(pipe: Any, sampler: bytes | None) -> None:
 
 
 def _unit(pipe: Any, size: int | None) -> None:
+    from transfer_queue.storage import simple_storage
     from transfer_queue.storage.simple_storage import SimpleStorageUnit
 
+    _stay_here(simple_storage)
     kind = SimpleStorageUnit.__ray_metadata__.modified_class
     made = kind(config={"num_data_storage_units": 1, "total_storage_size": size})
     pipe.send(server_of(made.get_zmq_server_info()))
