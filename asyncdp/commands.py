@@ -39,7 +39,7 @@ def _top(
 def demo(
     seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
     transport: Annotated[
-        str, typer.Option(help="Where the plane lives: 'memory', all in one process, or 'transfer_queue', in many.")
+        str, typer.Option(help="Where the plane lives: 'memory', one process; 'transfer_queue' or 'ucxx', many.")
     ] = "memory",
     seconds: Annotated[
         float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
@@ -55,13 +55,14 @@ def demo(
 ) -> None:
     """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
 
-    Ends with code 1 if a sample was lost or trained on twice, or if the reward did not rise.
+    Ends with code 1 if a sample was lost or trained on twice, if the reward did not rise, or if a process failed.
     """
     import anyio
     from rich.console import Console
 
     from asyncdp.examples import async_grpo, grpo_processes
     from asyncdp.examples.async_grpo import DemoConfig, be_small
+    from asyncdp.examples.grpo_failure import said
     from asyncdp.examples.grpo_plane import plane_config
     from asyncdp.examples.grpo_view import LiveView, PlainView
 
@@ -76,7 +77,11 @@ def demo(
     example = async_grpo if transport == "memory" else grpo_processes
     if transport != "memory":
         console.print("starting the plane and the processes: half a minute or so", highlight=False)
-    report = anyio.run(example.run, config, view)
+    try:
+        report = anyio.run(example.run, config, view)
+    except Exception as err:
+        typer.echo(f"asyncdp demo: {said(err)}", err=True)
+        raise typer.Exit(1) from err
     _tell(console, report)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")

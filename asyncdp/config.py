@@ -129,6 +129,8 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         devices: Network devices for UCX, such as ``mlx5_0:1``; None: all.
         start_timeout_s: How long slot hosts that are started as children may take; each imports torch.
         folder: Where an embedded directory keeps its data, so that the plane outlives its owner; None: temporary.
+        host_log: Where slot hosts started as children log: ``folder``: files beside the directory's data, which go
+            with them; ``stderr``: this process' own standard error.
         host: Settings of slot hosts started as children, by the names of ``HostSettings``.
         directory: Settings of the directory's client, by the names of ``DirectorySettings``.
     """
@@ -142,6 +144,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     devices: str | None = None
     start_timeout_s: Seconds = 60.0
     folder: str | None = None
+    host_log: Literal["folder", "stderr"] = "folder"
     host: dict[str, Any] = {}
     directory: dict[str, Any] = {}
 

@@ -120,7 +120,9 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
 
     log_for_operators()
     config = _client_config(serving.namespace, hosts, capacity)
-    config["ucxx"] |= {"host": dict(serving.host)} | ({} if folder is None else {"folder": str(folder)})
+    config["ucxx"] |= {"host_log": "stderr", "host": dict(serving.host)} | (
+        {} if folder is None else {"folder": str(folder)}
+    )
     _say(f"a plane on this machine: a directory and {hosts} slot host{'s' * (hosts != 1)} of {_mib(arena_bytes)}")
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves, both signals leave by the same way

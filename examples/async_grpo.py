@@ -11,7 +11,7 @@ memory transport, all of them are tasks of one process; grpo_processes makes eac
     grpo_faults      what happens to them meanwhile
     grpo_account     what became of every sample
     policy           the learning itself, which knows of no data plane
-    grpo_processes   the same roles as processes, on TransferQueue; grpo_chaos kills some of them
+    grpo_processes   the same roles as processes, on TransferQueue or UCXX; grpo_chaos kills some of them
 """
 
 from __future__ import annotations

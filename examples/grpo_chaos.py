@@ -1,7 +1,8 @@
 """Kills processes while the example runs: a rollout worker, which is started anew, and a part of the plane.
 
 No process gets a warning (SIGKILL). What the worker had sent last stays unanswered; the plane shows whether it arrived.
-The rows that only the storage unit held are lost: the plane names them, and their groups are evicted.
+The rows that only a storage unit of TransferQueue held are lost: the plane names them, and their groups are evicted. A
+slot host of UCXX comes back with its rows, which outlived it in shared memory; before, one of its ports dies.
 """
 
 from __future__ import annotations
@@ -12,19 +13,28 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
+import anyio.to_thread
 
+from asyncdp import layers_of
 from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS
 
 if TYPE_CHECKING:
     from asyncdp import BaseClient
     from asyncdp.examples.grpo_crew import Crew
+    from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
 
 __all__ = ["strike"]
 
 WORKER_AT = 0.15
 """When the worker is killed, as a part of the run."""
 UNIT_AT = 0.4
-"""When the storage unit is."""
+"""When the storage unit or the slot host is."""
+PORT_AT = 0.25
+"""When a port of the slot host dies."""
+AWAY_S = 1.0
+"""Seconds before the slot host is started again: time to see what it is like without it."""
+HOST = 0
+"""Which slot host."""
 LOOK_S = 1.0
 """Seconds for which the plane is asked, once the unit is dead, what was lost with it."""
 
@@ -34,8 +44,32 @@ async def strike(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
     async with anyio.create_task_group() as tasks:
         if await _waited(WORKER_AT * crew.config.seconds, stop):
             tasks.start_soon(crew.replace, crew.workers[0], stop)
-        if await _waited((UNIT_AT - WORKER_AT) * crew.config.seconds, stop):
-            await _kill_unit(crew, plane, stop)
+        hosts = plane_of(plane)
+        if hosts is None:
+            if await _waited((UNIT_AT - WORKER_AT) * crew.config.seconds, stop):
+                await _kill_unit(crew, plane, stop)
+            return
+        if await _waited((PORT_AT - WORKER_AT) * crew.config.seconds, stop):
+            crew.progress.struck("port died", host=HOST, port=hosts.fail_port(HOST, 0))
+        if await _waited((UNIT_AT - PORT_AT) * crew.config.seconds, stop):
+            await _kill_host(crew, hosts, stop)
+
+
+def plane_of(client: BaseClient) -> EmbeddedPlane | None:
+    """Return the slot hosts that a client has started, if it has."""
+    *_, transport = layers_of(client)
+    return getattr(transport, "plane", None)
+
+
+async def _kill_host(crew: Crew, hosts: EmbeddedPlane, stop: anyio.Event) -> None:
+    """Kill a slot host, and start it again: it adopts its slots, and nothing that was acknowledged is lost."""
+    pid = hosts.pids[HOST]
+    os.kill(pid, signal.SIGKILL)
+    crew.progress.struck("slot host killed", host=HOST, pid=pid)
+    await _waited(AWAY_S, stop)  # also where the run ends now: at the end the rows of all hosts are counted
+    with anyio.CancelScope(shield=True):
+        await anyio.to_thread.run_sync(hosts.start_host, HOST)
+    crew.progress.struck("slot host back", host=HOST, pid=hosts.pids[HOST], bytes=hosts.reports[HOST]["load"])
 
 
 async def _waited(seconds: float, stop: anyio.Event) -> bool:

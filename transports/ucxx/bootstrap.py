@@ -27,7 +27,7 @@ from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, Embe
 from asyncdp.transports.ucxx.host_settings import HostSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Sequence
 
     from asyncdp.config import UcxxSettings
 
@@ -59,6 +59,7 @@ class EmbeddedPlane:
         self._hosts = [_host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
         password = None if folder is None else _password(folder)
         self._server = EmbeddedServer(folder, password=password)
+        self._logs_to_folder = settings.host_log == "folder"
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         temporary = [] if folder is not None else [arena_name(host.host_id, host.plane) for host in self._hosts]
         self._arenas = temporary
@@ -121,9 +122,29 @@ class EmbeddedPlane:
         command += ["--namespace", self._settings.namespace]
         env = {**os.environ, "ASYNCDP_DIRECTORY": self.url, "ASYNCDP_SECRET": self._secret}
         # In a session of its own: a Ctrl-C is for this process, which then stops it in order.
-        self._children[number] = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env, start_new_session=True
-        )
+        with self._log_of(number) as log:
+            self._children[number] = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
+            )
+
+    @contextlib.contextmanager
+    def _log_of(self, number: int) -> Iterator[Any]:
+        """Where a host's log goes: None is this process' own standard error."""
+        if not self._logs_to_folder:
+            yield None
+            return
+        with self._log_file(number).open("ab") as log:
+            yield log
+
+    def _log_file(self, number: int) -> Path:
+        return self._server.folder / f"host-{number}.log"
+
+    def _last_words(self, number: int) -> str:
+        if self._logs_to_folder:
+            with contextlib.suppress(OSError):
+                lines = self._log_file(number).read_text(errors="replace").strip().splitlines()
+                return lines[-1] if lines else "it said nothing"
+        return "its log says why"
 
     def _await_ready(self, number: int, until: float) -> None:
         """Wait for the line that says that a host serves; what others of its process may have printed is passed by."""
@@ -136,12 +157,20 @@ class EmbeddedPlane:
                 raise DataPlaneUnavailable(f"slot host {number} did not come up in time")
             came = os.read(child.stdout.fileno(), 1 << 16)
             if not came:
-                raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: its log says why")
+                raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: {self._last_words(number)}")
             *lines, rest = (rest + came).split(b"\n")
             for line in lines:
                 if line.startswith(b'{"ready": true'):
                     self.reports[number] = json.loads(line)
                     return
+
+    def fail_port(self, number: int, index: int) -> int:
+        """Let a port of a host die, to see what clients make of it; returns which it was."""
+        pipe = self._children[number].stdin
+        assert pipe is not None  # noqa: S101 - made with a pipe
+        pipe.write(b"fail port %d\n" % index)
+        pipe.flush()
+        return int(self.reports[number]["ports"][index])
 
     def hurry(self) -> None:
         """Let hosts that are ending cut off what runs: the second signal to a slot host means that."""

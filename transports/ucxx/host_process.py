@@ -150,7 +150,7 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
 
 
 def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
-    """Take what the parent says; nothing at all is its end."""
+    """Take what the parent says: ``fail port 2`` lets a port die; the end of it is the parent's own."""
     try:
         came = os.read(0, 4096)
     except OSError:
@@ -158,6 +158,11 @@ def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
     if not came:
         loop.remove_reader(0)
         host.ended.set()
+    for line in came.decode(errors="replace").splitlines():
+        words = line.split()
+        if words[:2] == ["fail", "port"] and len(words) == 3 and words[2].isdigit():  # noqa: PLR2004 - of three words
+            with contextlib.suppress(IndexError):
+                host.fail_port(int(words[2]))
 
 
 def log_for_operators() -> None:

@@ -22,9 +22,10 @@ class Port:
         number: Where it listens.
     """
 
-    def __init__(self, server: asyncio.Server, number: int) -> None:
-        """Hold the listener."""
+    def __init__(self, server: asyncio.Server, number: int, streams: set[Control]) -> None:
+        """Hold the listener, and the streams that came through it."""
         self._server = server
+        self._streams = streams
         self.number = number
 
     @classmethod
@@ -34,13 +35,26 @@ class Port:
         Raises:
             OSError: The port is taken, or the address is not this machine's.
         """
+        streams: set[Control] = set()
+
+        def made(control: Control) -> None:
+            streams.difference_update([stream for stream in streams if stream.lost])
+            streams.add(control)
+            on_made(control)
+
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Control(on_made), bind, number)
-        return cls(server, server.sockets[0].getsockname()[1])
+        server = await loop.create_server(lambda: Control(made), bind, number)
+        return cls(server, server.sockets[0].getsockname()[1], streams)
 
     def close(self) -> None:
         """Take no more; streams that are open stay so."""
         self._server.close()
+
+    def fail(self) -> None:
+        """Be dead from now on: whoever is connected is cut off, who connects is refused."""
+        self.close()
+        for stream in tuple(self._streams):
+            stream.end()
 
 
 async def open_ports(bind: str, first: int, count: int, on_made: Callable[[Control], None]) -> list[Port]:

@@ -122,7 +122,7 @@ class UCXXTransport(SlotCalls):
         """
         config = shared_config(self._config)
         if "ucxx" in config:
-            own = ("secret", "host", "folder")  # the plane's, and what no pickle may hold
+            own = ("secret", "host", "folder", "host_log")  # the plane's, and what no pickle may hold
             config["ucxx"] = {k: v for k, v in config["ucxx"].items() if k not in own}
         return config
 
