@@ -1,0 +1,144 @@
+"""Doors before the ports of a slot host, which can be made to fail as ports do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from asyncdp.transports.ucxx.known_host import KnownHost
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.directory import Directory
+    from asyncdp.transports.ucxx.host_directory import HostReport
+
+__all__ = ["Behind", "Door", "Mood"]
+
+#: good: passes everything on; slow: after a while; refuses: nobody listens; resets: takes a connection and ends it;
+#: mute: takes one and says nothing; truncates: passes on half a frame and ends; babbles: says what is no frame.
+Mood = Literal["good", "slow", "refuses", "resets", "mute", "truncates", "babbles"]
+LOCAL = "127.0.0.1"
+
+
+class Door:
+    """One door to a port that it is told later.
+
+    Attributes:
+        port: Where it is.
+        target: Which port lies behind it.
+        mood: What it does with who comes.
+        came: How many have come.
+    """
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.target = 0
+        self.mood: Mood = "good"
+        self.came = 0
+        self.slow_s = 0.0
+        self.inside: set[Half] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen."""
+        self._server = await asyncio.get_running_loop().create_server(lambda: Half(self), LOCAL, self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def become(self, mood: Mood) -> None:
+        """Change; who is inside is thrown out."""
+        self.mood = mood
+        await self.close()
+        if mood != "refuses":
+            await self.open()
+
+    async def close(self) -> None:
+        """Listen no more, and throw out who is inside."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for half in list(self.inside):
+            half.end()
+        await asyncio.sleep(0)
+
+
+class Half(asyncio.Protocol):
+    """One side of a connection through a door; what comes here goes out at the other."""
+
+    def __init__(self, door: Door, other: Half | None = None) -> None:
+        self._door = door
+        self._other = other
+        self._transport: Any = None
+        self._early = bytearray()
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Do as the door's mood is."""
+        self._transport = transport
+        self._door.inside.add(self)
+        if self._other is not None:
+            return
+        door = self._door
+        door.came += 1
+        if door.mood == "resets":
+            linger = struct.pack("ii", 1, 0)
+            transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            self._transport.abort()
+        elif door.mood == "babbles":
+            self._transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        elif door.mood != "mute":
+            self._task = asyncio.get_running_loop().create_task(self._go_on())
+
+    async def _go_on(self) -> None:
+        if self._door.mood == "slow":
+            await asyncio.sleep(self._door.slow_s)
+        other = Half(self._door, self)
+        await asyncio.get_running_loop().create_connection(lambda: other, LOCAL, self._door.target)
+        other.write(bytes(self._early))
+        self._other = other
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on, or half of it."""
+        if self._other is None:
+            self._early += data
+        elif self._door.mood == "truncates":
+            self._other.write(data[:7])
+            self.end()
+        else:
+            self._other.write(data)
+
+    def write(self, data: bytes) -> None:
+        """Send it out on this side."""
+        self._transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the other side too."""
+        self._door.inside.discard(self)
+        if self._task is not None:
+            self._task.cancel()
+        if self._other is not None:
+            self._other.end()
+
+    def end(self) -> None:
+        """End this side, after what was sent."""
+        self._transport.close()
+
+
+class Behind(KnownHost):
+    """The directory as a host sees it that stands behind doors: these are what it publishes.
+
+    Args:
+        directory: A client of it.
+        doors: One per port of the host.
+    """
+
+    def __init__(self, directory: Directory, doors: list[Door]) -> None:
+        super().__init__(directory)
+        self._doors = doors
+
+    async def beat(self, report: HostReport) -> float:
+        """Publish the doors."""
+        for door, port in zip(self._doors, report.ports, strict=True):
+            door.target = port
+        return await super().beat(replace(report, ports=tuple(door.port for door in self._doors)))
