@@ -210,6 +210,28 @@ async def test_whole_groups_in_the_order_in_which_they_became_whole(plane: "Dire
         await put(plane, ["a_g2"])
 
 
+async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") -> None:
+    """As long as the group is not whole, and again when it is not whole any more; never while it is ready."""
+    await plane.register(RegisterPartition("p", ("x",), 10, (), 2))
+
+    async def waiting() -> tuple[int, tuple[str, ...]]:
+        seen = await plane.claim(op(), "p", "t", ["x"], 8, 8, "me")
+        return seen.ready, seen.waiting_ids
+
+    await put(plane, ["a_g0"], 1)
+    assert await waiting() == (0, ("a_g0",))
+    await put(plane, ["a_g1"], 2)
+    await put(plane, ["b_g0"], 3)
+    assert await waiting() == (2, ("b_g0",))
+    await plane.clear(op(), "p", ["a_g0"])
+    assert await waiting() == (0, ("a_g1", "b_g0"))
+    await put(plane, ["b_g1"], 4)
+    got = await plane.claim(op("c"), "p", "t", ["x"], 2, 2, "me")
+    assert await waiting() == (0, ("a_g1",))
+    await plane.release(op(), "p", got.meta.sample_ids[:1], ["c"], "t")
+    assert await waiting() == (0, ("a_g1", got.meta.sample_ids[0]))
+
+
 async def test_a_waiting_claim_is_woken_by_a_put(connect: Callable[..., "Directory"], plane: "Directory") -> None:
     """A claim that waits returns when another client publishes, long before it would look again by itself."""
     waiter = connect(wake_s=30.0)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections import deque
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import anyio
 from redis.asyncio import ConnectionPool
@@ -16,6 +18,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from asyncdp.errors import DataPlaneUnsupported
 from asyncdp.transports.ucxx.directory import library
 
 if TYPE_CHECKING:
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 NO_FUNCTION = "Function not found"
+NO_COMMAND = "unknown command"
 
 
 class Link:
@@ -41,6 +45,9 @@ class Link:
         url: ``redis://``, ``rediss://`` (TLS) or ``unix://``; with user and password where the server wants them.
         settings: See there.
         now: Monotonic seconds; for tests.
+
+    Raises:
+        ValueError: It is no such URL.
     """
 
     def __init__(self, url: str, settings: DirectorySettings, *, now: Callable[[], float] = time.monotonic) -> None:
@@ -48,14 +55,19 @@ class Link:
         self._settings = settings
         self.now = now
         # No socket_timeout: the caller bounds each call, and redis-py would use asyncio.wait_for for it.
-        self._maker = ConnectionPool.from_url(
-            url,
-            retry=Retry(NoBackoff(), 0),
-            socket_timeout=None,
-            socket_connect_timeout=settings.connect_timeout_s,
-            health_check_interval=0,
-        )
+        try:
+            self._maker = ConnectionPool.from_url(
+                url,
+                retry=Retry(NoBackoff(), 0),
+                socket_timeout=None,
+                socket_connect_timeout=settings.connect_timeout_s,
+                health_check_interval=0,
+            )
+        except ValueError as err:
+            msg = f"controller_address: {err}"  # the URL itself may hold a password
+            raise ValueError(msg) from err
         self._idle: deque[tuple[float, AbstractConnection]] = deque()
+        self._transports: WeakKeyDictionary[AbstractConnection, Any] = WeakKeyDictionary()
         self._places = anyio.Semaphore(settings.max_connections, fast_acquire=True)
         self._loop: object = None
         self._closed = False
@@ -81,6 +93,7 @@ class Link:
         try:
             with anyio.fail_after(self._settings.connect_timeout_s):
                 await made.connect()
+            self._transports[made] = made._writer.transport  # noqa: SLF001 - after a cancel redis-py has dropped it
             done = True
         except (RedisError, OSError) as err:
             told = err.__cause__ if isinstance(err.__cause__, RedisError) else err
@@ -90,7 +103,7 @@ class Link:
             raise ConnectionRefusedError(msg) from err
         finally:
             if not done:
-                await made.disconnect(nowait=True)
+                await self.end(made)
         return made
 
     async def _usable(self, made: AbstractConnection, since: float) -> bool:
@@ -104,8 +117,15 @@ class Link:
                 return True
         except (RedisConnectionError, OSError):
             pass
-        await made.disconnect(nowait=True)
+        await self.end(made)
         return False
+
+    async def end(self, made: AbstractConnection) -> None:
+        """Close a connection at once; redis-py's own way leaves one with TLS open until its peer has said goodbye."""
+        transport = self._transports.pop(made, None)
+        if transport is not None:
+            transport.abort()
+        await made.disconnect(nowait=True)
 
     def keep(self, made: AbstractConnection) -> None:
         """Take back a connection whose replies were all read."""
@@ -128,13 +148,13 @@ class Link:
                         replies.append(err)
             except (RedisConnectionError, RedisTimeoutError):
                 self._synced_at = None  # it may be another server that answers next
-                await made.disconnect(nowait=True)
+                await self.end(made)
                 raise
             except BaseException:
-                await made.disconnect(nowait=True)
+                await self.end(made)
                 raise
             if self._closed:
-                await made.disconnect(nowait=True)
+                await self.end(made)
             self.keep(made)
         return replies
 
@@ -156,7 +176,7 @@ class Link:
                 replies[at] = reply
         for reply in replies:
             if isinstance(reply, Exception):
-                raise reply
+                raise reply if NO_COMMAND not in str(reply) else await self._too_old()
         return replies
 
     async def function(self, verb: str, key: str, *args: Any) -> Any:
@@ -168,8 +188,26 @@ class Link:
         try:
             await self.command("FUNCTION", "LOAD", library.source())
         except ResponseError as err:
+            if NO_COMMAND in str(err):
+                raise await self._too_old() from err
             if "already exists" not in str(err):  # another client was faster
                 raise
+
+    async def _too_old(self) -> DataPlaneUnsupported:
+        """Say which server it is that knows no functions."""
+        name = "the server"
+        with contextlib.suppress(ResponseError):
+            lines = (await self.command("INFO", "server")).decode().splitlines()
+            told = dict(line.split(":", 1) for line in lines if ":" in line)
+            name = f"Valkey {told['valkey_version']}" if "valkey_version" in told else f"Redis {told['redis_version']}"
+        msg = f"the directory at {self._place} cannot be used: {name} knows no functions; Redis 7 or Valkey is needed"
+        return DataPlaneUnsupported(msg, capability="functions")
+
+    @property
+    def _place(self) -> str:
+        """Where the server is, without user and password."""
+        told = self._maker.connection_kwargs
+        return str(told.get("path") or f"{told.get('host', 'localhost')}:{told.get('port', 6379)}")
 
     # -- the server
 
@@ -213,4 +251,4 @@ class Link:
             self._idle.clear()
         while self._idle:
             _, made = self._idle.pop()
-            await made.disconnect(nowait=True)
+            await self.end(made)

@@ -95,7 +95,7 @@ class Notices:
         except (RedisError, OSError):
             pass
         finally:
-            await made.disconnect(nowait=True)
+            await self._link.end(made)
             for event in self._there.values():  # nobody confirms any more
                 event.set()
             self.wake()
@@ -133,7 +133,7 @@ class Notices:
         self._reader = self._made = None
         if hears and reader is not None and made is not None:
             reader.cancel()
-            await made.disconnect(nowait=True)
+            await self._link.end(made)
         self.wake()
 
 
