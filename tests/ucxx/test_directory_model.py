@@ -258,8 +258,7 @@ class Twins:
                     self.claims.append((op, p, task, list(got[0].meta.sample_ids)))
 
         send()
-        alive = lambda: self.plane.claimed(p, op) is not None  # noqa: E731 - of an ended one only memory keeps the rows
-        self.done.append(lambda: send() if alive() else None)
+        self.done.append(send)
 
     def same_try(self, a: Any, b: Any) -> None:
         """Compare two looks."""

@@ -78,6 +78,8 @@ class Plane(Writing, Claiming):
         if part is not None:
             for row in part.rows.values():
                 self._free(row)
+            for claim_id in part.claims:
+                self.refuse(claim_id)
             self.samples -= len(part.rows)
             self.changed()
         return None, True

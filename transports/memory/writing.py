@@ -216,6 +216,7 @@ class Writing(PlaneBase):
                     claim.rows.pop(sample_id, None)
                     if not claim.rows:
                         del part.claims[claim_id]
+                        self.refuse(claim_id)
             self._leave(part, row, part.groups[row.group])
             self._free(row)
         self.samples -= count
