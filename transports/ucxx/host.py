@@ -14,6 +14,7 @@ from asyncdp.transports.ucxx.adoption import adopt
 from asyncdp.transports.ucxx.arena import Arena, arena_name, sweep_arenas
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.claims import Claims
+from asyncdp.transports.ucxx.descriptor_watch import DescriptorWatch
 from asyncdp.transports.ucxx.engine import Engine
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host_directory import HostDirectory, HostReport, NoDirectory
@@ -163,16 +164,20 @@ class Host:
             await engine.close()
 
     async def _watch_ucx(self) -> None:
-        seconds, watch, posted = self.settings.watch_ucx_s, SpinWatch(), 0
+        """Start UCX anew where its listener, which anybody may talk to, was misused: that closes what was leaked."""
+        seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinWatch(), DescriptorWatch(), 0
         while True:
             await asyncio.sleep(seconds)
             engine = self._engine
             idle = engine is not None and not engine.under_way and engine.posted == posted
             posted = 0 if engine is None else engine.posted
-            if watch.look(seconds, idle=idle):
-                self._log.warning("UCX spins without work: somebody sent garbage to its listener; it is started anew")
+            why = "its thread spins: it got garbage" if spin.look(seconds, idle=idle) else ""
+            if not why and descriptors.look(len(self._sessions)):
+                why = "strangers hold descriptors"
+            if why:
+                self._log.warning("somebody misuses the UCX listener; it is started anew", why=why)
                 await self._restart_ucx()
-                watch, posted = SpinWatch(), 0
+                spin, posted = SpinWatch(), 0
 
     def _serve(self, control: Control) -> None:
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
