@@ -24,11 +24,11 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench chaos stress simulate coverage clean
+.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | coverage | clean"
+	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -77,6 +77,10 @@ simulate: $(DEV_STAMP)
 # Writers and readers of UCXX in processes of their own, random cancels, a small arena: over shared memory, then UCX.
 stress: $(DEV_STAMP)
 	$(call timed,stress,$(BIN)/python -m tests.chaos.ucxx_stress $(ARGS))
+
+# Cancels every verb at every checkpoint, on every transport; a slice of it is part of the tests.
+sweep: $(DEV_STAMP)
+	$(call timed,sweep,ASYNCDP_SWEEP_ALL=1 $(BIN)/python -m pytest tests/sweep --timeout 600 $(ARGS))
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
