@@ -18,7 +18,7 @@ def test_every_verb_survives_faults_of_a_real_cluster() -> None:
     CLUSTER.close()  # one Ray at a time
     faults = FAULTS if os.environ.get("ASYNCDP_CHAOS") == "full" else ("pause controller", "kill unit")
     for report in on_ray(faults):
-        assert not report.untyped
+        assert not report.wrong
         assert report.slowest_s < TIMEOUT_S + 1.0
         if report.fault.startswith("kill"):
             assert report.notice_s is not None

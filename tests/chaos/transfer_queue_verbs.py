@@ -1,0 +1,181 @@
+"""Every verb at once, each on samples of its own; and whether what was acknowledged holds afterwards."""
+
+# ruff: noqa: ARG005 - one signature for all verbs
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import torch
+
+from asyncdp import DataPlaneError, PartialReadError, SampleNotFound
+
+if TYPE_CHECKING:
+    from asyncdp.client import BaseClient
+    from asyncdp.meta import KVBatchMeta
+
+__all__ = ["KEPT", "TIMEOUT_S", "VERBS", "Round", "check_kept", "fill"]
+
+ROWS = 64
+TIMEOUT_S = 8.0
+#: Put at the beginning; row number n holds n.
+KEPT = [f"k{at}" for at in range(ROWS)]
+
+
+@dataclass
+class Round:
+    """One fault's samples, and how each verb ended.
+
+    Attributes:
+        number: Which fault it is; values that are put in it are this number.
+        outcomes: How each verb ended: "ok", or the error's class.
+        untyped: What left the client and was no DataPlaneError.
+        slowest_s: The longest that a verb took.
+        wrong: What does not hold afterwards, though it was acknowledged; empty where all is well.
+    """
+
+    number: int
+    outcomes: dict[str, str] = field(default_factory=dict)
+    untyped: list[str] = field(default_factory=list)
+    slowest_s: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+    claimed: list[str] = field(default_factory=list)
+    held: Any = None
+    given: Any = None
+
+    def id(self, what: str) -> str:
+        """Return the id of a sample of this round."""
+        return f"{self.number}-{what}"
+
+    async def prepare(self, client: BaseClient) -> None:
+        """Put what verbs of this round will remove, read or release."""
+        extra = [self.id(what) for what in ("clear", "pop", "evict")]
+        await client.put_samples(extra, "p", {"x": torch.zeros(3)})
+        await client.register_partition("other", [], 1, [])
+        self.held = await client.claim_meta("p", "held", ["x"], 2)
+        self.given = await client.claim_meta("p", "held", ["x"], 2)
+
+    async def run(self, client: BaseClient) -> None:
+        """Send every verb at once, and note how each ends."""
+
+        async def one(name: str) -> None:
+            began = time.monotonic()
+            try:
+                answer = await VERBS[name](client, self)
+                self.outcomes[name] = "ok"
+                if name == "claim_meta":
+                    self.claimed = list(answer.sample_ids)
+            except DataPlaneError as err:
+                self.outcomes[name] = type(err).__name__
+            except Exception as err:  # noqa: BLE001 - what this is looking for
+                self.outcomes[name] = type(err).__name__
+                self.untyped.append(f"{name}: {err!r}")
+            self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+        async with anyio.create_task_group() as group:
+            for name in VERBS:
+                group.start_soon(one, name)
+
+    async def check(self, client: BaseClient, lost: set[str]) -> None:
+        """Compare the plane with what was acknowledged; rows in ``lost`` lay on a unit that is dead."""
+
+        async def value(sample_id: str) -> Any:
+            try:
+                return (await client.get_samples([sample_id], "p", ["x"], timeout_s=TIMEOUT_S))["x"].tolist()[0]
+            except SampleNotFound:
+                return None
+            except DataPlaneError as err:
+                return type(err).__name__
+
+        def expect(true: bool, text: str) -> None:  # noqa: FBT001 - reads like the check it is
+            if not true:
+                self.wrong.append(text)
+
+        new = await value(self.id("new"))
+        if self.outcomes["put_samples"] == "ok":
+            expect(new == self.number or self.id("new") in lost, f"an acknowledged put reads {new}")
+        else:
+            expect(new in (None, self.number) or self.id("new") in lost, f"a put that failed reads {new}")
+        pair = [await value("r0"), await value("r1")]
+        if lost.isdisjoint(("r0", "r1")):
+            expect(pair[0] == pair[1], f"half a replacement is there: {pair}")
+            expect(self.outcomes["replace"] != "ok" or pair[0] == self.number, f"a replacement reads {pair}")
+        for verb, what in (("clear_samples", "clear"), ("pop", "pop"), ("evict", "evict")):
+            there = await value(self.id(what))
+            expect(self.outcomes[verb] != "ok" or there is None, f"{verb} was acknowledged, and it reads {there}")
+        groups = {group.group_id: group for group in await client.list_metadata("p")}
+        if self.outcomes["tags"] == "ok":
+            told = groups["r0"].tags or {} if "r0" in groups else {}
+            expect("r0" in lost or told.get(self.id("tag")) == 1, "an acknowledged tag is not there")
+        by_task = {
+            task: {i for claim in await client.list_claims("p", task) for i in claim.sample_ids}
+            for task in ("train", "held")
+        }
+        expect(set(self.claimed) <= by_task["train"], "an acknowledged claim is not listed")
+        released = self.outcomes["release_claim"] == "ok"
+        expect(not released or by_task["held"].isdisjoint(self.given.sample_ids), "a released claim is listed")
+
+
+#: Every verb; each touches samples of its own, so that its outcome can be checked.
+Verb = Callable[["BaseClient", Round], Awaitable[Any]]
+
+
+async def _put(client: BaseClient, this: Round) -> KVBatchMeta:
+    return await client.put_samples(
+        [this.id("new")], "p", {"x": torch.full((1,), float(this.number))}, timeout_s=TIMEOUT_S
+    )
+
+
+async def _replace(client: BaseClient, this: Round) -> KVBatchMeta:
+    return await client.put_samples(["r0", "r1"], "p", {"x": torch.full((2,), float(this.number))}, timeout_s=TIMEOUT_S)
+
+
+VERBS: dict[str, Verb] = {
+    "ping": lambda c, r: c.ping(timeout_s=TIMEOUT_S),
+    "register_partition": lambda c, r: c.register_partition("p", ["x"], 1, ["train", "held"], timeout_s=TIMEOUT_S),
+    "claim_meta": lambda c, r: c.claim_meta("p", "train", ["x"], 4, timeout_s=TIMEOUT_S, min_batch_size=1),
+    "release_claim": lambda c, r: c.release_claim(r.given, timeout_s=TIMEOUT_S),
+    "get_data": lambda c, r: c.get_data(r.held, timeout_s=TIMEOUT_S),
+    "get_samples": lambda c, r: c.get_samples(KEPT, "p", ["x"], timeout_s=TIMEOUT_S),
+    "put_samples": _put,
+    "replace": _replace,
+    "tags": lambda c, r: c.put_samples(["r0"], "p", tags=[{r.id("tag"): 1}], timeout_s=TIMEOUT_S),
+    "clear_samples": lambda c, r: c.clear_samples([r.id("clear")], "p", timeout_s=TIMEOUT_S),
+    "pop": lambda c, r: c.pop([r.id("pop")], "p", timeout_s=TIMEOUT_S),
+    "evict": lambda c, r: c.evict([r.id("evict")], "p", timeout_s=TIMEOUT_S),
+    "list_metadata": lambda c, r: c.list_metadata("p", timeout_s=TIMEOUT_S),
+    "depth": lambda c, r: c.depth("p", timeout_s=TIMEOUT_S),
+    "list_claims": lambda c, r: c.list_claims("p", "train", timeout_s=TIMEOUT_S),
+    "release_claims": lambda c, r: c.release_claims("p", "nobody", timeout_s=TIMEOUT_S),
+    "check_consumption_status": lambda c, r: c.check_consumption_status("p", ["train"], timeout_s=TIMEOUT_S),
+    "list_partitions": lambda c, r: c.list_partitions(timeout_s=TIMEOUT_S),
+    "describe": lambda c, r: c.describe("p", timeout_s=TIMEOUT_S),
+    "wait_partition": lambda c, r: c.wait_partition("p", timeout_s=TIMEOUT_S),
+    "drop_partition": lambda c, r: c.drop_partition("other", timeout_s=TIMEOUT_S),
+}
+
+
+async def fill(client: BaseClient) -> None:
+    """Put what is checked after each fault."""
+    await client.register_partition("p", ["x"], ROWS, ["train", "held"])
+    await client.put_samples(KEPT, "p", {"x": torch.arange(float(ROWS))})
+    await client.put_samples(["r0", "r1"], "p", {"x": torch.zeros(2)})
+
+
+async def check_kept(client: BaseClient) -> tuple[int, set[str]]:
+    """Read what was acknowledged at the beginning; return how many rows came, and which are named as lost.
+
+    None may be wrong, and none may be missing without a name.
+    """
+    came = list(KEPT)
+    lost: list[str] = []
+    try:
+        rows = await client.get_samples(KEPT, "p", ["x"], timeout_s=TIMEOUT_S)
+    except PartialReadError as err:
+        rows, came, lost = err.rows, err.ok.sample_ids, err.failed.sample_ids
+    assert rows["x"].tolist() == [int(i[1:]) for i in came], "a row came with another one's value"
+    assert sorted(came + lost) == sorted(KEPT)
+    return len(came), set(lost)
