@@ -110,7 +110,7 @@ async def test_a_paused_controller_is_noticed_within_its_heartbeats(plane: Begin
 
 
 async def test_a_killed_unit_costs_only_its_own_rows(plane: Begin, servers: Servers) -> None:
-    """The rows of the other unit come, the lost are named, by the listing too; puts go on; popped, the lost are gone."""
+    """The other unit's rows come, the lost are named, by the listing too; puts go on; popped, the lost are gone."""
     client = await filled(plane, servers, **ONCE)
     servers.kill(servers.endpoints.units[0])
     await anyio.sleep(0.3)
