@@ -93,7 +93,7 @@ class TransferQueuePlane(RealPlane):
                 num_cpus=4,  # a controller, two units, one to spare; they are not bound to cores
                 include_dashboard=False,
                 object_store_memory=78643200,  # the least that Ray takes: nothing is stored there
-                _node_ip_address="127.0.0.1",
+                _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
                 log_to_driver=False,
             )
             self._ray = ray
