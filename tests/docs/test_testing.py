@@ -1,0 +1,68 @@
+"""What docs/testing.md shows runs as shown."""
+
+import re
+from pathlib import Path
+
+import pytest
+import trio.testing  # noqa: F401 - as below
+
+import asyncdp.testing.marked
+import asyncdp.testing.sweep  # noqa: F401 - kept loaded over runs in this process: torch cannot be loaded twice
+from tests.testing.project import Project
+
+pytest_plugins = ["pytester"]
+
+TEXT = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
+BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
+
+
+def run(pytester: pytest.Pytester, *names: str, **changed: str) -> dict[str, int]:
+    """Write blocks as files and run the tests among them; returns how many passed and failed."""
+    project = Project(pytester.path).write(**{name: changed.get(name, BLOCKS[name]) for name in names})
+    done = project.here(pytester, "-W", "error", without=["asyncio"])
+    return done.counts
+
+
+def test_every_block_is_a_file_that_is_run_here() -> None:
+    """No python block of the page goes untested."""
+    assert set(BLOCKS) == {"controller", "test_controller", "test_plans", "test_pair", "test_sweep"}
+    assert TEXT.count("```python") == len(BLOCKS)
+
+
+def test_a_test_of_your_own_controller_takes_fifteen_lines(pytester: pytest.Pytester) -> None:
+    """The controller's test passes, and has no more lines than promised."""
+    assert len([line for line in BLOCKS["test_controller"].splitlines() if line.strip()]) <= 15
+    assert run(pytester, "controller", "test_controller") == {"passed": 5}
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        (
+            "(DataPlaneUnavailable, DataPlaneTimeout):\n                    self.outages",
+            "ZeroDivisionError:\n    self.outages",
+        ),
+        ("group.weight_version < self.oldest", "group.weight_version <= self.oldest"),
+        ("await self.until_back()", "return"),
+    ],
+    ids=["gives up", "evicts too much", "never comes back"],
+)
+def test_it_notices_a_controller_that_is_wrong(pytester: pytest.Pytester, right: str, wrong: str) -> None:
+    """The test of the page is one that can fail."""
+    code = BLOCKS["controller"]
+    assert code.count(right) == 1
+    broken = code.replace(right, wrong.replace("\n    self", "\n                    self"))
+    assert run(pytester, "controller", "test_controller", controller=broken)["failed"] == 5
+
+
+@pytest.mark.parametrize("name", ["test_plans", "test_pair", "test_sweep"])
+def test_the_tour_runs(pytester: pytest.Pytester, name: str) -> None:
+    """Each example of the tour passes."""
+    counts = run(pytester, "controller", name)
+    assert set(counts) == {"passed"}
+
+
+@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)", TEXT))
+def test_links_lead_somewhere(target: str) -> None:
+    """A relative link names a file that is there."""
+    assert (Path(__file__).parents[2] / "docs" / target).exists(), target
