@@ -76,6 +76,23 @@ async def test_another_config_of_a_plane_that_is_there_is_refused(cluster: RayCl
     await owner.close()
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [("controller", "polling_mode", False), ("controller", "sampler", "Mine"), ("backend", "storage_backend", "Other")],
+)
+def test_another_transfer_queue_than_we_need_is_refused(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, section: str, key: str, value: Any
+) -> None:
+    """ValueError that names what differs; nothing is changed in it."""
+    import ray
+
+    stored = ray.get(Cluster._actor(ray).get_config.remote())
+    stored[section][key] = value
+    monkeypatch.setattr(Cluster, "_stored", lambda *_: stored)
+    with pytest.raises(ValueError, match=value if isinstance(value, str) else key):
+        build_data_plane_client(config())
+
+
 class WithoutRegister:
     """A controller of a release that lets no sampler be registered."""
 

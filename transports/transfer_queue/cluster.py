@@ -161,6 +161,9 @@ class Cluster:
         if sampler != "SequentialSampler":
             msg = f"the TransferQueue that is there runs the sampler {sampler!r}; asyncdp's would replace it"
             raise ValueError(msg)
+        if not stored.controller.get("polling_mode", True):
+            msg = "polling_mode: that of the TransferQueue that is there is off; whoever waits in it holds up everybody"
+            raise ValueError(msg)
         endpoints = self._endpoints(ray, controller)
         try:
             register = controller.register_sampler
