@@ -1,0 +1,179 @@
+"""Puts and gets of slots, over UCX and on the shared-memory lane, beside a plain copy and UCX alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import torch
+
+from asyncdp.block import PICKLE, Block
+from asyncdp.slots import HostRef, SlotRef
+from asyncdp.transports.ucxx.access import Access, Door
+from asyncdp.transports.ucxx.buffers import BufferPool
+from asyncdp.transports.ucxx.gather import Selection, gathers
+from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.layout import Layout
+from asyncdp.transports.ucxx.payload import pack, rows_of
+from asyncdp.transports.ucxx.pool import Pool
+from benchmarks._ucxx_table import Rounds, line
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.engine import Engine
+    from benchmarks._ucxx_raw import RawPeer
+
+__all__ = ["SECRET", "Slots", "host"]
+
+KIB, MIB = 1 << 10, 1 << 20
+SECRET = secrets.token_hex(16)
+#: One request per slot is slow: it gets fewer rounds.
+FEW = 3
+
+Work = Callable[[], Awaitable[float | None]]
+
+
+@contextmanager
+def host(**keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
+    """Run a slot host; yields its readiness line and its pid."""
+    settings = HostSettings(
+        f"bench-{os.getpid()}", arena_bytes=512 * MIB, rows_per_slot=1, keep_arena=False, devices="lo", **keys
+    )
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin"]
+    pipe, env = subprocess.PIPE, {**os.environ, "ASYNCDP_SECRET": SECRET}
+    process = subprocess.Popen(
+        [*command, "--settings", msgspec.json.encode(settings).decode()],
+        stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True, env=env,
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    try:
+        yield json.loads(process.stdout.readline()), process.pid
+    finally:
+        process.stdin.close()
+        process.wait(20)
+        process.stdout.close()
+
+
+class Slots:
+    """One host and a client of it, by wire and by lane."""
+
+    def __init__(self, told: dict[str, Any], engine: Engine, rounds: int) -> None:
+        """Open both."""
+        self.here = HostRef(told["id"], told["epoch"], tuple(told["ports"]))
+        self.door = Door(told["address"], told["boot_id"], told["arena"])
+        self.rounds = rounds
+        self.buffers = BufferPool()
+        self.pool = Pool(engine, Secret(SECRET), PICKLE, self.buffers)
+        self.ucx = Access(self.pool, PICKLE, self.buffers, lane=False)
+        self.lane = Access(self.pool, PICKLE, self.buffers)
+        self.count = 0
+
+    async def reserve(self, access: Access, block: Block) -> tuple[str, tuple[SlotRef, ...]]:
+        """Reserve slots for a block."""
+        self.count += 1
+        op_id, sizes = f"op{self.count}", block.row_nbytes().tolist()
+        return op_id, await access.reserve(self.here, self.door, op_id, ("a",), sizes, 0, ttl_s=60.0)
+
+    async def drop(self, refs: tuple[SlotRef, ...]) -> None:
+        """Free slots."""
+        await self.ucx.drop(self.here, self.door, [(ref.slot, ref.generation, ref.index, ()) for ref in refs])
+
+    def put(self, access: Access, *blocks: Block) -> Work:
+        """Put blocks, one request after the other; what it takes to free them does not count."""
+
+        async def work() -> float:
+            made: list[SlotRef] = []
+            began = time.perf_counter()
+            for block in blocks:
+                op_id, refs = await self.reserve(access, block)
+                await access.write(self.here, self.door, op_id, refs, block)
+                made += refs
+            took = time.perf_counter() - began
+            await self.drop(tuple(made))
+            return took
+
+        return work
+
+    def get(self, access: Access, *requests: tuple[SlotRef, ...]) -> Work:
+        """Get slots, one request after the other."""
+
+        async def work() -> None:
+            for refs in requests:
+                await access.read(self.here, self.door, refs)
+
+        return work
+
+    def copies(self, refs: tuple[SlotRef, ...], block: Block, reserved: tuple[SlotRef, ...]) -> dict[str, Work]:
+        """The lane's copies alone: out of slots into memory that is used again, and into slots."""
+        lane = self.lane.lane_of(self.here, self.door)
+        assert lane is not None
+        heads: Any = {}
+        picks = [Selection(at, lane._look(ref, heads), ref.fields, ref.index) for at, ref in enumerate(refs)]  # noqa: SLF001
+        made, _ = gathers(picks)
+        outs = [np.zeros(gather.layout.nbytes, np.uint8) for gather in made]
+        parts = [rows_of(block, ref.rows[0], ref.rows[-1] + 1) for ref in reserved]
+        layouts = [Layout.of(part) for part in parts]
+        slots = [
+            lane.arena.slice(lane.arena.payload_at(ref.slot), part.nbytes)
+            for ref, part in zip(reserved, layouts, strict=True)
+        ]
+
+        async def out() -> None:
+            for gather, target in zip(made, outs, strict=True):
+                for _ in gather.fill(target):
+                    pass
+
+        async def into() -> None:
+            for part, layout, slot in zip(parts, layouts, slots, strict=True):
+                for _ in pack(part, layout, slot):
+                    pass
+
+        return {"get, the lane's copy alone": out, "put, the lane's copy alone": into}
+
+    async def layout(self, n: int, size: int, raw: RawPeer) -> Rounds:
+        """Measure n rows of ``size`` bytes, one slot each."""
+        nbytes = n * size
+        block = Block.from_fields({"a": torch.randn(n, size // 4)}, n)
+        source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
+
+        async def copy() -> None:
+            for begin in range(0, nbytes, 16 * MIB):
+                target[begin : begin + 16 * MIB] = source[begin : begin + 16 * MIB]
+
+        op_id, refs = await self.reserve(self.ucx, block)
+        await self.ucx.write(self.here, self.door, op_id, refs, block)
+        owed, reserved = await self.reserve(self.lane, block)
+        works: dict[str, Work] = {
+            "memcpy": copy,
+            "raw ucx": lambda: raw.send(nbytes),
+            "put, ucx": self.put(self.ucx, block),
+            "get, ucx": self.get(self.ucx, refs),
+            "put, lane": self.put(self.lane, block),
+            "get, lane": self.get(self.lane, refs),
+            **self.copies(refs, block, reserved),
+        }
+        rounds = Rounds()
+        await rounds.run(works, self.rounds)
+        if n > 1:
+            each = [rows_of(block, row, row + 1) for row in range(n)]
+            one_by_one = {
+                "put, ucx, a request per slot": self.put(self.ucx, *each),
+                "get, ucx, a request per slot": self.get(self.ucx, *[(ref,) for ref in refs]),
+            }
+            await rounds.run(one_by_one, min(FEW, self.rounds))
+        line(f"{n} x {size // KIB} KiB", "median", "", "x memcpy", "x raw ucx")
+        for name in rounds.seconds:
+            rounds.show(name, nbytes, ("memcpy", "raw ucx"))
+        await self.drop(refs)
+        await self.lane.abort(self.here, self.door, owed)
+        return rounds
