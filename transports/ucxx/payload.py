@@ -81,7 +81,9 @@ def _copy(column: Column, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
         if not values.is_contiguous():
             yield from _copy_strided(values, meta, out)
             return
-        data = values.reshape(-1).view(torch.uint8).numpy()
+        # Contiguous tensors may have any stride in dimensions of one element; flattening first takes twice as long.
+        flat = values if values.stride(-1) == 1 else values.reshape(-1)
+        data = flat.view(torch.uint8).numpy().reshape(-1)
     yield from copy_pieces(out, data)
 
 
