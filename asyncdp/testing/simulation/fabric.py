@@ -19,6 +19,7 @@ from asyncdp.testing.simulation.history import Budgets, Event, History
 from asyncdp.testing.simulation.link import Link, Tap
 from asyncdp.testing.simulation.network import Conditions, Network
 from asyncdp.testing.simulation.recorded import Recorded
+from asyncdp.testing.simulation.serving import slow_to_serve
 from asyncdp.testing.simulation.simulated_clock import SimulatedClock
 from asyncdp.transports.memory import MemoryTransport
 from asyncdp.transports.memory.host import Host
@@ -113,7 +114,9 @@ class Fabric:
             **({} if config is None else config),
         }
         self.history.lease_s = self._config.get("claim_lease_s")
-        self.transport = self._kind(MemoryTransport)({**self._config, "controller_address": f"memory://sim-{id(self)}"})
+        rng = random.Random(f"{seed}:serving")  # noqa: S311
+        self._transport = slow_to_serve(self._kind(MemoryTransport), rng, 2.0 * self.network.conditions.latency_s)
+        self.transport = self._transport({**self._config, "controller_address": f"memory://sim-{id(self)}"})
         plane: Any = self.transport.plane
         plane.clock = self.clock
         plane.__class__ = self._kind(Plane)
@@ -152,7 +155,7 @@ class Fabric:
             budget: Settings of its retry budget.
         """
         chosen = {name: {} for name in DEFAULT_LAYERS} if layers is None else layers
-        transport = self._kind(MemoryTransport)({**self.transport.attach_config(), "owner": name}, bootstrap=False)
+        transport = self._transport({**self.transport.attach_config(), "owner": name}, bootstrap=False)
         link: list[Link] = []
 
         def linked(inner: BaseClient) -> Link:
@@ -211,7 +214,7 @@ class Fabric:
     ) -> None:
         if awake is not None:
             await awake.wait()
-        await anyio.sleep(after_s)
+        await anyio.sleep(after_s * self.network.rng.uniform(0.5, 20.0))
         with suppress(Exception):  # nobody is there to be told
             await transport.execute(call, ctx)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import anyio
+
 from asyncdp.errors import ClaimLost, DataPlaneError, PartialReadError, SampleNotFound, StaleSlotError
 from asyncdp.testing.simulation.worker import FLOW, Worker
 
@@ -75,6 +77,8 @@ class Consumer(Worker):
         )
         if meta.size:
             self.held.append(meta)
+            if self.rng.random() < 0.1:  # noqa: PLR2004 - some take so long that a lease may end
+                await anyio.sleep(self.rng.uniform(0.0, 2.0))
             await self.go_on()
 
     async def go_on(self) -> None:

@@ -173,7 +173,7 @@ class Link(Layer):
         found = not isinstance(answer, ClaimTry) or answer.meta.size > 0
         if found and network.strikes(network.conditions.duplicate):
             network.faults["duplicate"] += 1
-            self.fabric.deliver(self.inner, call, ctx, 50.0 * flight, None)
+            self.fabric.deliver(self.inner, call, ctx, 5.0 * flight, None)
         return answer
 
     async def _door(self, state: DoorState | None, flight: float) -> None:

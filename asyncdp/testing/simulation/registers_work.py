@@ -28,8 +28,8 @@ class Registers(Worker):
             *[self.get] * 12,
             *[self.put] * 7,
             *[self.get_data] * 3,
-            *[self.look] * 4,
-            *[self.clear] * 2,
+            *[self.look] * 6,
+            *[self.clear] * 3,
             *(self.evict, self.tag, self.list),
         ]
 

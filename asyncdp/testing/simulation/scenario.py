@@ -116,7 +116,7 @@ def draw(seed: int, *, steps: int = 60) -> Scenario:
         casts[names[at % len(names)]].append(role)
     for name in names:
         casts[name] += [rng.choice(ROLES) for _ in range(rng.randint(1, 2))]
-    lease = rng.choice([None, None, 2.0])
+    lease = rng.choice([None, None, 1.0])
     clients = tuple(
         ClientPlan(
             name,

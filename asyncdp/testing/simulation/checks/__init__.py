@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pops, misshapen_batches
+from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pops, misshapen_batches, untagged_claims
 from asyncdp.testing.simulation.checks.liveness import still_failing
 from asyncdp.testing.simulation.checks.outcomes import late_calls, raw_errors, short_batches
 from asyncdp.testing.simulation.checks.ports import doubled_probes
 from asyncdp.testing.simulation.checks.registers import wrong_reads
-from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors
+from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors, other_lives
 from asyncdp.testing.simulation.checks.whole_rows import half_puts, torn_rows
 from asyncdp.testing.simulation.checks.wire import overspent_budgets, stale_asked_again, too_many_requests
 
@@ -28,9 +28,11 @@ CHECKS: Final[Mapping[str, Check]] = {
     "torn rows": torn_rows,
     "half puts": half_puts,
     "groundless stale errors": groundless_stale_errors,
+    "other lives": other_lives,
     "doubled claims": doubled_claims,
     "foreign pops": foreign_pops,
     "misshapen batches": misshapen_batches,
+    "untagged claims": untagged_claims,
     "short batches": short_batches,
     "late calls": late_calls,
     "raw errors": raw_errors,

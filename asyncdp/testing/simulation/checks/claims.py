@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from asyncdp.testing.simulation.checks.rows import rows_of
 from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
 
-__all__ = ["doubled_claims", "foreign_pops", "misshapen_batches"]
+__all__ = ["doubled_claims", "foreign_pops", "misshapen_batches", "untagged_claims"]
 
 NAME = "claim"
 
@@ -77,6 +78,25 @@ def foreign_pops(history: History) -> Iterator[Violation]:
             if claim_id is not None and found is not None and found[1].end < op.start:
                 text = f"sample {sample_id!r} was popped by a claim that another holder had taken over"
                 yield Violation(NAME, text, op.partition, (sample_id,), (found[1], op))
+
+
+def untagged_claims(history: History) -> Iterator[Violation]:
+    """Find samples that were claimed before the tags of the put that made them claimable were there."""
+    rows = rows_of(history)
+    for op in history.operations:
+        if op.verb != "claim_meta" or op.outcome != "ok":
+            continue
+        for name, values in op.values.items():
+            for sample_id, value in zip(op.ids, values, strict=False):
+                registers = rows[op.partition, sample_id].registers
+                puts = [put.op for f in op.fields if f in registers for put in registers[f].puts.values()]
+                tagged = [put for put in puts if name in put.values]
+                whole = any(
+                    all(name in put.op.values for put in registers[f].puts.values()) for f in op.fields if f in registers
+                )
+                if value is None and tagged and whole:
+                    text = f"sample {sample_id!r} was claimed without the tag {name[1:]!r} that it was put with"
+                    yield Violation(NAME, text, op.partition, (sample_id,), (tagged[0], op))
 
 
 def misshapen_batches(history: History) -> Iterator[Violation]:

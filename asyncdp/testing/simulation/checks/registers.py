@@ -20,7 +20,7 @@ from asyncdp.testing.simulation.operation import ABSENT
 from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.checks.rows import Register, Rows
+    from asyncdp.testing.simulation.checks.rows import Register, Rows, Span
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
 
@@ -120,13 +120,23 @@ def _out_of_order(known: Register, row: Rows) -> Iterator[Finding]:
 
 
 def _vanished(known: Register, row: Rows) -> Iterator[Finding]:
-    """Find reads of nothing where an acknowledged put stood and nothing can have removed it."""
-    done = sorted((put for put in known.puts.values() if put.op.outcome == "ok"), key=lambda put: put.end)
+    """Find reads of nothing where an acknowledged put stood and nothing can have removed it.
+
+    A removal that alone explains two such reads, with a put in between, would have happened twice.
+    """
+    done = [put for put in known.puts.values() if put.op.outcome == "ok"]
+    alone: dict[int, list[tuple[Span, Operation]]] = {}
     for op in known.empty:
         before = [put for put in done if put.end < op.start]
-        if not before:
+        if not before or any(at < op.end for at in row.lost):
             continue
-        put = max(before)
-        removed = any(r.start < op.end and r.end > put.start for r in row.removals)
-        if not removed and not any(at < op.end for at in row.lost):
+        put = max(before, key=lambda put: put.start)
+        removals = [r.op for r in row.removals if r.start < op.end and r.end > put.start]
+        if not removals:
             yield "was put, acknowledged, never removed, and is not there", (put.op, op)
+        elif len(removals) == 1:
+            for earlier_put, earlier in alone.setdefault(removals[0].number, []):
+                if earlier.end < put.start or op.end < earlier_put.start:
+                    yield "was removed once, put again, and is gone again", (removals[0], earlier, put.op, op)
+                    break
+            alone[removals[0].number].append((put, op))

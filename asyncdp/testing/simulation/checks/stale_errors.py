@@ -1,4 +1,4 @@
-"""StaleSlotError: only where something happened to the data meanwhile."""
+"""StaleSlotError: where something happened to the data meanwhile, and only there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.operation import Operation
 
-__all__ = ["groundless_stale_errors"]
+__all__ = ["groundless_stale_errors", "other_lives"]
 
 NAME = "stale"
 
@@ -43,7 +44,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
             continue
         since = op.start
         if op.verb == "get_data":
-            told = [made.get((op.partition, i, life), op.start) for i, life in zip(op.ids, op.lives, strict=False)]
+            told = [made.get((op.partition, i, life), op).start for i, life in zip(op.ids, op.lives, strict=False)]
             since = min(told, default=op.start)
         # Any sample of the request may share the slot.
         touched = any(
@@ -54,12 +55,31 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
             yield Violation(NAME, text, op.partition, stale, (op,))
 
 
-def _metas(history: History) -> dict[tuple[str, str, object], float]:
-    """When each life of each sample was first told to somebody."""
-    made: dict[tuple[str, str, object], float] = {}
+def other_lives(history: History) -> Iterator[Violation]:
+    """Find reads by a meta that brought a value of a later life than the meta's."""
+    rows = rows_of(history)
+    made = _metas(history)
+    for op in history.operations:
+        if op.verb != "get_data" or not op.came:
+            continue
+        lives = {at: made.get((op.partition, op.ids[at], life)) for at, life in enumerate(op.lives)}
+        for name, values in op.values.items():
+            for at, value in zip(op.came, values, strict=False):
+                row = rows[op.partition, op.ids[at]]
+                put, told = row.registers[name].puts.get(value), lives.get(at)
+                if put is None or told is None:
+                    continue
+                between = [r for r in row.removals if r.op.outcome == "ok" and r.start > told.end and r.end < put.start]
+                if between:
+                    text = f"sample {op.ids[at]!r} was read by a meta of a former life, as {value!r}"
+                    yield Violation(NAME, text, op.partition, (op.ids[at],), (told, between[0].op, put.op, op))
+
+
+def _metas(history: History) -> dict[tuple[str, str, object], Operation]:
+    """By which call each life of each sample was first told to somebody."""
+    made: dict[tuple[str, str, object], Operation] = {}
     for op in history.operations:
         if op.verb in ("claim_meta", "put_samples") and op.outcome == "ok":
             for sample_id, life in zip(op.ids, op.lives, strict=False):
-                key = (op.partition, sample_id, life)
-                made[key] = min(op.start, made.get(key, op.start))
+                made.setdefault((op.partition, sample_id, life), op)
     return made

@@ -1,0 +1,67 @@
+"""Broken directories."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from asyncdp.slots import Resolved
+from asyncdp.transports.memory.plane import Plane
+
+
+class LeaseUnchecked(Plane):
+    """A pop is not checked against who holds the claim by now."""
+
+    @staticmethod
+    def _check_claim(*args: Any) -> None:
+        """Do not check."""
+
+
+class ForgetsOpIds(Plane):
+    """A mutation that comes again is done again."""
+
+    def once(self, op_id: str, left_s: float, act: Any) -> Any:
+        """Just do it."""
+        return act()[0]
+
+    def resolve(self, op_id: str, age_s: float) -> Resolved:
+        """Promise what it does not keep."""
+        return Resolved("refused")
+
+
+class ForgetsEmptyClears(Plane):
+    """A clear that found nothing is not remembered, and removes what was put since when it arrives once more."""
+
+    def clear(self, *args: Any) -> Any:
+        """Clear; an empty one changed nothing."""
+        count, _ = super().clear(*args)
+        return count, bool(count)
+
+
+class IgnoresIncarnations(Plane):
+    """A look-up does not ask which life of a sample is meant."""
+
+    def locate(self, partition_id: str, sample_ids: Any, fields: Any, handles: Any) -> Any:
+        """Find what is there."""
+        return super().locate(partition_id, sample_ids, fields, None)
+
+
+class ClaimsTwice(Plane):
+    """Every third claim is forgotten, and its samples are given out again."""
+
+    def claim(self, *args: Any) -> Any:
+        """Claim, and forget it at times."""
+        got, changed = super().claim(*args)
+        part = self.partitions[args[0]]
+        count = self.__dict__["count"] = self.__dict__.get("count", 0) + 1
+        for name in got.meta.sample_ids if count % 3 == 0 else ():
+            row = part.rows[name]
+            row.claimed.clear()
+            part.touch(row, part.groups[row.group])
+        return got, changed
+
+
+class AdmitsLateMutations(Plane):
+    """What was given up, and refused, is done all the same when it arrives."""
+
+    def refuse(self, op_id: str) -> None:
+        """Forget it."""

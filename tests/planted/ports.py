@@ -1,0 +1,74 @@
+"""Broken ways to choose ports."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from asyncdp import CallContext, DataPlaneError, PortRotation
+from asyncdp.calls import handles
+from asyncdp.middleware.permit import Permit, Target
+from asyncdp.middleware.quarantine import Quarantine
+from asyncdp.slots import Abort, ReadSlots, Reserve, WriteSlots
+
+
+class LeaksProbes(PortRotation):
+    """A call that is cancelled keeps its permit, and with it the probe."""
+
+    async def _through(self, permit: Permit[Any], call: Any, ctx: CallContext) -> Any:
+        host, port = permit.target
+        if permit.probe:
+            ctx.emit("probe", host=host, port=port)
+        try:
+            result = await self.inner.execute(call.through(port), ctx)
+        except DataPlaneError as err:
+            self._judge(permit, err, ctx)
+            raise
+        permit.succeeded(ctx.env.clock.now())
+        return result
+
+
+class _Rotation(PortRotation):
+    """Rotates over targets by a quarantine of another class."""
+
+    quarantine: type[Quarantine[Any]]
+
+    @handles(ReadSlots, Reserve, WriteSlots, Abort)
+    async def rotate(self, call: Any, ctx: CallContext) -> Any:
+        """Take the other quarantine."""
+        if self._quarantine is None:
+            self._quarantine = self.quarantine(ctx.env.rng, self.rules)
+        return await super().rotate(call, ctx)
+
+
+class _EagerTarget(Target[Any]):
+    def wants_probe(self, now: float) -> bool:
+        """Want one also while another is out."""
+        return self.until <= now
+
+
+class _TwoProbes(Quarantine[Any]):
+    def _state(self, key: Any, count: int, now: float) -> Target[Any]:
+        if key not in self._states:
+            self._states[key] = _EagerTarget(key, self._rules, self._rng.randrange(count), now)
+        return super()._state(key, count, now)
+
+
+class TwoProbes(_Rotation):
+    """A half-open port gets a second probe while the first is out."""
+
+    quarantine = _TwoProbes
+
+
+class _First(Quarantine[Any]):
+    def pick(self, targets: Sequence[Any], now: float, exclude: Collection[Any] = ()) -> Permit[Any]:
+        """Begin at the first each time."""
+        permit = super().pick(targets, now, exclude)
+        self._states[targets[0]].turn = 0
+        return permit
+
+
+class Starves(_Rotation):
+    """Always takes the first port that works: the others starve."""
+
+    quarantine = _First

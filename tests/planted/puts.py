@@ -1,0 +1,124 @@
+"""Broken puts and claims: layers and transports."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import anyio
+import torch
+from tensordict import TensorDict
+
+from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Settle
+from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
+from asyncdp.middleware.attempt_timeout import AttemptTimeout
+from asyncdp.middleware.slot_mapping import SlotMapping
+from asyncdp.slots import Publish
+
+
+class RollbackRemovesAll(SlotMapping):
+    """The rollback of a put that failed removes what earlier puts stored under the same ids."""
+
+    @handles(PutSamples)
+    async def put(self, call: PutSamples, ctx: CallContext) -> Any:
+        """Put, or clear."""
+        try:
+            return await super().put(call, ctx)
+        except DataPlaneError as err:
+            if not err.ambiguous and ctx.remaining() > 0:
+                undo = replace(ctx, op_id=ctx.env.next_op_id())
+                await self.inner.execute(ClearSamples(call.sample_ids, call.partition_id), undo)
+            raise
+
+
+class CompletionOrder(SlotMapping):
+    """Rows come back in the order in which their reads were completed."""
+
+    @handles(GetSamples)
+    async def get(self, call: GetSamples, ctx: CallContext) -> Any:
+        """Read both halves at once and put the one in front that came first."""
+        half = len(call.sample_ids) // 2
+        if not half:
+            return await super().get(call, ctx)
+        came: list[TensorDict] = []
+        problems: list[DataPlaneError] = []
+
+        async def read(part: slice) -> None:
+            handles_ = None if call.handles is None else call.handles[part]
+            try:
+                came.append(
+                    await SlotMapping.get(self, replace(call, sample_ids=call.sample_ids[part], handles=handles_), ctx)
+                )
+            except DataPlaneError as err:
+                problems.append(err)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(read, slice(0, half))
+            group.start_soon(read, slice(half, None))
+        if problems:
+            return await super().get(call, ctx)
+        return TensorDict(
+            {name: torch.cat([part[name] for part in came]) for name in call.fields}, [len(call.sample_ids)]
+        )
+
+
+class Careless(Settle):
+    """What a cancel left open is not settled before the next mutation of the same ids."""
+
+    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+        """Do nothing."""
+
+
+class Heedless(Settle):
+    """A claim that was given up is written down nowhere."""
+
+    def _owe(self, call: Call[Any], ctx: CallContext) -> None:
+        pass
+
+
+class ConvertsResults(AttemptTimeout):
+    """A result that came, but not at once, becomes a timeout that says that nothing happened."""
+
+    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Look at the clock afterwards."""
+        began = ctx.env.clock.now()
+        result = await super().execute(call, ctx)
+        if type(call) is Publish and ctx.env.clock.now() - began > self.attempt_timeout_s / 4:
+            raise DataPlaneTimeout("too late", retryable=False)
+        return result
+
+
+class Endless(AttemptTimeout):
+    """Attempts have no time limit."""
+
+    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Wait."""
+        return await self.inner.execute(call, ctx)
+
+
+class HalfVisible(MemoryTransport):
+    """A publish makes one half of the rows visible, then the other."""
+
+    async def _publish(self, call: Any, ctx: Any) -> Any:
+        half = len(call.sample_ids) // 2
+        by_row = all(len(ref.rows) == 1 for ref in call.refs)
+        if not half or not by_row or call.partition_id != "flow":
+            return await super()._publish(call, ctx)
+        handles_: tuple[Any, ...] = ()
+        for first, stop in ((0, half), (half, len(call.sample_ids))):
+            refs = tuple(replace(r, rows=[r.rows[0] - first]) for r in call.refs if first <= r.rows[0] < stop)
+            tags = None if call.tags is None else call.tags[first:stop]
+            part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags)
+            handles_ += await super()._publish(part, replace(ctx, op_id=f"{ctx.op_id}/{first}"))
+            await anyio.sleep(0.02)
+        return handles_
+
+
+class TagsLater(MemoryTransport):
+    """Samples are ready before their tags are there."""
+
+    async def _publish(self, call: Any, ctx: Any) -> Any:
+        handles_ = await super()._publish(replace(call, tags=None), ctx)
+        await anyio.sleep(0.02)
+        await super()._publish(replace(call, refs=(), specs={}), replace(ctx, op_id=f"{ctx.op_id}/tags"))
+        return handles_

@@ -1,0 +1,35 @@
+"""Planted bugs: the simulator finds each, by the check that is there for it, and nothing where there is none."""
+
+from functools import cache
+
+import pytest
+
+from asyncdp.testing.simulation import Report, draw, simulate
+from tests.planted.table import PLANTED, Planted, Weather
+
+#: Tried in turn until one shows the bug.
+SEEDS = range(8)
+
+
+@cache
+def clean(weather: Weather, seed: int) -> Report:
+    """Run a seed with nothing broken."""
+    return simulate(seed, scenario=weather(draw(seed)))
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=[planted.bug.__name__ for planted in PLANTED])
+def test_a_planted_bug_is_found(planted: Planted) -> None:
+    """One of a few seeds shows the bug; without it, the same seeds are well."""
+    for seed in SEEDS:
+        well = clean(planted.weather, seed)
+        assert not well.violations, "\n".join(well.told())
+        report = simulate(seed, scenario=planted.weather(draw(seed)), replace={planted.guard: planted.bug})
+        if planted.check in {violation.check for violation in report.violations}:
+            return
+    pytest.fail(f"{planted.bug.__name__} shows in none of seeds {SEEDS}: {planted.bug.__doc__}")
+
+
+def test_each_planted_bug_says_what_is_broken() -> None:
+    """Each is a class with one line."""
+    assert all((planted.bug.__doc__ or "").strip().count("\n") == 0 for planted in PLANTED)
+    assert len({planted.bug for planted in PLANTED}) == len(PLANTED)
