@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -15,11 +14,12 @@ from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.factory import layers_of
 from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.slot_mapping import SlotMapping
-from asyncdp.slots import Locate, Place, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
+from asyncdp.slots import ReadResult, ReadSlots
 from asyncdp.testing.injected import Injected
 from asyncdp.testing.payload import damaged
 from asyncdp.testing.recycling import Recycled, recycle
 from asyncdp.testing.rule import SLOT_KINDS
+from asyncdp.testing.witness import Subject, Witness
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -35,47 +35,6 @@ R = TypeVar("R")
 
 #: 99th percentile of the standard normal distribution.
 Z99 = 2.3263478740408408
-#: User calls whose slots and ids are remembered, to tell which samples a request is about.
-REMEMBERED = 4096
-
-SlotKey = tuple[str, int, int, int]
-
-
-def _key(ref: SlotRef) -> SlotKey:
-    return ref.host.id, ref.host.epoch, ref.slot, ref.generation
-
-
-@dataclass(slots=True)
-class _Seen:
-    """What is known of one user call from the requests that were made for it."""
-
-    partition: str
-    ids: Sequence[str]
-    slots: dict[SlotKey, dict[int, str]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """One request, as rules see it; ``by_slot``: the samples of each slot of a read."""
-
-    call: str
-    verb: str
-    host: str | None
-    port: int | None
-    partition: str | None
-    ids: tuple[str, ...]
-    by_slot: tuple[tuple[str, ...], ...] = ()
-
-    def fits(self, rule: Rule) -> bool:
-        """Whether a rule is about this request."""
-        where = rule.where
-        return (
-            rule.wants(self.call, self.verb)
-            and where.host in (None, self.host)
-            and where.port in (None, self.port)
-            and where.partition in (None, self.partition)
-            and (where.sample is None or where.sample in self.ids)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +66,7 @@ class Faults(Layer):
         """Check that the transport can do what the plan wants."""
         super().__init__(inner)
         self.plan = plan
-        self._calls: OrderedDict[str, _Seen] = OrderedDict()
+        self._witness = Witness()
         plan.checked_by(self._check)
 
     def _hosts(self) -> Mapping[str, Any] | None:
@@ -153,7 +112,7 @@ class Faults(Layer):
             raise RuntimeError("this fault plan began under another clock: take one per event loop, or plan.fresh()")
         now -= plan.began
         self._move_hosts(now, ctx)
-        request = self._describe(call, ctx)
+        request = self._witness.describe(call, ctx)
         hits = self._hits(request, now)
         for hit in hits:
             self._record(hit, request, now, ctx)
@@ -170,7 +129,7 @@ class Faults(Layer):
             result: Any = await self._read(call, ctx, hits)
         else:
             result = await self.inner.execute(call, ctx)
-        self._learn(call, result, ctx)
+        self._witness.learn(call, result, ctx)
         late = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and hit.rule.options.get("reply"))
         if late:
             await ctx.env.clock.sleep(late)
@@ -178,7 +137,7 @@ class Faults(Layer):
 
     # -- which faults
 
-    def _hits(self, request: _Request, now: float) -> list[_Hit]:
+    def _hits(self, request: Subject, now: float) -> list[_Hit]:
         """Ask each rule; after one that ends the request no other is asked."""
         hits = []
         for live in self.plan.live:
@@ -199,7 +158,7 @@ class Faults(Layer):
                 break
         return hits
 
-    def _record(self, hit: _Hit, request: _Request, now: float, ctx: CallContext) -> None:
+    def _record(self, hit: _Hit, request: Subject, now: float, ctx: CallContext) -> None:
         ids = request.ids
         if hit.slots:
             ids = tuple(i for at in hit.slots for i in request.by_slot[at])
@@ -260,50 +219,6 @@ class Faults(Layer):
                 parts = [damaged(part, call, hit.slots, hit.rule.kind, hit.draw, schema=schema) for part in parts]
         return ReadResult(tuple(parts), errors)
 
-    # -- who is meant
-
-    def _describe(self, call: Call[Any], ctx: CallContext) -> _Request:
-        """Tell host, partition and samples, from the request or from those made before it for the same user call."""
-        host = getattr(call, "host", None)
-        partition: str | None = getattr(call, "partition_id", None)
-        ids: Sequence[str] = getattr(call, "sample_ids", None) or ()
-        by_slot: tuple[tuple[str, ...], ...] = ()
-        seen = self._calls.get(ctx.op_id)
-        if seen is not None and isinstance(call, (ReadSlots, Reserve, WriteSlots)):
-            partition = seen.partition
-            if isinstance(call, ReadSlots):
-                by_slot = tuple(_samples(ref, seen) for ref in call.refs)
-                ids = tuple(dict.fromkeys(i for each in by_slot for i in each))
-            elif isinstance(call, Reserve):
-                ids = seen.ids[call.first_row : call.first_row + len(call.sizes)]
-            else:
-                ids = [seen.ids[row] for ref in call.refs for row in ref.rows if row < len(seen.ids)]
-        elif isinstance(call, ReadSlots):
-            by_slot = ((),) * len(call.refs)
-        if isinstance(call, (Locate, Place)):
-            self._remember(ctx.op_id, partition or "", ids)
-        port = getattr(call, "port", None)
-        return _Request(
-            type(call).__name__, ctx.verb, None if host is None else host.id, port, partition, tuple(ids), by_slot
-        )
-
-    def _remember(self, op_id: str, partition: str, ids: Sequence[str]) -> None:
-        if op_id not in self._calls:
-            self._calls[op_id] = _Seen(partition, ids, {})
-            if len(self._calls) > REMEMBERED:
-                self._calls.popitem(last=False)
-
-    def _learn(self, call: Call[Any], result: Any, ctx: CallContext) -> None:
-        """Remember which samples lie in which slots."""
-        if not isinstance(call, Locate):
-            return
-        seen = self._calls.get(ctx.op_id)
-        if seen is None:
-            return
-        for ref in result.refs:
-            named = {index: call.sample_ids[row] for index, row in zip(ref.index, ref.rows, strict=True)}
-            seen.slots.setdefault(_key(ref), {}).update(named)
-
     # -- hosts
 
     def _move_hosts(self, now: float, ctx: CallContext) -> None:
@@ -326,7 +241,7 @@ class Faults(Layer):
                 ctx.emit("fault", what=name, host=rule.where.host)
 
 
-def _by_slot(rule: Rule, request: _Request) -> bool:
+def _by_slot(rule: Rule, request: Subject) -> bool:
     """Whether a rule hits single slots of a read instead of the request."""
     if rule.kind in SLOT_KINDS:
         return True
@@ -338,11 +253,6 @@ def _stops(rule: Rule, call: Call[Any]) -> bool:
     if rule.kind == "error" and rule.where.sample is not None and type(call) is ReadSlots:
         return False
     return rule.kind not in SLOT_KINDS and rule.kind not in ("delay", "lose_reply")
-
-
-def _samples(ref: SlotRef, seen: _Seen) -> tuple[str, ...]:
-    named = seen.slots.get(_key(ref), {})
-    return tuple(named[index] for index in ref.index if index in named)
 
 
 def _delay_s(rule: Rule, normal: float) -> float:

@@ -271,6 +271,44 @@ def test_an_async_fixture_does_not_go_with_virtual_time(project: Project, pytest
     assert run.counts["failed"] == 1, run.text
 
 
+def test_faults_are_given_as_plan_rules_or_json(project: Project, pytester: pytest.Pytester) -> None:
+    """Each form is the same plan; seed= replaces its seed; without the marker the plan is empty and can be added to."""
+    project.write(
+        common=PUT_AND_GET,
+        test_a="""
+            import pytest
+            from common import put_and_get
+            from asyncdp.testing import FaultPlan, Rule, Where
+
+            WANTED = FaultPlan(4).on("get_samples").refuse(times=1)
+            SAME = {"kind": "refuse", "verb": "get_samples", "times": 1}
+            JSON = WANTED.to_json()
+            marks = [
+                pytest.mark.faults(WANTED), pytest.mark.faults(JSON), pytest.mark.faults(SAME, seed=4),
+                pytest.mark.faults(Rule("refuse", Where("get_samples"), times=1), seed=4),
+                pytest.mark.faults(WANTED.fresh(), seed=4),
+            ]
+
+            @pytest.mark.parametrize("_", [pytest.param(i, marks=mark) for i, mark in enumerate(marks)])
+            @pytest.mark.virtual_time
+            async def test_forms(data_plane, fault_plan, _):
+                assert (fault_plan.seed, fault_plan.rules) == (4, WANTED.rules)
+                await put_and_get(data_plane)
+                assert fault_plan.counts == {"refuse": 1}
+                assert not fault_plan.idle
+
+            @pytest.mark.virtual_time
+            async def test_added(data_plane, fault_plan):
+                assert fault_plan.rules == ()
+                fault_plan.on("get_samples").refuse(times=1)
+                await put_and_get(data_plane)
+                assert fault_plan.counts == {"refuse": 1}
+        """,
+    )
+    run = project.here(pytester, "-W", "error", without=["asyncio"])
+    assert run.counts == {"passed": 6}, run.text
+
+
 def test_the_plane_can_be_chosen(project: Project, pytester: pytest.Pytester) -> None:
     """The marker data_plane sets keys of the config and settings of layers; pairs are checked at the end."""
     project.write(
