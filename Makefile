@@ -24,11 +24,11 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep coverage clean
+.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep fuzz coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | coverage | clean"
+	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | fuzz | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -84,6 +84,10 @@ sweep: $(DEV_STAMP)
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
+
+# Any verbs against a plain dict, any bytes on the wire; SECONDS=300: for so long, with new seeds.
+fuzz: $(DEV_STAMP)
+	$(call timed,fuzzing,$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS))
 
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage run -m pytest $(ARGS)

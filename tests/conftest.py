@@ -17,7 +17,7 @@ torch.set_num_threads(1)
 
 # No deadline: on a shared machine a slow example is no finding. In CI the same examples each time, so that a red run
 # is about the change under test.
-hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 hypothesis.settings.load_profile("asyncdp")
 
 
