@@ -16,7 +16,7 @@ import math
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
@@ -139,6 +139,7 @@ class Layout:
     data_bytes: tuple[int, ...]
     head_bytes: int
     nbytes: int
+    _head: bytes | None = field(default=None, repr=False, compare=False)
 
     @classmethod
     def make(
@@ -177,6 +178,8 @@ class Layout:
                 offsets.append(ends(column.row_nbytes()))
             else:
                 offsets.append(None)
+        if all(steps is None for steps in offsets):
+            return _dense_of(block.n, metas)
         layout = cls.make(block.n, metas, offsets)
         layout.refuse_unreadable()
         return layout
@@ -201,12 +204,17 @@ class Layout:
 
     def head(self) -> bytes:
         """Prefix, schema and lengths, padded to where the data begins."""
+        if self._head is not None:
+            return self._head
         parts = [self.schema, bytes(_up(PREFIX_BYTES + len(self.schema)) - PREFIX_BYTES - len(self.schema))]
         parts += [np.diff(steps).tobytes() for steps in self.offsets if steps is not None]
         body = b"".join(parts)
         body += bytes(self.head_bytes - PREFIX_BYTES - len(body))
         crc = zlib.crc32(body)
-        return _PREFIX.pack(_MAGIC, _VERSION, 0, 0, len(self.schema), self.n, self.nbytes, crc) + body
+        head = _PREFIX.pack(_MAGIC, _VERSION, 0, 0, len(self.schema), self.n, self.nbytes, crc) + body
+        if all(steps is None for steps in self.offsets):
+            self._head = head
+        return head
 
     def gaps(self) -> list[tuple[int, int]]:
         """Where the padding after each column lies: (begin, end)."""
@@ -263,6 +271,14 @@ def _dense(n: int, schema: bytes) -> Layout:
     """Lay out rows of which none differs in length; a pure function, remembered since a batch of slots shares it."""
     metas = _metas(schema)
     return Layout.make(n, metas, (None,) * len(metas), schema)
+
+
+@lru_cache(maxsize=1024)
+def _dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
+    """As :func:`_dense`, for who writes them; what could not be read is refused, and that is not remembered."""
+    layout = Layout.make(n, metas, (None,) * len(metas))
+    layout.refuse_unreadable()
+    return layout
 
 
 def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layout:

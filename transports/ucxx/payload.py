@@ -41,7 +41,10 @@ def pack(block: Block, layout: Layout, out: Bytes) -> Iterator[int]:
     for column, meta, at, size in zip(
         block.columns.values(), layout.metas, layout.data_at, layout.data_bytes, strict=True
     ):
-        if size:
+        if isinstance(column, (Dense, Ragged)) and 0 < size <= PIECE_BYTES and column.values.is_contiguous():
+            out[at : at + size] = _flat(column.values)  # most are like this, and a slot may hold little
+            yield size
+        elif size:
             yield from _copy(column, meta, out[at : at + size])
 
 
@@ -81,10 +84,15 @@ def _copy(column: Column, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
         if not values.is_contiguous():
             yield from _copy_strided(values, meta, out)
             return
-        # Contiguous tensors may have any stride in dimensions of one element; flattening first takes twice as long.
-        flat = values if values.stride(-1) == 1 else values.reshape(-1)
-        data = flat.view(torch.uint8).numpy().reshape(-1)
+        data = _flat(values)
     yield from copy_pieces(out, data)
+
+
+def _flat(values: torch.Tensor) -> Bytes:
+    """See a contiguous tensor as bytes. Flattening it first takes twice as long, where views will do."""
+    # In dimensions of one element a contiguous tensor may have any stride, and no view as bytes.
+    flat = values if values.stride(-1) == 1 else values.reshape(-1)
+    return flat.view(torch.uint8).numpy().reshape(-1)
 
 
 def copy_pieces(out: Bytes, data: Bytes) -> Iterator[int]:

@@ -203,10 +203,12 @@ class Service:
         places: list[tuple[Slot, Bytes]] = []
         if request.checksums is not None and len(request.checksums) != len(request.slots):
             raise DataPlaneBadRequest("another number of checksums than of slots")
+        named: set[int] = set()
         for number, generation, size in request.slots:
             slot = self.table.writable(number, generation, request.op_id)
-            if size > slot.header.capacity or slot.header.writer is not None or any(slot is s for s, _ in places):
+            if size > slot.header.capacity or slot.header.writer is not None or number in named:
                 raise DataPlaneBadRequest(f"{size} bytes are not what slot {number} was reserved for")
+            named.add(number)
             places.append((slot, self.table.arena.slice(self.table.arena.payload_at(number), size)))
         for slot, _ in places:
             slot.receiving = True
