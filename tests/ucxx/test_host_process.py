@@ -258,3 +258,49 @@ async def test_a_password_that_was_changed_does_not_end_a_host(
             while (await admin.hosts())[0].age_s > 0.15:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
     await admin._link.command("ACL", "DELUSER", user)
+
+
+async def test_ports_beyond_the_last_one_are_an_error_in_words() -> None:
+    """A range that runs out of numbers says so."""
+    with pytest.raises(DataPlaneUnavailable, match=r"4 free ports were not found at .* from 65534 up"):
+        async with hosted(first_port=65534, ports=4):
+            pass
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stdin", ["a file", "closed"])
+async def test_standard_input_that_nobody_holds_cannot_be_watched(stdin: str) -> None:
+    """Neither a busy loop nor a traceback: one line, exit code 1."""
+    text = msgspec.json.encode(settings()).decode()
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
+    whole = command if stdin == "a file" else ["sh", "-c", 'exec "$@" <&-', "sh", *command]
+    env = {key: value for key, value in os.environ.items() if key != "ASYNCDP_DIRECTORY"}
+    done = await asyncio.to_thread(
+        subprocess.run, whole, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
+    )
+    assert done.returncode == 1
+    assert "standard input is to be watched" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.slow
+async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedServer", namespace: str) -> None:
+    """As some supervisors start it: it is ready, known to the directory, and ends with code 0."""
+    from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
+
+    text = msgspec.json.encode(settings(host_id="mute")).decode()
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--namespace", namespace, "--settings", text]
+    env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": server.url, "OMP_NUM_THREADS": "1"}
+    shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
+    process = subprocess.Popen([*shell, *command], cwd=ROOT, env=env)  # noqa: ASYNC220 - as in started()
+    directory = Directory(server.url, settings=DirectorySettings(namespace=namespace))
+    try:
+        async with asyncio.timeout(60):
+            while not await directory.hosts():  # noqa: ASYNC110 - no event
+                await asyncio.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert not await directory.hosts()
+    finally:
+        process.kill()
+        process.wait()
+        await directory.close()

@@ -101,3 +101,46 @@ def test_a_wildcard_without_an_address_is_an_error_in_words() -> None:
     told = _on_wildcard("ip link set lo up")
     assert told.startswith("bind 0.0.0.0 listens everywhere")
     assert "publish" in told
+
+
+STRANGER = """
+import anyio, json
+from asyncdp.errors import DataPlaneError
+from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.host import Host
+from tests.ucxx.hosts import pool_of, settings
+
+async def main():
+    told = {}
+    for host_secret, client_secret in (("", ""), ("s", ""), ("s", "t"), ("s", "s")):
+        host = Host(settings(bind="0.0.0.0"), None, Secret(host_secret))
+        report = await host.start()
+        for address in ("127.0.0.1", report.address):
+            with pool_of(secret=Secret(client_secret)) as pool:
+                try:
+                    async with pool.use(address, report.ports[0]) as connection:
+                        await connection.ask()
+                    said = "let in"
+                except DataPlaneError as err:
+                    said = f"{type(err).__name__}: {err}"
+            told[f"{host_secret}|{client_secret}|{address}"] = said
+        await host.stop()
+    print(json.dumps(told))
+
+anyio.run(main)
+"""
+
+
+@needs_namespace
+@pytest.mark.slow
+def test_who_is_let_in_from_where() -> None:
+    """Without a secret the host's own machine, by loopback; with one whoever has it; all others are told why not."""
+    setup = "ip link set lo up; ip addr add 10.77.0.5/24 dev lo; ip route add default via 10.77.0.1 dev lo"
+    command = ["unshare", "-rn", "sh", "-c", f'{setup}; exec "$@"', "sh", sys.executable, "-c", STRANGER]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    assert told.pop("||127.0.0.1") == "let in"
+    assert "set ASYNCDP_SECRET on both sides" in told.pop("||10.77.0.5")
+    assert {told.pop(f"s|s|{address}") for address in ("127.0.0.1", "10.77.0.5")} == {"let in"}
+    assert len(told) == 4
+    assert all(said.startswith("DataPlaneBadRequest: the secret is not this host's") for said in told.values())

@@ -9,9 +9,11 @@ import json
 import logging
 import os
 import signal
+import stat
 import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -81,9 +83,9 @@ async def run(
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, told_to_end)
-    if watch_stdin:
-        loop.add_reader(0, _heard, loop, host)
     try:
+        if watch_stdin:
+            _watch(loop, host)
         if directory is not None:
             await _until_there(directory, host, wait_s)
         if host.ended.is_set():
@@ -149,6 +151,17 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
         await directory.close()
 
 
+def _watch(loop: asyncio.AbstractEventLoop, host: Host) -> None:
+    """Notice the end of standard input."""
+    try:
+        if not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode) and not os.isatty(0):
+            raise OSError("it is no pipe")  # noqa: TRY301 - nobody can let go of the other end of a file
+        loop.add_reader(0, _heard, loop, host)
+    except OSError as err:
+        msg = f"standard input is to be watched, and no parent holds the other end of it: {err}"
+        raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
+
+
 def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
     """Take what the parent says: ``fail port 2`` lets a port die; the end of it is the parent's own."""
     try:
@@ -169,9 +182,17 @@ def log_for_operators() -> None:
     """Log to standard error: standard output is for what was asked for, and nobody may read it any further.
 
     Each connection that ends is a line at the level of debug: for a developer, not for an operator.
+
+    Where a standard stream is closed, its number goes to nothing: else the next socket would get it, and with it all
+    that UCX or a library prints.
     """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
     structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr or Path(os.devnull).open("w")),  # noqa: SIM115 - for ever
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
 

@@ -13,6 +13,7 @@ from asyncdp.transports.ucxx.control import Control
 __all__ = ["Port", "open_ports"]
 
 _TRIES: Final = 256
+_LAST: Final = 65535
 
 
 class Port:
@@ -66,6 +67,8 @@ async def open_ports(bind: str, first: int, count: int, on_made: Callable[[Contr
     ports: list[Port] = []
     number = first
     for _ in range(count + _TRIES):
+        if number > _LAST:
+            break
         try:
             ports.append(await Port.open(bind, number, on_made))
         except OSError as err:
