@@ -1,34 +1,25 @@
-"""The part of the transport that moves rows: puts, reads, and removing them from the storage units."""
+"""The part of the transport that writes rows to the storage units, and removes them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import torch
 
 from asyncdp import calls as c
-from asyncdp import slots as s
 from asyncdp.block import Block, field_names, raw_leaf
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneError,
-    DataPlaneReadError,
     DataPlaneWriteError,
-    StaleSlotError,
 )
 from asyncdp.meta import KVBatchMeta, RowHandle, lengths_of
-from asyncdp.transports.transfer_queue.checksums import MARK, beside, check, sums_of
-from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
-from asyncdp.transports.transfer_queue.link import Link, refusal
-from asyncdp.transports.transfer_queue.read_pool import POOLED_BYTES
+from asyncdp.transports.transfer_queue.checksums import MARK, sums_of
+from asyncdp.transports.transfer_queue.reading import Reading, maybe_in_a_thread, nbytes_of
 from asyncdp.transports.transfer_queue.rows import (
-    Keys,
-    Target,
-    decode,
     encode,
     form_of,
     sizes_of,
@@ -43,19 +34,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Transfers"]
 
-#: From this many bytes on, copies and checksums are made in a thread.
-BIG_READ_BYTES = 16 << 20
-#: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
-DIRECT_BYTES = 256 << 10
 #: Seconds that a put may spend on freeing what it replaced; what is not freed then is freed later.
 SWEEP_S = 1.0
 
 Share = tuple[str, int, int]
-R = TypeVar("R")
 
 
-class Transfers(Lifecycle):
-    """Puts and reads by storage unit."""
+class Transfers(Reading):
+    """Puts and clears by storage unit."""
 
     # -- puts
 
@@ -153,7 +139,7 @@ class Transfers(Lifecycle):
             try:
                 values: dict[str, Sequence[Any]] = {**encode(block, start, start + count)}
                 if self._settings.checksum:
-                    values.update(await _maybe_in_a_thread(_nbytes(values), sums_of, values, keys))
+                    values.update(await maybe_in_a_thread(nbytes_of(values), sums_of, values, keys))
                 await link.unit(unit).guard(lambda: link.client.put(unit, keys, values), ctx.deadline, host=unit)
             except DataPlaneError as err:
                 problems[at] = err
@@ -175,110 +161,6 @@ class Transfers(Lifecycle):
                 await self._ask("abort", (ctx.op_id, settled), ctx)
             except DataPlaneError:
                 return
-
-    # -- reads
-
-    @handles(s.Locate)
-    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
-        meant = None if call.handles is None else [None if h is None else h.incarnation for h in call.handles]
-        args = (call.partition_id, call.sample_ids, call.fields, meant)
-        groups, missing, found, specs, layouts, version = await self._ask("locate", args, ctx, call.partition_id)
-        link = await self._session.link(ctx.deadline)
-        epoch = int((link.epoch or "0")[:15], 16)
-        for layout, forms in layouts.items():
-            self._forms.setdefault((epoch, layout), dict(forms))
-        ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
-        hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
-        target = Target(len(call.sample_ids), self._pool.allocate) if len(groups) > 1 else None
-        if self._suspects:
-            groups = [one for group in groups for one in self._apart(group)]
-        refs = [
-            s.SlotRef(hosts[unit], layout, version, fields, keys if target is None else Keys(keys, target), rows)
-            for unit, layout, fields, keys, rows in groups
-        ]
-        errors: dict[int, DataPlaneError] = {
-            at: refusal(kind, message, {**info, "partition_id": call.partition_id})
-            for at, (kind, message, info) in missing.items()
-        }
-        handles_ = [None if incarnation is None else RowHandle(incarnation) for incarnation in found]
-        known = {name: spec_from_wire(spec) for name, spec in specs.items()}
-        return s.Located(tuple(refs), errors, handles_, known)
-
-    def _apart(self, group: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return a group row by row where a checksum among its rows did not match: so that only that row fails."""
-        unit, layout, fields, keys, rows = group
-        if self._suspects.isdisjoint(keys):
-            return [group]
-        self._suspects.difference_update(keys)
-        return [(unit, layout, fields, [key], (row,)) for key, row in zip(keys, rows, strict=True)]
-
-    @handles(s.ReadSlots)
-    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
-        """Read the rows of one unit; one request per set of fields, and of those that have checksums."""
-        link = await self._session.link(ctx.deadline)
-        by_fields: dict[tuple[tuple[str, ...], ...], list[int]] = {}
-        for at, ref in enumerate(call.refs):
-            by_fields.setdefault((ref.fields, self._summed(ref)), []).append(at)
-        parts: list[s.Part] = []
-        errors: dict[int, DataPlaneError] = {}
-        for ats in by_fields.values():
-            try:
-                parts += await self._read_group(link, call, ats, errors, ctx)
-            except StaleSlotError as err:
-                if len(ats) == 1:
-                    errors[ats[0]] = err
-                    continue
-                for at in ats:  # one of them is gone: find out which
-                    try:
-                        parts += await self._read_group(link, call, [at], errors, ctx)
-                    except StaleSlotError as stale:
-                        errors[at] = stale
-        return s.ReadResult(tuple(parts), errors)
-
-    def _summed(self, ref: s.SlotRef) -> tuple[str, ...]:
-        """Return the fields of a ref that have checksums."""
-        forms = self._forms.get((ref.host.epoch, ref.slot), {})
-        return tuple(name for name in ref.fields if MARK in forms.get(name, ()))
-
-    async def _read_group(
-        self, link: Link, call: s.ReadSlots, ats: Sequence[int], errors: dict[int, DataPlaneError], ctx: CallContext
-    ) -> list[s.Part]:
-        refs = [call.refs[at] for at in ats]
-        unit = call.host.id
-        keys = [key for ref in refs for key in ref.index]
-        canary = link.unit(unit)
-        summed = self._summed(refs[0])
-        asked = [*refs[0].fields, *map(beside, summed)]
-        values = await canary.guard(lambda: link.client.get(unit, keys, asked), ctx.deadline, host=unit)
-        parts, first = [], 0
-        for at, ref in zip(ats, refs, strict=True):
-            count = len(ref.index)
-            forms = self._forms.get((call.host.epoch, ref.slot))
-            if forms is None:
-                errors[at] = StaleSlotError("the reference is of another life of the plane", host=unit)
-                continue
-            rows = values if count == len(keys) else {f: values[f][first : first + count] for f in asked}
-            first += count
-            wanted = {name: forms[name] for name in ref.fields}
-            target = ref.index.target if isinstance(ref.index, Keys) else None
-            try:
-                size = _nbytes(rows)
-                if size < DIRECT_BYTES:
-                    target = None
-                if summed:
-                    await _maybe_in_a_thread(size, check, rows, ref.index, summed)
-                if size >= POOLED_BYTES:
-                    self._pool.trim_in(link.loop)
-                args = (rows, wanted, count, self._pool.allocate, target, ref.rows)
-                block = await _maybe_in_a_thread(size, decode, *args)
-            except DataPlaneReadError as err:
-                if summed and count > 1:
-                    self._suspects.update(ref.index)
-                err.host = unit
-                errors[at] = err
-                continue
-            parts.append(s.Part((at,), block, (block.nbytes,), block.schema_hash()))
-        return parts
 
     # -- removing
 
@@ -309,20 +191,6 @@ class Transfers(Lifecycle):
         if not any(err.retryable for err in failed.values()):
             link.finished.append(ticket)
         return failed
-
-
-async def _maybe_in_a_thread(size: int, work: Callable[..., R], *args: Any) -> R:
-    """Do work on so many bytes: much of it in a thread, since it would hold up the event loop."""
-    return await anyio.to_thread.run_sync(work, *args) if size >= BIG_READ_BYTES else work(*args)
-
-
-def _nbytes(values: Mapping[str, Sequence[Any]]) -> int:
-    total = 0
-    for column in values.values():
-        if column:
-            one = column[0]
-            total += len(column) * (one.nbytes if isinstance(one, torch.Tensor) else len(one))
-    return total
 
 
 def _meta(call: c.PutSamples, names: tuple[str, ...], incarnations: Sequence[int]) -> KVBatchMeta:

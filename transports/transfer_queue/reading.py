@@ -1,0 +1,152 @@
+"""The part of the transport that reads rows from the storage units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import anyio.to_thread
+import torch
+
+from asyncdp import slots as s
+from asyncdp.calls import CallContext, handles
+from asyncdp.errors import DataPlaneError, DataPlaneReadError, StaleSlotError
+from asyncdp.meta import RowHandle
+from asyncdp.transports.transfer_queue.checksums import MARK, beside, check
+from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
+from asyncdp.transports.transfer_queue.link import refusal
+from asyncdp.transports.transfer_queue.read_pool import POOLED_BYTES
+from asyncdp.transports.transfer_queue.rows import Keys, Target, decode, spec_from_wire
+
+if TYPE_CHECKING:
+    from asyncdp.transports.transfer_queue.link import Link
+
+__all__ = ["Reading", "maybe_in_a_thread", "nbytes_of"]
+
+#: From this many bytes on, copies and checksums are made in a thread.
+BIG_BYTES = 16 << 20
+#: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
+DIRECT_BYTES = 256 << 10
+
+R = TypeVar("R")
+
+
+class Reading(Lifecycle):
+    """Reads by storage unit."""
+
+    @handles(s.Locate)
+    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
+        meant = None if call.handles is None else [None if h is None else h.incarnation for h in call.handles]
+        args = (call.partition_id, call.sample_ids, call.fields, meant)
+        groups, missing, found, specs, layouts, version = await self._ask("locate", args, ctx, call.partition_id)
+        link = await self._session.link(ctx.deadline)
+        epoch = int((link.epoch or "0")[:15], 16)
+        for layout, forms in layouts.items():
+            self._forms.setdefault((epoch, layout), dict(forms))
+        ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
+        hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
+        target = Target(len(call.sample_ids), self._pool.allocate) if len(groups) > 1 else None
+        if self._suspects:
+            groups = [one for group in groups for one in self._apart(group)]
+        refs = [
+            s.SlotRef(hosts[unit], layout, version, fields, keys if target is None else Keys(keys, target), rows)
+            for unit, layout, fields, keys, rows in groups
+        ]
+        errors: dict[int, DataPlaneError] = {
+            at: refusal(kind, message, {**info, "partition_id": call.partition_id})
+            for at, (kind, message, info) in missing.items()
+        }
+        handles_ = [None if incarnation is None else RowHandle(incarnation) for incarnation in found]
+        known = {name: spec_from_wire(spec) for name, spec in specs.items()}
+        return s.Located(tuple(refs), errors, handles_, known)
+
+    def _apart(self, group: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return a group row by row where a checksum among its rows did not match: so that only that row fails."""
+        unit, layout, fields, keys, rows = group
+        if self._suspects.isdisjoint(keys):
+            return [group]
+        self._suspects.difference_update(keys)
+        return [(unit, layout, fields, [key], (row,)) for key, row in zip(keys, rows, strict=True)]
+
+    @handles(s.ReadSlots)
+    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
+        """Read the rows of one unit; one request per set of fields, and of those that have checksums."""
+        link = await self._session.link(ctx.deadline)
+        by_fields: dict[tuple[tuple[str, ...], ...], list[int]] = {}
+        for at, ref in enumerate(call.refs):
+            by_fields.setdefault((ref.fields, self._summed(ref)), []).append(at)
+        parts: list[s.Part] = []
+        errors: dict[int, DataPlaneError] = {}
+        for ats in by_fields.values():
+            try:
+                parts += await self._read_group(link, call, ats, errors, ctx)
+            except StaleSlotError as err:
+                if len(ats) == 1:
+                    errors[ats[0]] = err
+                    continue
+                for at in ats:  # one of them is gone: find out which
+                    try:
+                        parts += await self._read_group(link, call, [at], errors, ctx)
+                    except StaleSlotError as stale:
+                        errors[at] = stale
+        return s.ReadResult(tuple(parts), errors)
+
+    def _summed(self, ref: s.SlotRef) -> tuple[str, ...]:
+        """Return the fields of a ref that have checksums."""
+        forms = self._forms.get((ref.host.epoch, ref.slot), {})
+        return tuple(name for name in ref.fields if MARK in forms.get(name, ()))
+
+    async def _read_group(
+        self, link: Link, call: s.ReadSlots, ats: Sequence[int], errors: dict[int, DataPlaneError], ctx: CallContext
+    ) -> list[s.Part]:
+        refs = [call.refs[at] for at in ats]
+        unit = call.host.id
+        keys = [key for ref in refs for key in ref.index]
+        canary = link.unit(unit)
+        summed = self._summed(refs[0])
+        asked = [*refs[0].fields, *map(beside, summed)]
+        values = await canary.guard(lambda: link.client.get(unit, keys, asked), ctx.deadline, host=unit)
+        parts, first = [], 0
+        for at, ref in zip(ats, refs, strict=True):
+            count = len(ref.index)
+            forms = self._forms.get((call.host.epoch, ref.slot))
+            if forms is None:
+                errors[at] = StaleSlotError("the reference is of another life of the plane", host=unit)
+                continue
+            rows = values if count == len(keys) else {f: values[f][first : first + count] for f in asked}
+            first += count
+            wanted = {name: forms[name] for name in ref.fields}
+            target = ref.index.target if isinstance(ref.index, Keys) else None
+            try:
+                size = nbytes_of(rows)
+                if size < DIRECT_BYTES:
+                    target = None
+                if summed:
+                    await maybe_in_a_thread(size, check, rows, ref.index, summed)
+                if size >= POOLED_BYTES:
+                    self._pool.trim_in(link.loop)
+                args = (rows, wanted, count, self._pool.allocate, target, ref.rows)
+                block = await maybe_in_a_thread(size, decode, *args)
+            except DataPlaneReadError as err:
+                if summed and count > 1:
+                    self._suspects.update(ref.index)
+                err.host = unit
+                errors[at] = err
+                continue
+            parts.append(s.Part((at,), block, (block.nbytes,), block.schema_hash()))
+        return parts
+
+
+async def maybe_in_a_thread(size: int, work: Callable[..., R], *args: Any) -> R:
+    """Do work on so many bytes: much of it in a thread, since it would hold up the event loop."""
+    return await anyio.to_thread.run_sync(work, *args) if size >= BIG_BYTES else work(*args)
+
+
+def nbytes_of(values: Mapping[str, Sequence[Any]]) -> int:
+    """Return the bytes of values as they came, or will go."""
+    total = 0
+    for column in values.values():
+        if column:
+            one = column[0]
+            total += len(column) * (one.nbytes if isinstance(one, torch.Tensor) else len(one))
+    return total
