@@ -37,11 +37,13 @@ from asyncdp.transports.ucxx.wire import (
     Ask,
     Challenge,
     Drop,
+    Failed,
     Read,
     SlotRows,
     Welcome,
     WireError,
     Write,
+    Written,
     pack_frame,
     unpack_body,
     unpack_head,
@@ -316,6 +318,24 @@ async def test_a_request_for_what_cannot_be_is_refused_or_closed() -> None:
                         connection.spend()
             async with pool.use("127.0.0.1", here.ports[0]) as connection:
                 assert (await connection.ask())["ready"] == 1
+
+
+async def test_a_write_that_names_a_slot_twice_is_refused() -> None:
+    """Nothing of it is written, and the slot can still be."""
+    block = rows(1)
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                sizes = block.row_nbytes().tolist()
+                granted = await connection.reserve(here, "op", ("a",), sizes, 0, ttl_s=60, wait_s=0, lane=False)
+                ((slot, generation, _, _),) = granted.grants
+                data = packed(block).tobytes()
+                named = (slot, generation, len(data))
+                await connection._control.send(Write("op", [named, named], here.epoch, None, data + data))
+                assert isinstance(await connection._control.receive(), Failed)
+                await connection._control.send(Write("op", [named], here.epoch, None, data))
+                assert isinstance(await connection._control.receive(), Written)
 
 
 async def test_a_mute_stranger_is_closed_after_a_while() -> None:
