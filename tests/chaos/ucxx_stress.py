@@ -143,7 +143,7 @@ class Stress:
         """Let them work, and look at them."""
         began, shown = time.monotonic(), 0.0
         while time.monotonic() - began < seconds and not self.problems:
-            await asyncio.sleep(min(1.0, seconds / 20))
+            await asyncio.sleep(1.0)
             self.look_at(roles)
             if time.monotonic() - shown > 5:
                 shown = time.monotonic()

@@ -9,10 +9,13 @@ from pathlib import Path
 __all__ = ["Gauge"]
 
 MIB = 1 << 20
-#: What a process may grow by while its load stays as it is: buffers of new sizes, the allocator's own.
-GROWN_BYTES = 24 * MIB
-GROWN_SHARE = 0.1
+#: Samples, one a second, after which a process is warm. A run of less than twice as many is too short to tell.
+WARM_SAMPLES = 20
+#: What it may grow by afterwards: buffers of new sizes, the allocator's own, one more connection.
+GROWN_BYTES = 12 * MIB
 GROWN_DESCRIPTORS = 6
+#: In runs of any length: more than all connections to all ports take.
+MOST_DESCRIPTORS = 200
 
 
 class Gauge:
@@ -37,25 +40,32 @@ class Gauge:
         self.rss.append((int(fields[1]) - int(fields[2])) * os.sysconf("SC_PAGE_SIZE"))
         self.descriptors.append(sum(1 for _ in Path(f"/proc/{self.pid}/fd").iterdir()))
 
-    @staticmethod
-    def _halves(samples: list[int]) -> tuple[float, float]:
-        """The level after warming up, and that at the end: medians of the second and of the last quarter."""
-        quarter = max(1, len(samples) // 4)
-        return statistics.median(samples[quarter : 2 * quarter] or samples), statistics.median(samples[-quarter:])
+    def _levels(self, samples: list[int]) -> tuple[float, float]:
+        """The level once everybody was warm, and that at the end: medians of a third of the samples each."""
+        warm = samples[WARM_SAMPLES:] if self.steady else samples
+        third = max(1, len(warm) // 3)
+        return (statistics.median(warm[:third]), statistics.median(warm[-third:])) if warm else (0.0, 0.0)
+
+    @property
+    def steady(self) -> bool:
+        """Whether there are enough samples to call a growth one: at first connections are made and buffers filled."""
+        return len(self.rss) >= 2 * WARM_SAMPLES
 
     @property
     def row(self) -> tuple[str, ...]:
         """For the table."""
-        (rss, rss_end), (fds, fds_end) = self._halves(self.rss), self._halves(self.descriptors)
+        (rss, rss_end), (fds, fds_end) = self._levels(self.rss), self._levels(self.descriptors)
         most = max(self.descriptors, default=0)
         return self.name, f"{rss / MIB:.1f} -> {rss_end / MIB:.1f} MiB", f"{fds:.0f} -> {fds_end:.0f}, {most} at most"
 
     @property
     def problem(self) -> str | None:
         """What grew, in words."""
-        (rss, rss_end), (fds, fds_end) = self._halves(self.rss), self._halves(self.descriptors)
-        if self.bounded and rss_end - rss > max(GROWN_BYTES, GROWN_SHARE * rss):
+        (rss, rss_end), (fds, fds_end) = self._levels(self.rss), self._levels(self.descriptors)
+        if self.bounded and self.steady and rss_end - rss > GROWN_BYTES:
             return f"the memory of {self.name} grew from {rss / MIB:.1f} to {rss_end / MIB:.1f} MiB"
-        if fds_end - fds > GROWN_DESCRIPTORS:
+        if self.steady and fds_end - fds > GROWN_DESCRIPTORS:
             return f"the descriptors of {self.name} grew from {fds:.0f} to {fds_end:.0f}"
+        if max(self.descriptors, default=0) > MOST_DESCRIPTORS:
+            return f"{self.name} has {max(self.descriptors)} descriptors"
         return None

@@ -334,6 +334,7 @@ async def test_a_write_that_names_a_slot_twice_is_refused() -> None:
                 named = (slot, generation, len(data))
                 await connection._control.send(Write("op", [named, named], here.epoch, None, data + data))
                 assert isinstance(await connection._control.receive(), Failed)
+                assert host.service.table.counts()["ready"] == 0
                 await connection._control.send(Write("op", [named], here.epoch, None, data))
                 assert isinstance(await connection._control.receive(), Written)
 
