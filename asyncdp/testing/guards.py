@@ -90,6 +90,8 @@ class Guards:
         """Compare, when everything that is the test's own has ended."""
         result = yield
         allow = self._allowed(item)
+        if allow is not None:
+            getattr(item, "funcargs", {}).clear()  # pytest lets go of what fixtures gave only a moment later
         if allow is not None and (left := self._guard.left(item.nodeid, allow)):
             pytest.fail(f"{item.name} has left behind: " + "; ".join(left), pytrace=False)
         return result

@@ -177,10 +177,11 @@ class LeakGuard:
         """Return what has appeared and does not go away, a line each; empty where nothing has."""
         new = self._new(test, allow)
         if new:
-            gc.collect()  # what nobody refers to any more is closed by its finalizer
             until = time.monotonic() + self.grace_s
-            while (new := self._new(test, allow)) and time.monotonic() < until:
+            while new and time.monotonic() < until:
+                gc.collect()  # what nobody refers to any more is closed by its finalizer, which may free something else
                 time.sleep(0.01)
+                new = self._new(test, allow)
         return new
 
     def _new(self, test: str, allow: tuple[str, ...]) -> list[str]:
