@@ -11,6 +11,7 @@ import pytest
 import sniffio
 
 from asyncdp.testing.contract import Opener, Plane
+from asyncdp.testing.leaks import lasting
 from tests.transfer_queue.ray_cluster import RayCluster
 from tests.transfer_queue.servers import Servers, config_for
 
@@ -28,7 +29,8 @@ class _Lazy:
 
     def __call__(self) -> Any:
         if self._made is None:
-            self._made = self._make()
+            with lasting():
+                self._made = self._make()
         return self._made
 
     def close(self) -> None:

@@ -17,6 +17,7 @@ import sniffio
 
 from asyncdp.testing import contract
 from asyncdp.testing.contract.rig import BASE
+from asyncdp.testing.leaks import lasting
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host import Host
 from asyncdp.transports.ucxx.known_host import KnownHost
@@ -69,10 +70,11 @@ class Planes:
     def server(self) -> EmbeddedServer:
         """The server."""
         if self._server is None:
-            self._server = EmbeddedServer(fsync="no")
-            _elsewhere(self._server.start)
-            os.environ.setdefault("ASYNCDP_SECRET", TEXT)  # who is unpickled has it from here only
-            self.hosts = HostThread()
+            with lasting():
+                self._server = EmbeddedServer(fsync="no")
+                _elsewhere(self._server.start)
+                os.environ.setdefault("ASYNCDP_SECRET", TEXT)  # who is unpickled has it from here only
+                self.hosts = HostThread()
         return self._server
 
     def close(self) -> None:
