@@ -12,7 +12,8 @@ from asyncdp.testing.sweep import cancellation_sweep
 from tests.sweep.slice import all_verbs, real
 from tests.transfer_queue.opener import CLUSTER, on_ray
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+# The first one starts Ray, whose actors import torch.
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 PLANES = on_ray()
 
 
