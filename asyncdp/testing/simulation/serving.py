@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
 
-from asyncdp.transports.memory import MemoryTransport
+if TYPE_CHECKING:
+    from asyncdp.transports.memory import MemoryTransport
 
 __all__ = ["slow_to_serve"]
 

@@ -10,8 +10,9 @@ from asyncdp.testing.simulation.checks.rows import rows_of
 from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Sequence
 
+    from asyncdp.testing.simulation.checks.rows import Rows
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
 
@@ -88,15 +89,21 @@ def untagged_claims(history: History) -> Iterator[Violation]:
             continue
         for name, values in op.values.items():
             for sample_id, value in zip(op.ids, values, strict=False):
-                registers = rows[op.partition, sample_id].registers
-                puts = [put.op for f in op.fields if f in registers for put in registers[f].puts.values()]
-                tagged = [put for put in puts if name in put.values]
-                whole = any(
-                    all(name in put.op.values for put in registers[f].puts.values()) for f in op.fields if f in registers
-                )
-                if value is None and tagged and whole:
+                if value is not None:
+                    continue
+                put = _always_tagged(rows[op.partition, sample_id], op.fields, name)
+                if put is not None:
                     text = f"sample {sample_id!r} was claimed without the tag {name[1:]!r} that it was put with"
-                    yield Violation(NAME, text, op.partition, (sample_id,), (tagged[0], op))
+                    yield Violation(NAME, text, op.partition, (sample_id,), (put, op))
+
+
+def _always_tagged(row: Rows, fields: Sequence[str], tag: str) -> Operation | None:
+    """Return a put that wrote a field together with a tag, if every put of that field did."""
+    for name in fields:
+        puts = [span.op for span in row.registers[name].puts.values()] if name in row.registers else []
+        if puts and all(tag in put.values for put in puts):
+            return puts[0]
+    return None
 
 
 def misshapen_batches(history: History) -> Iterator[Violation]:

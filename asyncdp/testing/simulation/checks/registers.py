@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.operation import ABSENT
+from asyncdp.testing.simulation.operation import ABSENT, REMOVALS
 from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ def wrong_reads(history: History) -> Iterator[Violation]:
     for (partition, sample_id), row in rows.items():
         for name, known in row.registers.items():
             where = f"field {name!r} of sample {sample_id!r}"
-            for text, ops in (*_strange(known, homes), *_out_of_order(known, row), *_vanished(known, row)):
+            for text, ops in (*_strange(name, known, homes), *_out_of_order(known, row), *_vanished(known, row)):
                 yield Violation(NAME, f"{where} {text}", partition, (sample_id,), ops)
 
 
 Finding = tuple[str, tuple["Operation", ...]]
 
 
-def _strange(known: Register, homes: dict[Hashable, tuple[str, str, str]]) -> Iterator[Finding]:
+def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, str]]) -> Iterator[Finding]:
     """Find values that nobody put there, or not yet, or in vain."""
     for value, op in known.reads:
         put = known.puts.get(value)
@@ -59,6 +59,13 @@ def _strange(known: Register, homes: dict[Hashable, tuple[str, str, str]]) -> It
             yield f"was read as {value!r} before that was put", (op, put.op)
         elif put.op.denied:
             yield f"was read as {value!r}, whose put failed and said that it did nothing", (put.op, op)
+        elif (settler := put.settler) is not None and settler.end < op.start:
+            changed = settler.verb in REMOVALS or name in settler.values
+            if changed:
+                yield (
+                    f"was read as {value!r}, which its client had settled and changed since",
+                    (put.op, put.settler, op),
+                )
 
 
 class Zone(NamedTuple):

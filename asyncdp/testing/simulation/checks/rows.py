@@ -18,11 +18,16 @@ __all__ = ["Register", "Rows", "Span", "rows_of"]
 
 
 class Span(NamedTuple):
-    """A call, and the places between which it took effect, if it did."""
+    """A call, and the places between which it took effect, if it did; before ``settler`` did, where that is known."""
 
     start: float
     end: float
     op: Operation
+    settler: Operation | None = None
+
+
+#: By number of an operation and sample: the call that settled it.
+Settlers = dict[tuple[int, str], "Operation"]
 
 
 @dataclass(slots=True)
@@ -48,10 +53,10 @@ def rows_of(history: History) -> dict[tuple[str, str], Rows]:
     rows: dict[tuple[str, str], Rows] | None = history.derived.get("rows")
     if rows is None:
         rows = history.derived["rows"] = {}
-        ends = _ends(history)
+        ends, settlers = _ends(history)
         for op in history.operations:
             if op.verb == "put_samples":
-                _enter_put(op, ends[op.number], rows)
+                _enter_put(op, ends[op.number], rows, settlers)
             elif op.verb in REMOVALS:
                 for sample_id in op.ids if op.happened else ():
                     row = rows.setdefault((op.partition, sample_id), Rows())
@@ -64,11 +69,13 @@ def rows_of(history: History) -> dict[tuple[str, str], Rows]:
     return rows
 
 
-def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows]) -> None:
+def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows], settlers: Settlers) -> None:
     for name, values in op.values.items():
         for sample_id, value in zip(op.ids, values, strict=True):
             row = rows.setdefault((op.partition, sample_id), Rows())
-            row.registers.setdefault(name, Register()).puts[value] = Span(op.start, end, op)
+            row.registers.setdefault(name, Register()).puts[value] = Span(
+                op.start, end, op, settlers.get((op.number, sample_id))
+            )
 
 
 def _enter_read(op: Operation, rows: dict[tuple[str, str], Rows]) -> None:
@@ -103,38 +110,41 @@ def _missing(op: Operation) -> Iterator[tuple[str, str]]:
                 yield sample_id, op.fields[0]
 
 
-def _ends(history: History) -> dict[int, float]:
-    """Until when each mutation may still happen.
+def _ends(history: History) -> tuple[dict[int, float], Settlers]:
+    """Until when each mutation may still happen, and by which other one it was settled.
 
     A client that settles finds out before its next mutation of the same samples what became of the one before, and in
     close() what became of all.
     """
     ends: dict[int, float] = {}
+    settlers: Settlers = {}
     unsure: dict[tuple[str, str, str], list[Operation]] = {}
     for op in sorted(history.operations, key=lambda op: op.end):
         if op.verb == "close" and op.outcome == "ok":
             for key in [key for key in unsure if key[0] == op.client]:
-                _settled(unsure, key, op, ends)
+                _settled(unsure, key, op, (ends, settlers))
         elif op.verb == "put_samples" or op.verb in REMOVALS:
             keys = [(op.client, op.partition, i) for i in op.ids]
             ends[op.number] = op.end if op.outcome == "ok" else math.inf
             for key in keys if op.outcome == "ok" else ():
-                _settled(unsure, key, op, ends)
+                _settled(unsure, key, op, (ends, settlers))
             if op.outcome == "unknown" and op.client in history.settles:
                 for key in keys:
                     unsure.setdefault(key, []).append(op)
-    return ends
+    return ends, settlers
 
 
 def _settled(
     unsure: dict[tuple[str, str, str], list[Operation]],
     key: tuple[str, str, str],
     op: Operation,
-    ends: dict[int, float],
+    found: tuple[dict[int, float], Settlers],
 ) -> None:
     """Note what a call that went well has settled: what had come back before it began."""
+    ends, settlers = found
     for before in unsure.pop(key, ()):
         if before.end < op.start:
             ends[before.number] = min(ends[before.number], op.end)
+            settlers[before.number, key[2]] = op
         else:
             unsure.setdefault(key, []).append(before)
