@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from asyncdp.testing.rule import KINDS as KINDS
     from asyncdp.testing.rule import Rule as Rule
     from asyncdp.testing.rule import Where as Where
+    from asyncdp.testing.simulation import Fabric as Fabric
+    from asyncdp.testing.simulation import History as History
+    from asyncdp.testing.simulation import Recorded as Recorded
     from asyncdp.testing.scripted_pair import Pair as Pair
     from asyncdp.testing.scripted_pair import pair as pair
     from asyncdp.testing.stacks import faulty_stack as faulty_stack
@@ -49,6 +52,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "plan": ("FaultPlan",),
     "request": ("Request",),
     "rule": ("KINDS", "Rule", "Where"),
+    "simulation": ("Fabric", "History", "Recorded"),
     "scripted_pair": ("Pair", "pair"),
     "stacks": ("faulty_stack",),
 }
