@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from asyncdp.testing.rule import KINDS as KINDS
     from asyncdp.testing.rule import Rule as Rule
     from asyncdp.testing.rule import Where as Where
+    from asyncdp.testing.scripted_pair import Pair as Pair
+    from asyncdp.testing.scripted_pair import pair as pair
     from asyncdp.testing.simulation import Fabric as Fabric
     from asyncdp.testing.simulation import History as History
     from asyncdp.testing.simulation import Recorded as Recorded
-    from asyncdp.testing.scripted_pair import Pair as Pair
-    from asyncdp.testing.scripted_pair import pair as pair
     from asyncdp.testing.stacks import faulty_stack as faulty_stack
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {

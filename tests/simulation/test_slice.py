@@ -1,8 +1,11 @@
 """A slice of the simulation, with fixed seeds; ``make simulate`` goes on from there."""
 
 import os
+import re
 import subprocess
 import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +13,7 @@ from asyncdp.testing import simulate as command
 from asyncdp.testing.simulation import Report, crowd, draw, simulate
 from asyncdp.transports.memory.host import Host
 from tests.planted.hosts import NoEpoch
-from tests.planted.table import emptied
+from tests.planted.table import PLANTED, emptied
 
 #: Seeds of one test.
 BLOCK = 6
@@ -96,3 +99,17 @@ def test_a_crash_of_the_simulation_is_a_violation(
     said = capsys.readouterr().out
     assert "CRASH at seed 7" in said
     assert "LookupError: 7" in said
+
+
+def test_the_fabric_of_the_docs_runs() -> None:
+    """What docs/simulation.md shows as a simulation of one's own runs as it stands."""
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    block = text[text.index("    import anyio, torch") : text.index("`replace={PortRotation")]
+    exec(textwrap.dedent(block), {"__name__": "docs"})  # it is ours
+
+
+def test_each_check_is_documented() -> None:
+    """The table of docs/simulation.md names what violations are named by."""
+    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
+    named = {name.strip() for row in re.findall(r"^\| ([a-z, -]+) \|", text, re.MULTILINE) for name in row.split(",")}
+    assert {planted.check for planted in PLANTED} <= named
