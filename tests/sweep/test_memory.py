@@ -19,6 +19,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 FAULTS: dict[str, Callable[[], FaultPlan]] = {
     "refused": lambda: FaultPlan().refuse(times=2),
     "slow": lambda: FaultPlan().delay(0.1),
+    "late": lambda: FaultPlan().delay(0.1, reply=True),
     "lost replies": lambda: FaultPlan().lose_reply(times=1).lose_reply(after=2, times=1),
     "silent": lambda: FaultPlan().silent(after=1, times=1).on(host="host-0").silent(times=1),
     "truncated": lambda: FaultPlan().truncate(times=2).not_ready(0.1, after=2, times=1),

@@ -37,12 +37,12 @@ def _of(layer: Any) -> Iterator[tuple[str, int]]:
             yield f"probe of port {key}", int(state.probe is not None)
     elif isinstance(layer, SlotRetry):
         yield "watches of ids", len(layer._touches._watches)  # noqa: SLF001
-    kind = type(layer).__name__
-    if kind == "MemoryTransport" and not layer._closed:  # noqa: SLF001
+    kinds = {kind.__name__ for kind in type(layer).__mro__}  # by name: what is not installed is not imported
+    if "MemoryTransport" in kinds and not layer._closed:  # noqa: SLF001
         yield "waiters of the plane", len(layer.plane._wakers)  # noqa: SLF001
         for host in layer.plane.hosts.values():
             yield f"reads of {host.ref.id}", host.counts()["reading"]
-    elif kind == "UCXXTransport":
+    elif "UCXXTransport" in kinds:
         access = layer._reach._access  # noqa: SLF001
         if access is not None:
             yield "copies on the lane", len(access._copying)  # noqa: SLF001
