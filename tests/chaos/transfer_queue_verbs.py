@@ -108,7 +108,7 @@ class Round:
             expect(self.outcomes[verb] != "ok" or there is None, f"{verb} was acknowledged, and it reads {there}")
         groups = {group.group_id: group for group in await client.list_metadata("p")}
         if self.outcomes["tags"] == "ok":
-            told = groups["r0"].tags or {} if "r0" in groups else {}
+            told = (groups["r0"].tags or ({},))[0] if "r0" in groups else {}
             expect("r0" in lost or told.get(self.id("tag")) == 1, "an acknowledged tag is not there")
         by_task = {
             task: {i for claim in await client.list_claims("p", task) for i in claim.sample_ids}

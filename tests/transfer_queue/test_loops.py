@@ -69,6 +69,18 @@ async def test_close_ends_what_waits(plane: Callable[..., BaseClient], servers: 
 
 
 @pytest.mark.anyio
+async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., BaseClient], lasting: Servers) -> None:
+    """What one of them reported swept is no trouble to the others: a put that happened is not told as failed."""
+    client = plane(lasting)
+    await client.register_partition("p", ["x"], 64, ["train"])
+    for _ in range(3):
+        async with anyio.create_task_group() as group:
+            for at in range(16):
+                group.start_soon(client.put_samples, [f"r{at}"], "p", {"x": torch.full((1,), float(at))})
+    assert (await client.get_samples([f"r{at}" for at in range(16)], "p", ["x"]))["x"].tolist() == list(range(16))
+
+
+@pytest.mark.anyio
 async def test_a_controller_with_another_sampler_is_named() -> None:
     """A TransferQueue that is not ours, or was restarted by somebody else: typed, at once."""
     from tests.transfer_queue.servers import Servers as Fresh

@@ -128,8 +128,8 @@ class Link:
         if status == "failed":
             msg = f"the directory could not serve {op!r}: {rest[0]}"
             raise DataPlaneError(msg)
-        for ticket in finished:
-            self.finished.remove(ticket)
+        if finished:  # another request may have reported some of them meanwhile
+            self.finished = [ticket for ticket in self.finished if ticket not in finished]
         return (rest[0], rest[1]) if op in ("publish", "clear", "drop") else rest[0]
 
     async def _send(self, payload: bytes) -> bytes | None:
