@@ -307,3 +307,25 @@ def test_no_slot_is_larger_than_the_largest_and_none_is_empty(rows_per_slot: int
         assert [row for first, stop, _ in shares for row in range(first, stop)] == list(range(len(sizes)))
         assert all(first < stop and capacity <= largest for first, stop, capacity in shares)
         assert all(capacity == bound(A, sizes[first:stop]) for first, stop, capacity in shares)
+
+
+async def test_a_host_of_the_same_epoch_at_the_old_one_s_door_is_another_one() -> None:
+    """S9: slots are numbered alike everywhere, and epochs may be alike too: who answers has to be who is meant."""
+    async with hosted(Known()) as one, hosted(Known()) as two:
+        assert one.arena.epoch == two.arena.epoch
+        here, there = ref_of(one.report()), ref_of(two.report())
+        with pool_of() as pool:
+            access = Access(pool, PICKLE, BufferPool(), lane=False)
+            async with pool.use(LOCAL, there.ports[0]) as connection:
+                (ref,) = await put_over(connection, there, "op", rows(1))
+            asked = type(here)(here.id, here.epoch, there.ports)
+            for work in (
+                lambda: access.read(asked, Door(LOCAL), [ref]),
+                lambda: access.drop(asked, Door(LOCAL), [(ref.slot, ref.generation, [0], ())]),
+                lambda: access.reserve(asked, Door(LOCAL), "other", A, [32], 0, ttl_s=1.0),
+                lambda: access.abort(asked, Door(LOCAL), "op"),
+            ):
+                with pytest.raises(StaleSlotError, match="answers where slot host"):
+                    await work()
+            assert two.service.facts()["ready"] == 1
+            await access.close()

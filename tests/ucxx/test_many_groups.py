@@ -1,5 +1,6 @@
 """Calls that touch thousands of groups at once: a server-side function runs whole or not at all."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,3 +32,24 @@ async def test_thousands_of_groups_in_one_call(directory: "Directory", first: st
     await put(directory, ids[:2])
     assert (await directory.claim(op(), "p", "t", ["x"], 2, 1, "me")).meta.sample_ids == ids[:2]
     assert await directory.consumed("p", ["t"])
+
+
+async def test_what_a_host_still_holds_is_found_in_pages(connect: Callable[..., "Directory"]) -> None:
+    """All rows of many pages, by slot; not what was cleared, replaced, or lies on another host or in its past."""
+    directory = connect(list_rows=100)
+    await directory.register(RegisterPartition("p", ("x",), 64, ("t",)))
+    await directory.register(RegisterPartition("q", ("x",), 64, ("t",)))
+    for slot in (1, 2, 3):
+        await put(directory, [f"{slot}_{at}" for at in range(1500)], slot)
+    await put(directory, ["q0", "q1"], 9, p="q")
+    await directory.clear(op(), "p", [f"1_{at}" for at in range(10)])
+    await put(directory, [f"2_{at}" for at in range(1500)], 4)
+    found = await directory.cells_of("host", 1, ["p", "q", "never"])
+    assert found == {
+        (1, 1): set(range(10, 1500)),
+        (3, 1): set(range(1500)),
+        (4, 1): set(range(1500)),
+        (9, 1): {0, 1},
+    }
+    assert await directory.cells_of("host", 2, ["p", "q"]) == {}
+    assert await directory.cells_of("other", 1, ["p", "q"]) == {}

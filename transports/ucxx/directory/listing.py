@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import DataPlaneGroupMeta
-from asyncdp.transports.ucxx.directory.cells import slot_name
+from asyncdp.transports.ucxx.directory.cells import pieces, slot_name
 from asyncdp.transports.ucxx.directory.hosts import Hosts
 from asyncdp.transports.ucxx.directory.rows import Rows
 from asyncdp.transports.ucxx.directory.texts import load, pack, text
@@ -118,16 +117,25 @@ class Listing(Hosts):
         and not named here are orphans.
         """
         found: dict[tuple[int, int], set[int]] = {}
+        wanted: dict[bytes, set[int] | None] = {}
+        await self._open()
         for partition_id in partition_ids:
-            try:
-                rows, _, _ = await self._rows(partition_id)
-            except DataPlaneBadRequest:
-                continue  # dropped meanwhile
-            for at in range(len(rows)):
-                for key, index in rows.slots(at):
-                    name = slot_name(key)
-                    if (name.host, name.epoch) == (host_id, epoch):
-                        found.setdefault((name.slot, name.generation), set()).add(index)
+            # A scan shows all that is there from its begin to its end; between its pages server and host serve others.
+            cursor, key = 0, self._key(partition_id) + "c"
+            while True:
+                raw, flat = await self._link.command("HSCAN", key, cursor, "COUNT", self._settings.list_rows)
+                for blob in flat[1::2]:
+                    for slot, index, *_ in pieces(blob):
+                        if slot not in wanted:
+                            name = slot_name(slot)
+                            mine = (name.host, name.epoch) == (host_id, epoch)
+                            wanted[slot] = found.setdefault((name.slot, name.generation), set()) if mine else None
+                        places = wanted[slot]
+                        if places is not None:
+                            places.add(index)
+                cursor = int(raw)
+                if not cursor:
+                    break
         return found
 
     async def _owned(self, partition_id: str, owner: str) -> tuple[list[str], list[bytes]]:
