@@ -114,6 +114,8 @@ class Deadlines(Contract):
         hold = Hold(GET, after=True)
         client = await rig.attach(hold)
         await fill(rig, 1)
+        # A first connection may take longer than the call below.
+        await client.put_samples(["b"], "p", {"x": torch.zeros(1)})
 
         async def block() -> None:
             await hold.holds()
