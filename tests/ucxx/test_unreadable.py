@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,9 @@ import torch
 from asyncdp.block import Block
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.transports.ucxx.layout import MAX_HEAD_BYTES, Layout, read_layout
+
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
 
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
@@ -60,3 +65,22 @@ def test_an_empty_text_of_numpy_comes_back(value: np.generic) -> None:
     back = codec.loads(codec.dumps([value]))[0]
     assert type(back) is type(value)
     assert back == value
+
+
+@pytest.mark.anyio
+async def test_a_field_name_that_is_no_utf_8_is_refused_before_anything_is_sent(server: EmbeddedServer) -> None:
+    """Payloads and frames are UTF-8; an id may hold lone surrogates, a field's name may not, and is named."""
+    from asyncdp import stack
+    from asyncdp.calls import CallContext
+    from asyncdp.slots import HostRef, Reserve
+    from asyncdp.testing.contract.rig import BASE
+    from asyncdp.transports.ucxx import UCXXTransport
+
+    config = {**BASE, "impl": "ucxx", "backend": "valkey", "controller_address": server.url}
+    transport = UCXXTransport(config)
+    async with stack(transport) as client:
+        env = client.env
+        context = CallContext(env, env.next_op_id(), env.clock.now() + 5, "put_samples")
+        with pytest.raises(DataPlaneBadRequest, match="lone surrogates") as caught:
+            await transport.execute(Reserve(HostRef("h", 1, (1,)), ("x", "\udc80"), (1,)), context)
+        assert caught.value.field == "\udc80"
