@@ -242,7 +242,7 @@ class Host:
     def sweep(self, now: float) -> None:
         """Take back reservations whose writer can neither write nor publish any more."""
         slots = ((op_id, self.slots[refs[0].slot]) for (op_id, _), refs in self.reserved.items())
-        for op_id in {op_id for op_id, slot in slots if slot.not_after < now}:
+        for op_id in dict.fromkeys(op_id for op_id, slot in slots if slot.not_after < now):
             self.abort(op_id, now)
 
     def forget(self, before: float) -> None:

@@ -26,7 +26,7 @@ BACKENDS = ("asyncio", "trio")
 #: Seconds between two lines that say how far it is.
 TOLD_EVERY_S = 10.0
 #: Of every so many seeds one runs on trio, whose loop is slower.
-TRIO_EVERY = 5
+TRIO_EVERY = 10
 
 Job = tuple[int, str, int]
 
