@@ -1,6 +1,7 @@
 """What all tests share: the two event loops, one thread per process, one hypothesis profile."""
 
 import os
+from pathlib import Path
 
 # Read by the OpenMP runtime when torch is loaded, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -19,6 +20,23 @@ torch.set_num_threads(1)
 # is about the change under test.
 hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
 hypothesis.settings.load_profile("asyncdp")
+
+
+#: Folders whose tests must leave nothing behind. The others start servers whose libraries keep threads, sockets and
+#: processes as they like; they look themselves at what is theirs.
+LEAVE_NOTHING = frozenset({"contract", "docs", "layers", "sans_io", "seam", "sweep", "testing", "unit", "user_style"})
+#: In these only what runs in memory.
+MEMORY_ONLY = frozenset({"contract", "sweep"})
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the leak guard of asyncdp.testing look at the tests of some folders."""
+    here = Path(__file__).parent
+    for item in items:
+        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
+        real = path.parts[0] in MEMORY_ONLY and path.name in ("test_transfer_queue.py", "test_ucxx.py")
+        if path.parts[0] in LEAVE_NOTHING and not real and item.get_closest_marker("leaks") is None:
+            item.add_marker("leaks")
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])
