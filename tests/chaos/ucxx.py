@@ -147,7 +147,17 @@ def _in_namespace(argv: Sequence[str]) -> int:
 
 def ends(way: str) -> int:
     """Run 50 ends of clients and of hosts with reads in flight; returns an exit code."""
-    command = [sys.executable, "-m", "pytest", "-q", "tests/ucxx/test_shutdowns.py", "-k", way]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-o",
+        "faulthandler_timeout=0",
+        "tests/ucxx/test_shutdowns.py",
+        "-k",
+        way,
+    ]
     env = {**os.environ, "ASYNCDP_SHUTDOWNS": "50", **({"ASYNCDP_NETNS": "1"} if way == "wire" else {})}
     return subprocess.run(command, cwd=ROOT, env=env, check=False).returncode
 
