@@ -59,13 +59,13 @@ def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, s
             yield f"was read as {value!r} before that was put", (op, put.op)
         elif put.op.denied:
             yield f"was read as {value!r}, whose put failed and said that it did nothing", (put.op, op)
-        elif (settler := put.settler) is not None and settler.end < op.start:
-            changed = settler.verb in REMOVALS or name in settler.values
-            if changed:
-                yield (
-                    f"was read as {value!r}, which its client had settled and changed since",
-                    (put.op, put.settler, op),
-                )
+        elif put.settler is not None and put.settler.end < op.start and _changes(put.settler, name):
+            yield f"was read as {value!r}, which its client had settled and changed since", (put.op, put.settler, op)
+
+
+def _changes(op: Operation, name: str) -> bool:
+    """Whether a mutation ends the time of a field's former value."""
+    return op.verb in REMOVALS or name in op.values
 
 
 class Zone(NamedTuple):
