@@ -24,11 +24,11 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep fuzz coverage clean
+.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep fuzz mutants coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | fuzz | coverage | clean"
+	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | fuzz | mutants | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -88,6 +88,10 @@ bench: $(DEV_STAMP)
 # Any verbs against a plain dict, any bytes on the wire; SECONDS=300: for so long, with new seeds.
 fuzz: $(DEV_STAMP)
 	$(call timed,fuzzing,$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS))
+
+# Each small fault of the sans-IO files has to fail a test (ARGS="middleware/permit.py": of one file).
+mutants: $(DEV_STAMP)
+	$(call timed,mutants,$(BIN)/python -m tests.mutation $(ARGS))
 
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage run -m pytest $(ARGS)
