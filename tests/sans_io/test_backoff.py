@@ -81,7 +81,7 @@ def test_attempts_count_from_one(attempt: int) -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
 def test_wrong_times_are_refused(name: str, seconds: float) -> None:
     """A time that is none is refused by name."""
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=f"^{name} must"):
         Backoff(**{name: seconds})
 
 

@@ -712,3 +712,37 @@ class QuarantineMachine(RuleBasedStateMachine):
 
 QuarantineMachine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
 TestQuarantineMachine = QuarantineMachine.TestCase
+
+
+class TestWhatIsTold:
+    """Names and numbers that metrics and logs show."""
+
+    @pytest.mark.parametrize("kind", [Failure, Change, Health])
+    def test_a_state_is_told_by_its_name(self, kind: type[Failure | Change | Health]) -> None:
+        """Each value is the member's name in small letters."""
+        assert [member.value for member in kind] == [member.name.lower() for member in kind]
+
+    def test_a_verdict_of_no_change_has_no_numbers(self) -> None:
+        """Nothing happened: no failures, no time out; and so where a permit had ended before."""
+        quarantine = make()
+        permit = quarantine.pick(ONE, 0.0)
+        assert permit.succeeded(0.0) == (Change.NONE, 0, 0.0)
+        assert permit.succeeded(0.0) == (Change.ENDED_TWICE, 0, 0.0)
+        assert permit.failed(Failure.SLOW, 0.0) == (Change.ENDED_TWICE, 0, 0.0)
+        assert permit.released() == (Change.ENDED_TWICE, 0, 0.0)
+
+    def test_a_recovery_tells_the_failures_before_it(self) -> None:
+        """And is out no longer."""
+        quarantine = make()
+        refuse(quarantine, PORTS[0], 0.0)
+        assert quarantine.pick(ONE, 30.0).succeeded(30.0) == (Change.RECOVERED, 1, 0.0)
+
+    def test_the_times_that_hold_where_nothing_is_said(self) -> None:
+        """As the rules document them."""
+        assert QuarantineRules() == QuarantineRules(
+            base_s=30.0, max_s=300.0, decay_s=60.0, first_contact_s=30.0, forget_s=900.0
+        )
+
+    def test_a_time_below_a_second_is_a_time(self) -> None:
+        """Whatever is above zero."""
+        assert QuarantineRules(base_s=0.25, max_s=0.25, decay_s=0.01).quarantine_s(1) == 0.25

@@ -16,6 +16,17 @@ def test_all_rows_at_once() -> None:
     assert (rounds.done, rounds.give_up, rounds.errors, rounds.used) == (True, False, {}, 1)
 
 
+def test_a_batch_has_three_rounds_where_nothing_is_said() -> None:
+    """Of a row that fails each time, the third error is the last word."""
+    rounds = Rounds[str](1)
+    assert (rounds.n, rounds.max_rounds) == (1, 3)
+    for number in (1, 2, 3):
+        assert rounds.pending() == (0,)
+        rounds.record([], {0: (f"error {number}", True)})
+    assert rounds.give_up
+    assert rounds.errors == {0: "error 3"}
+
+
 def test_only_the_failed_row_is_asked_for_again() -> None:
     """One of 64 rows fails once: the second round asks for that one only."""
     rounds = Rounds[str](64)
