@@ -746,3 +746,24 @@ class TestWhatIsTold:
     def test_a_time_below_a_second_is_a_time(self) -> None:
         """Whatever is above zero."""
         assert QuarantineRules(base_s=0.25, max_s=0.25, decay_s=0.01).quarantine_s(1) == 0.25
+
+
+class TestTheLeastBad:
+    """Which one is used where none is healthy."""
+
+    def test_one_that_only_rests_is_better_than_any_that_is_out(self) -> None:
+        """However soon the other one may be probed."""
+        quarantine = make()
+        answered(quarantine, [PORTS[1]])
+        refuse(quarantine, PORTS[1], 0.0)  # out until 30
+        slow(quarantine, PORTS[0], 10.0, 12.0)  # rests until 40
+        assert quarantine.pick(PORTS[:2], 15.0).target == PORTS[0]
+
+    def test_one_that_refuses_again_while_it_is_out_is_at_its_first_contact_for_longer(self) -> None:
+        """Its clock starts over, and so does our patience: slow at its next probe is no failure yet."""
+        quarantine = make()
+        refuse(quarantine, PORTS[0], 0.0)
+        assert refuse(quarantine, PORTS[0], 20.0) == Verdict(Change.EXTENDED, failures=1, for_s=30.0)
+        probe = quarantine.pick(ONE, 50.0)
+        assert probe.probe
+        assert probe.failed(Failure.SLOW, 70.0).change is Change.NONE
