@@ -767,3 +767,12 @@ class TestTheLeastBad:
         probe = quarantine.pick(ONE, 50.0)
         assert probe.probe
         assert probe.failed(Failure.SLOW, 70.0).change is Change.NONE
+
+
+def test_a_target_is_forgotten_when_its_time_is_over_to_the_second() -> None:
+    """Unused for forget_s: gone; for less: remembered."""
+    quarantine = make(forget_s=100.0)
+    answered(quarantine, ONE, 5.0)
+    assert quarantine.prune(104.9) == 0
+    assert quarantine.prune(105.0) == 1
+    assert len(quarantine) == 0
