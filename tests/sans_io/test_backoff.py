@@ -89,3 +89,11 @@ def test_a_cap_below_the_base_is_refused() -> None:
     """The cap may not be below the first ceiling."""
     with pytest.raises(ValueError, match="cap_s"):
         Backoff(base_s=1.0, cap_s=0.5)
+
+
+@pytest.mark.parametrize("asked_s", [0.001, 0.5, 1.0])
+def test_a_short_request_for_patience_counts_too(asked_s: float) -> None:
+    """Whatever is above zero comes on top of the usual delay."""
+    backoff = Backoff()
+    delay = backoff.not_ready_s(asked_s, 1, random.Random(1))
+    assert delay == pytest.approx(asked_s + backoff.delay_s(1, random.Random(1)))
