@@ -168,11 +168,12 @@ async def test_hosts_of_an_embedded_plane_let_in_who_knows_its_directory(owner: 
 
 
 def test_under_trio_it_says_so(owner: UCXXTransport) -> None:
-    """Its libraries are asyncio's."""
+    """Its libraries are asyncio's. Closing it there is no error that would hide the first."""
 
     async def ping() -> None:
         with pytest.raises(DataPlaneUnsupported, match="trio"):
-            await stack(UCXXTransport(owner.attach_config(), bootstrap=False)).ping()
+            async with stack(UCXXTransport(owner.attach_config(), bootstrap=False)) as client:
+                await client.ping()
 
     anyio.run(ping, backend="trio")
 

@@ -158,6 +158,15 @@ class Reach:
             await engine.made.close()
 
 
+def on_asyncio() -> bool:
+    """Whether the running loop is asyncio's."""
+    try:
+        running_loop()
+    except DataPlaneUnsupported:
+        return False
+    return True
+
+
 def running_loop() -> asyncio.AbstractEventLoop:
     """Return the running loop.
 

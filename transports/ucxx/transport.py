@@ -21,7 +21,7 @@ from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.obituary import Obituary
 from asyncdp.transports.ucxx.objects import MsgpackCodec
 from asyncdp.transports.ucxx.placing import Placing
-from asyncdp.transports.ucxx.reach import Reach, running_loop
+from asyncdp.transports.ucxx.reach import Reach, on_asyncio, running_loop
 from asyncdp.transports.ucxx.slot_calls import SlotCalls, op_of
 
 if TYPE_CHECKING:
@@ -233,8 +233,9 @@ class UCXXTransport(SlotCalls):
     async def on_close(self) -> None:
         """Wake what waits, close all connections; end the plane, where this client owns it."""
         try:
-            await self._directory.close()
-            await self._reach.close()
+            if on_asyncio():  # else no call has opened anything that could be closed from here
+                await self._directory.close()
+                await self._reach.close()
         finally:
             plane, self._plane = self._plane, None
             if plane is not None:
