@@ -158,12 +158,11 @@ def test_the_command_writes_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     assert plot.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("transport", ["ucxx", "smoke"])
-def test_a_transport_that_cannot_be_used_is_named(transport: str) -> None:
+def test_a_transport_that_is_not_there_is_named() -> None:
     """A clear message and the code of a usage error, before anything is started."""
-    result = CliRunner().invoke(app, ["demo", "--transport", transport])
+    result = CliRunner().invoke(app, ["demo", "--transport", "smoke"])
     assert result.exit_code == 2
-    assert transport in result.output
+    assert "smoke" in result.output
 
 
 def test_version() -> None:
