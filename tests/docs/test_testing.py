@@ -16,16 +16,16 @@ TEXT = (Path(__file__).parents[2] / "docs" / "testing.md").read_text()
 BLOCKS = dict(re.findall(r"^```python\n# (\w+)\.py\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 
 
-def run(pytester: pytest.Pytester, *names: str, **changed: str) -> dict[str, int]:
+def run(pytester: pytest.Pytester, *names: str, only: str = "", **changed: str) -> dict[str, int]:
     """Write blocks as files and run the tests among them; returns how many passed and failed."""
     project = Project(pytester.path).write(**{name: changed.get(name, BLOCKS[name]) for name in names})
-    done = project.here(pytester, "-W", "error", without=["asyncio"])
+    done = project.here(pytester, "-W", "error", "-k", only, without=["asyncio"])
     return done.counts
 
 
 def test_every_block_is_a_file_that_is_run_here() -> None:
     """No python block of the page goes untested."""
-    assert set(BLOCKS) == {"controller", "test_controller", "test_plans", "test_pair", "test_sweep"}
+    assert set(BLOCKS) == {"controller", "test_controller", "test_plans", "test_pair", "test_sweep", "test_my_plane"}
     assert TEXT.count("```python") == len(BLOCKS)
 
 
@@ -60,6 +60,12 @@ def test_the_tour_runs(pytester: pytest.Pytester, name: str) -> None:
     """Each example of the tour passes."""
     counts = run(pytester, "controller", name)
     assert set(counts) == {"passed"}
+
+
+def test_a_transport_is_put_to_the_contract_by_one_fixture(pytester: pytest.Pytester) -> None:
+    """The class of the page runs the suite's tests; some of them here, all of them in tests/contract."""
+    counts = run(pytester, "test_my_plane", only="test_empty_ids_are_a_no_op or test_a_put_tells_what_it_wrote")
+    assert counts["passed"] == 2
 
 
 @pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)", TEXT))
