@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 
 from asyncdp.factory import stack
 from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.middleware.attempt_timeout import AttemptTimeout
 from asyncdp.testing.backend import Backend, Scripted
 
 if TYPE_CHECKING:
@@ -63,7 +66,7 @@ def pair(
             async with anyio.create_task_group() as group:
                 group.start_soon(controller.step, client)
                 call = await backend.next(ListMetadata)
-                call.fail(ConnectionResetError("the directory died"))
+                call.fail(DataPlaneUnavailable("the directory died"))
 
         client, backend = pair(MemoryTransport(), only=[ReadSlots], attempt_timeout_s=1.0)
         ...
@@ -75,8 +78,8 @@ def pair(
     Args:
         transport: What answers the requests that are forwarded, and those that ``only`` leaves out; ``Locate`` and
             ``ReadSlots`` are tedious to answer by hand.
-        layers: As ``stack()`` takes them; none by default, so that the test sees what the verbs ask for. None, or any
-            setting of a layer: the default ones.
+        layers: As ``stack()`` takes them. By default only what ends each call by its ``timeout_s``, so that the test
+            sees what the verbs ask for. None, or any setting of a layer: the default ones.
         only: The kinds of calls that come to the test; needs a transport for the others. Default: all.
         slots: Whether the backend is asked in slot calls (``Locate``, ``ReadSlots``, ``Publish``, ...); else in whole
             verbs (``GetSamples``, ``PutSamples``, ``ClaimMeta``, ...).
@@ -92,7 +95,10 @@ def pair(
         capabilities = ALL if transport is None else transport.get_capabilities()
     backend = Backend()
     scripted = Scripted(backend, transport, only, replace(capabilities, slot_addressable=slots))
-    chosen = None if layers == () and settings.keys() - _OF_STACK else layers
+    chosen = layers
+    if layers == ():
+        # A call that nobody answers still ends by its time, as it does on every backend.
+        chosen = None if settings.keys() - _OF_STACK else [partial(AttemptTimeout, attempt_timeout_s=math.inf)]
     client = stack(scripted, chosen, **settings)
     if transport is not None:
         transport.env = client.env

@@ -16,6 +16,7 @@ from asyncdp import (
     Locate,
     MemoryTransport,
     Ping,
+    PutSamples,
     ReadSlots,
     RowHandle,
     SlotRef,
@@ -114,6 +115,23 @@ async def test_a_dropped_request_is_never_answered() -> None:
             first.reply()
         second.reply()
     assert results == [None]
+
+
+@virtual
+async def test_a_call_that_nobody_answers_ends_by_its_time() -> None:
+    """Without layers too, by its timeout_s or by the pair's: nobody has to set a limit of his own."""
+    async with pair(slots=False, call_timeout_s=7.0) as (client, backend), anyio.create_task_group() as group:
+        for timeout_s in (2.0, None):
+            results: list[Any] = []
+            began = anyio.current_time()
+            group.start_soon(into, results, client.put_samples(["a"], "p", {"x": torch.ones(1)}, timeout_s=timeout_s))
+            call = await backend.next(PutSamples)
+            call.drop()
+            await call.abandoned(timeout_s=60)
+            await anyio.sleep(0.01)
+            assert anyio.current_time() - began == pytest.approx(timeout_s or 7.0, abs=0.1)
+            assert isinstance(results[0], DataPlaneTimeout)
+            assert results[0].ambiguous
 
 
 @virtual
