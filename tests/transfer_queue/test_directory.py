@@ -106,6 +106,67 @@ def test_a_clear_sent_again_leaves_the_newer_row(directory: Directory) -> None:
     assert where(directory, "a")
 
 
+def test_a_request_that_found_nothing_changes_nothing_when_it_comes_again(directory: Directory) -> None:
+    """P13: nothing was there, its reply was lost, another put was acknowledged, it arrives again: the new row lives."""
+    clear = lambda: directory.clear("p", ["a"], "clear", NEVER, "me", None)  # noqa: E731
+    drop = lambda: directory.drop("q", "drop", NEVER)  # noqa: E731
+    release = lambda: directory.release_owner("p", "you", "release", NEVER)  # noqa: E731
+    assert clear()[0] == drop()[0] == 0
+    release()
+    put(directory, "a")
+    directory.register("q", ["x"], 8, ["train"], None, {})
+    directory.claim("p", "train", ["x"], 1, 1, "claim", NEVER, "you", None)
+    assert clear()[0] == drop()[0] == 0
+    release()
+    assert set(where(directory, "a")) == {"a"}
+    assert directory.has("q")
+    assert [one[0] for one in directory.list_claims("p", "train")] == ["claim"]
+
+
+@pytest.mark.parametrize("how", ["clear", "drop"])
+def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: Directory, how: str) -> None:
+    """C3: its batch is not there to be given a second time."""
+    claim = lambda: directory.claim("p", "train", ["x"], 1, 1, "claim", NEVER, "me", None)  # noqa: E731
+    put(directory, "a")
+    assert claim()[1] == ["a"]
+    if how == "clear":
+        directory.clear("p", ["a"], "clear", NEVER, "me", None)
+    else:
+        directory.drop("p", "drop", NEVER)
+        directory.register("p", ["x"], 8, ["train"], None, {})
+    put(directory, "a", op_id="again")
+    with pytest.raises(Refused, match="given up"):
+        claim()
+
+
+def test_no_group_grows_beyond_its_size(directory: Directory) -> None:
+    """A tag that moves a sample into a full group, or a size below a group that is there, would stop all claims."""
+    directory.register("g", ["x"], 8, ["train"], 2, {})
+    tag = lambda op_id, ids, name: directory.publish(  # noqa: E731
+        "g", ids, op_id, NEVER, "me", [{"group_id": name}] * len(ids), [], {}, {}, {}
+    )
+    tag("1", ["a", "b"], "full")
+    tag("2", ["c"], "other")
+    with pytest.raises(Refused, match="group 'full' would have 3 rows"):
+        tag("3", ["c"], "full")
+    tag("4", ["a"], "full")  # where it is already
+    tag("5", ["a"], "other")
+    assert {facts[0]: facts[1] for facts in directory.groups("g", 0)[0]} == {"full": ("b",), "other": ("a", "c")}
+    directory.register("p", ["x"], 8, ["train"], None, {})
+    put(directory, "q_g0", "q_g1", "q_g2")
+    with pytest.raises(Refused, match="group 'q' has 3 rows already"):
+        directory.register("p", [], 8, [], 2, {})
+    directory.register("p", [], 8, [], 3, {})
+
+
+def test_committed_means_the_same_to_all(directory: Directory) -> None:
+    """None is no False: what may be claimed is counted, and listed as committed."""
+    directory.publish("p", ["a"], "put", NEVER, "me", [{"committed": None}], [], {}, {}, {})
+    assert directory.claim("p", "train", [], 1, 1, "claim", NEVER, "me", None)[1] == ["a"]
+    assert directory.depth("p", frozenset()) == 1
+    assert directory.groups("p", 0)[0][0][4] is True
+
+
 def test_storage_keys_are_never_used_twice(directory: Directory) -> None:
     """P8, S1: a reference that outlived its data finds nothing, never another sample's bytes."""
     seen = set()

@@ -65,14 +65,10 @@ class Twins:
 
     def __init__(self, url: str) -> None:
         """Begin with empty twins."""
-        from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, Op
-
-        self.host_info, self.op = HostInfo, Op
         self.loop = asyncio.Runner()
-        chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=3600.0)
-        self.directory = Directory(url, capacity=14, group_pattern=PATTERN, settings=chosen)
         self.hosts = [Host(f"h{i}", (10 * i + 1, 10 * i + 2), None, None) for i in range(2)]
         self.plane = Plane(14, self.hosts, PATTERN, strict_schema=False, auto_register=False)
+        self.directory: Any = self.connect(url)
         self.ops = itertools.count()
         self.done: list[Callable[[], None]] = []  # mutations, to be sent again
         self.claims: list[tuple[str, str, str, list[str]]] = []  # claim id, partition, task, ids
@@ -80,6 +76,14 @@ class Twins:
         self.live: set[tuple[str, int, int, int]] = set()
         self.half: set[tuple[str, int, int, int, str]] = set()
         self.twin: dict[int, int] = {}
+
+    def connect(self, url: str) -> Any:
+        """Return a client of an empty directory."""
+        from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, Op
+
+        self.host_info, self.op = HostInfo, Op
+        chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=3600.0)
+        return Directory(url, capacity=14, group_pattern=PATTERN, settings=chosen)
 
     def teardown(self) -> None:
         """Close the client."""
@@ -172,9 +176,13 @@ class Twins:
 
     def begin(self, size: int | None) -> None:
         """Register the hosts and a partition."""
+        self.beat()
+        self.register("p", ["x"], TASKS, size, None)
+
+    def beat(self) -> None:
+        """Register the hosts."""
         for host in self.hosts:
             self.loop.run(self.directory.beat(self.host_info(host.id, host.ref.epoch, ports=host.ref.ports)))
-        self.register("p", ["x"], TASKS, size, None)
 
     def register(self, p: str, fields: list[str], tasks: list[str], size: int | None, words: list[str] | None) -> None:
         """register_partition."""
@@ -355,8 +363,7 @@ class Twins:
                     cleared.append(True)
 
         send()
-        if cleared:
-            self.done.append(send)
+        self.done.append(send)
 
     def drop(self, p: str) -> None:
         """drop_partition."""

@@ -151,7 +151,7 @@ class Claims(Writes):
         self.once(op_id, not_after, act)
 
     def release_owner(self, partition_id: str, owner: str, op_id: str, not_after: float) -> None:
-        """Make everything that an owner claimed claimable again."""
+        """Make everything that an owner claimed claimable again; remembered also where there was nothing."""
 
         def act() -> tuple[None, bool]:
             part = self.partitions.get(partition_id)
@@ -159,7 +159,7 @@ class Claims(Writes):
             if part is not None:
                 for claim in held:
                     self._unclaim(part, claim, list(claim.rows))
-            return None, bool(held)
+            return None, True
 
         self.once(op_id, not_after, act)
 

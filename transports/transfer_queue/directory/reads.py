@@ -99,7 +99,7 @@ class Directory(Claims):
             tuple(row.id for row in rows),
             min(versions, default=None),
             min(row.created_at for row in rows),
-            all(row.tags.get("committed", True) for row in rows),
+            all(row.tags.get("committed") is not False for row in rows),
             group.expected or part.group_size or len(rows),
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),
@@ -128,7 +128,7 @@ class Directory(Claims):
             rows = group.rows.values()
             if len(rows) < (group.expected or part.group_size or len(rows)):
                 continue
-            if not all(row.tags.get("committed", True) for row in rows):
+            if not all(row.tags.get("committed") is not False for row in rows):
                 continue
             if gone and any(not gone.isdisjoint(_units(row)) for row in rows):
                 continue

@@ -44,7 +44,7 @@ def merge(old: Spec, new: Spec, name: str) -> Spec:
         )
     if new[3] and None in old[2] and old[2].index(None) != (new[2].index(None) if None in new[2] else 0):
         raise _refused(name, f"field {name!r} is ragged in another dimension than the put of {describe(new)}")
-    return ("tensor", old[1], shape, old[3] or new[3], ())
+    return ("tensor", old[1], shape, old[3] or new[3], old[4])
 
 
 def _refused(name: str, text: str) -> Refused:

@@ -40,6 +40,11 @@ class Writes(Core):
                 raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field=name)
             # The words that are there keep their numbers.
             known[name] = (*old[:4], tuple(dict.fromkeys((*old[4], *words))))
+        if group_size is not None and part.groups:
+            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
+            if len(group.rows) > group_size:
+                text = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {group_size}"
+                raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field="grpo_group_size")
         part.fields = known
         part.declared.update(fields, enums)
         part.tasks.update(dict.fromkeys(tasks))
@@ -185,9 +190,10 @@ class Writes(Core):
                     f"expected_num_keys {expected} of sample {sample_id!r} is above grpo_group_size {part.group_size}"
                 )
                 raise Refused("DataPlaneBadRequest", text, field="expected_num_keys", **where)
-            if sample_id in part.rows:
-                continue
+            row = part.rows.get(sample_id)
             name = self.group_of(sample_id, row_tags)
+            if row is not None and ("group_id" not in row_tags or name == row.group):
+                continue
             known = part.groups.get(name)
             sizes[name] = sizes.get(name, 0 if known is None else len(known.rows)) + 1
             if sizes[name] > part.group_size:
@@ -293,12 +299,15 @@ class Writes(Core):
         owner: str,
         claims: Sequence[tuple[str, ...] | None] | None,
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove samples; what is not there is no error. Returns how many there were, and on which units."""
+        """Remove samples; what is not there is no error. Returns how many there were, and on which units.
+
+        Remembered also where nothing was there: the same request, late, would remove what was put meanwhile.
+        """
 
         def act() -> tuple[tuple[int, tuple[str, ...]], bool]:
             part = self.partitions.get(partition_id)
             if part is None:
-                return (0, ()), False
+                return (0, ()), True
             self.expire(part)
             ids = [row.id for row in part.rows.values() if row.owner == owner] if sample_ids is None else sample_ids
             if claims is not None:
@@ -306,7 +315,7 @@ class Writes(Core):
                     self.check_claim(part, sample_id, held)
             units: set[str] = set()
             count = sum(self._remove(part, sample_id, units) for sample_id in ids)
-            return (count, tuple(units)), bool(count)
+            return (count, tuple(units)), True
 
         result: tuple[int, tuple[str, ...]] = self.once(op_id, not_after, act)
         return result
@@ -321,6 +330,7 @@ class Writes(Core):
                 claim.rows.pop(sample_id, None)
                 if not claim.rows:
                     del part.claims[claim_id]
+                    self.refuse(claim_id)
         part.leave(row)
         units.update(self._free(row))
         self.samples -= 1
@@ -335,15 +345,17 @@ class Writes(Core):
         return [cell.share.unit for cell in cells.values()]
 
     def drop(self, partition_id: str, op_id: str, not_after: float) -> tuple[int, tuple[str, ...]]:
-        """Remove a partition with everything in it."""
+        """Remove a partition with everything in it; remembered also where there was none."""
 
         def act() -> tuple[tuple[int, tuple[str, ...]], bool]:
             part = self.partitions.pop(partition_id, None)
             if part is None:
-                return (0, ()), False
+                return (0, ()), True
             units: set[str] = set()
             for row in part.rows.values():
                 units.update(self._free(row))
+            for claim_id in part.claims:
+                self.refuse(claim_id)
             self.samples -= len(part.rows)
             self.sequence += 1
             return (len(part.rows), tuple(units)), True

@@ -1,0 +1,258 @@
+"""The directory gives the same answers as the memory plane, whatever is asked in whatever order."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, lengths_of
+from asyncdp.slots import ClaimTry, HostRef, Located, Resolved, SlotRef
+from asyncdp.transports.transfer_queue.directory.reads import Directory
+from asyncdp.transports.transfer_queue.directory.state import Refused
+from asyncdp.transports.transfer_queue.link import refusal
+from asyncdp.transports.transfer_queue.rows import spec_from_wire, spec_to_wire
+from tests.ucxx.test_directory_model import NAMES, PATTERN, STEPS, Twins
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from asyncdp.calls import RegisterPartition
+    from asyncdp.field_spec import FieldSpec
+
+R = TypeVar("R")
+
+
+class Op(NamedTuple):
+    """A mutation's name and how many seconds it has."""
+
+    id: str
+    left_s: float
+
+
+class Published(NamedTuple):
+    """What a put returned; ``replaced`` is the memory plane's, here it is garbage of the directory's own."""
+
+    handles: list[RowHandle]
+    replaced: tuple[()] = ()
+
+
+class Cleared(NamedTuple):
+    """What a clear returned."""
+
+    count: int
+    freed: tuple[()] = ()
+
+
+def served(act: Callable[[], R]) -> R:
+    """Ask the directory; what it refuses with becomes the error that a client raises."""
+    try:
+        return act()
+    except Refused as err:
+        raise refusal(err.kind, err.message, err.info) from None
+
+
+class OnController:
+    """The directory with the signatures of the ucxx directory's client, which the model is written for."""
+
+    def __init__(self, capacity: int, units: list[str]) -> None:
+        """Begin empty."""
+        config = {"capacity": capacity, "group_pattern": PATTERN, "strict_schema": False, "auto_register": False}
+        self.real = Directory(units, config)
+
+    def until(self, op: Op) -> float:
+        """Return an operation's deadline."""
+        return self.real.monotonic() + op.left_s
+
+    async def close(self) -> None:
+        """End."""
+
+    async def register(self, call: RegisterPartition) -> None:
+        """register_partition."""
+        args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
+        served(lambda: self.real.register(*args, dict(call.enums)))
+
+    async def publish(
+        self,
+        op: Op,
+        p: str,
+        ids: Sequence[str],
+        refs: Sequence[SlotRef],
+        tags: Any,
+        specs: Mapping[str, FieldSpec],
+        nbytes: Mapping[str, Sequence[int]],
+        owner: str,
+    ) -> Published:
+        """put_samples: what the transport asks for before and after it writes to the units."""
+        names = list(specs)
+        shares = []
+        refused = None
+        if names:
+            try:
+                placed = self.real.place(p, ids, names, op.id, 2, (), max(0.0, op.left_s))
+            except Refused as err:
+                refused = err  # what is asked for next is refused as well, and may have a reason that counts more
+            else:
+                if placed[0] == "done":
+                    return Published([RowHandle(one) for one in placed[1]])
+                shares = placed[1]
+        wire = {name: spec_to_wire(spec) for name, spec in specs.items()}
+        forms = {name: ("d", spec[1], spec[2]) for name, spec in wire.items()}
+        args = (p, ids, op.id, self.until(op), owner, tags, shares, forms, wire, nbytes)
+        try:
+            handles = [RowHandle(one) for one in served(lambda: self.real.publish(*args))]
+        finally:
+            self.real.abort(op.id, settled=True)
+        assert refused is None
+        return Published(handles)
+
+    async def claim(
+        self,
+        op: Op,
+        p: str,
+        task: str,
+        fields: list[str],
+        most: int,
+        least: int,
+        owner: str,
+        *,
+        lease_s: float | None,
+    ) -> ClaimTry:
+        """claim_meta's look."""
+        args = (p, task, fields, most, least, op.id, self.until(op), owner, lease_s)
+        what, *answer = served(lambda: self.real.claim(*args))
+        if what == "unready":
+            ready, oldest_s, waiting = answer
+            return ClaimTry(KVBatchMeta(p, task, [], fields, tags=[], handles=[]), ready, oldest_s, waiting)
+        ids, tags, incarnations = answer
+        handles: list[RowHandle | None] = [RowHandle(one, op.id) for one in incarnations]
+        meta = KVBatchMeta(p, task, ids, fields, lengths_of(tags), tags=tags, handles=handles)
+        return ClaimTry(meta, ready=len(ids))
+
+    async def release(self, op: Op, p: str, ids: Sequence[str], held: Sequence[str | None], task: str) -> None:
+        """release_claim."""
+        served(lambda: self.real.release(p, task, ids, held, op.id, self.until(op)))
+
+    async def release_owner(self, op: Op, p: str, owner: str) -> None:
+        """release_claims."""
+        served(lambda: self.real.release_owner(p, owner, op.id, self.until(op)))
+
+    async def abandon(self, p: str, claim_id: str) -> None:
+        """Give back a claim that nobody got."""
+        served(lambda: self.real.abandon(p, claim_id))
+
+    async def clear(self, op: Op, p: str, ids: Sequence[str] | None, owner: str, held: Any) -> Cleared:
+        """clear_samples, pop."""
+        return Cleared(served(lambda: self.real.clear(p, ids, op.id, self.until(op), owner, held))[0])
+
+    async def drop(self, op: Op, p: str) -> tuple[()]:
+        """drop_partition."""
+        served(lambda: self.real.drop(p, op.id, self.until(op)))
+        return ()
+
+    async def resolve(self, op_id: str, p: str) -> Resolved:
+        """Resolve."""
+        del p
+        return Resolved(served(lambda: self.real.resolve(op_id, 0.0)))
+
+    async def locate(
+        self, p: str, ids: Sequence[str], fields: Sequence[str], handles: Sequence[RowHandle | None] | None
+    ) -> Located:
+        """Locate."""
+        meant = None if handles is None else [None if one is None else one.incarnation for one in handles]
+        groups, missing, found, specs, _, version = served(lambda: self.real.locate(p, ids, fields, meant))
+        refs = tuple(
+            SlotRef(HostRef(unit, 0, (1,)), layout, version, names, keys, rows)
+            for unit, layout, names, keys, rows in groups
+        )
+        errors = {at: refusal(kind, text, info) for at, (kind, text, info) in missing.items()}
+        known = {name: spec_from_wire(spec) for name, spec in specs.items()}
+        return Located(refs, errors, [None if one is None else RowHandle(one) for one in found], known)
+
+    async def describe(self, p: str) -> PartitionInfo:
+        """Describe."""
+        return PartitionInfo(*served(lambda: self.real.describe(p)))
+
+    async def depth(self, p: str) -> int:
+        """Depth."""
+        return served(lambda: self.real.depth(p, frozenset()))
+
+    async def list_metadata(self, p: str) -> list[DataPlaneGroupMeta]:
+        """list_metadata."""
+        page, after = served(lambda: self.real.groups(p, 0))
+        assert after is None
+        return sorted((DataPlaneGroupMeta(p, *facts[:-1]) for facts in page), key=lambda group: group.created_at)
+
+    async def list_claims(self, p: str, task: str) -> list[ClaimInfo]:
+        """list_claims."""
+        return [ClaimInfo(*one) for one in served(lambda: self.real.list_claims(p, task))]
+
+    async def consumed(self, p: str, tasks: Sequence[str]) -> bool:
+        """check_consumption_status."""
+        return served(lambda: self.real.consumed(p, tasks))
+
+    async def list_partitions(self) -> list[PartitionInfo]:
+        """list_partitions."""
+        return [PartitionInfo(*one) for one in self.real.listing()]
+
+
+class TwinsOnController(Twins):
+    """Asks the memory plane and TransferQueue's directory the same, and compares."""
+
+    def connect(self, url: str) -> OnController:
+        """Begin with an empty directory."""
+        del url
+        self.op = Op
+        return OnController(14, [host.id for host in self.hosts])
+
+    def beat(self) -> None:
+        """Storage units are there from the beginning."""
+
+    def refs(self, found: Sequence[SlotRef]) -> set[Any]:
+        """Return which field of which row is somewhere; where is each directory's own affair."""
+        return {(name, row) for r in found for name in r.fields for row in r.rows}
+
+    def hosts_agree(self) -> None:
+        """Every cell that lives has a storage key of its own, and no garbage is among these."""
+        real = self.directory.real
+        living = [
+            (cell.share.unit, cell.key)
+            for part in real.partitions.values()
+            for row in part.rows.values()
+            for cell in {id(cell): cell for cell in row.cells.values()}.values()
+        ]
+        dead = {
+            (unit, key)
+            for unit, ranges in real.garbage.items()
+            for first, count, _ in ranges
+            for key in range(first, first + count)
+        }
+        assert len(set(living)) == len(living)
+        assert dead.isdisjoint(living)
+        assert sum(real.load.values()) == len(living)
+        assert real.samples == sum(len(part.rows) for part in real.partitions.values())
+        assert not real.pending
+
+
+@pytest.mark.slow
+@settings(max_examples=60, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+@given(data=st.data(), size=st.sampled_from([None, 2, 3]))
+def test_the_directory_answers_as_the_memory_plane_does(data: st.DataObject, size: int | None) -> None:
+    """Ids in order, incarnations, tags with their types, claims, errors with their texts: all the same."""
+    twins = TwinsOnController("")
+    try:
+        twins.begin(size)
+        for _ in range(40):
+            name = data.draw(st.sampled_from(NAMES))
+            arguments = data.draw(st.fixed_dictionaries(STEPS[name][1]), label=name)
+            step = getattr(twins, name)
+            if "data" in inspect.signature(step).parameters:
+                arguments["data"] = data
+            step(**arguments)
+            twins.hosts_agree()
+    finally:
+        twins.teardown()
