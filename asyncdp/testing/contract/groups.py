@@ -93,6 +93,16 @@ class Groups(Contract):
         await put(rig.client, "g_g1")
         await put(rig.client, "g_g1")  # the same row again is none more
 
+    async def test_a_tag_moves_no_row_into_a_full_group(self, rig: Rig) -> None:
+        """Too large for any batch, it would stop every claim behind it: refused at put, nothing changed."""
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "g_g0", "g_g1", "other_g0")
+        with pytest.raises(DataPlaneBadRequest, match="'g'"):
+            await rig.client.put_samples(["other_g0"], "p", tags=[{"group_id": "g"}])
+        await put(rig.client, "other_g1")
+        assert await claim(rig.client, 2) == ["g_g0", "g_g1"]
+        assert await claim(rig.client, 2) == ["other_g0", "other_g1"]
+
     async def test_a_group_that_was_claimed_and_cleared_may_live_again(self, rig: Rig) -> None:
         """Each row again, under the same ids: a new group, claimable once."""
         await declare(rig.client, grpo_group_size=2)
@@ -124,3 +134,11 @@ class Groups(Contract):
         assert await claim(rig.client, 2) == []
         await put(rig.client, "g_g1")
         assert await claim(rig.client, 2) == ["g_g0", "g_g1"]
+
+    async def test_a_group_size_below_a_group_that_is_there_is_refused(self, rig: Rig) -> None:
+        """No batch of whole groups could ever hold it."""
+        await declare(rig.client)
+        await put(rig.client, "g_g0", "g_g1", "g_g2")
+        with pytest.raises(DataPlaneBadRequest, match="grpo_group_size"):
+            await declare(rig.client, grpo_group_size=2)
+        await declare(rig.client, grpo_group_size=3)

@@ -70,6 +70,16 @@ class Interleavings(Contract):
         assert await value_of(rig, "a") == 2.0
         assert (await rig.client.describe("p")).size == 1
 
+    async def test_a_clear_that_found_nothing_spares_newer_rows(self, rig: Rig) -> None:
+        """P13: nothing was there to clear, its answer is lost, another puts the id, the clear is sent again."""
+        rig.need("mutation_dedup")
+        lost = LoseReply(CLEAR, meanwhile=lambda: put(rig.mate, 2.0, "a"))
+        client = await rig.attach(lost)
+        await declare(client)
+        await client.clear_samples(["a"], "p")
+        assert len(lost.seen) == 2
+        assert await value_of(rig, "a") == 2.0
+
     async def test_a_put_that_is_sent_again_spares_a_newer_value(self, rig: Rig) -> None:
         """P14: its answer is lost, a newer put is acknowledged, the old one is sent again: the newer value stays."""
         rig.need("mutation_dedup")
