@@ -117,8 +117,11 @@ def run_virtual(
     """
 
     async def main() -> T:
-        with anyio.fail_after(limit_s):
+        with anyio.move_on_after(limit_s):
             return await fn()
+        raise TimeoutError(
+            f"not done after {limit_s:g} s of virtual time: it waits for what never comes, or for longer"
+        )
 
     state = random.getstate()
     random.seed(seed)

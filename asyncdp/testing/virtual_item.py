@@ -23,6 +23,8 @@ __all__ = ["VirtualRun", "end_with", "is_virtual", "parametrize", "replaced", "r
 FIXTURE = "_virtual_run"
 MARKER = "virtual_time"
 BACKENDS = ("asyncio", "trio")
+#: Virtual seconds after which a test hangs.
+LIMIT_S = 3600.0
 _ENDS = pytest.StashKey[list[Callable[[], Awaitable[None]]]]()
 
 
@@ -33,12 +35,15 @@ class VirtualRun:
     seed: int | None
     backend: str | None
     shuffle: bool | None = None
-    limit_s: float = 3600.0
+    limit_s: float = LIMIT_S
 
     def __str__(self) -> str:
-        """Say how to repeat it."""
-        backend = self.backend or BACKENDS[0]
-        return f"run with @pytest.mark.virtual_time(seed={self.seed or 0}, backend={backend!r})"
+        """Say how to repeat it: what is not a default."""
+        said: dict[str, Any] = {"seed": self.seed, "backend": self.backend or BACKENDS[0], "shuffle": self.shuffle}
+        if self.limit_s != LIMIT_S:
+            said["limit_s"] = self.limit_s
+        told = ", ".join(f"{name}={value!r}" for name, value in said.items() if value is not None)
+        return f"run with @pytest.mark.virtual_time({told})"
 
 
 def is_virtual(item: pytest.Item) -> bool:
@@ -63,7 +68,21 @@ def _runs(node: Any) -> list[VirtualRun]:
     for backend in backends:
         if backend is not None and backend not in BACKENDS:
             raise pytest.UsageError(f"{node.nodeid}: virtual_time(backend=...) knows {BACKENDS}, not {backend!r}")
+    for key, values in (("seed", seeds), ("backend", backends)):
+        if not values:
+            raise pytest.UsageError(
+                f"{node.nodeid}: virtual_time({key}=...) got an empty list: the test would never run"
+            )
+    _check_rest(node, **rest)
     return [VirtualRun(seed, backend, **rest) for seed, backend in itertools.product(seeds, backends)]
+
+
+def _check_rest(node: Any, *, shuffle: Any = None, limit_s: Any = LIMIT_S) -> None:
+    """Check what there is one of only."""
+    if shuffle not in (None, True, False):
+        raise pytest.UsageError(f"{node.nodeid}: virtual_time(shuffle=...) takes True or False, not {shuffle!r}")
+    if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s > 0:
+        raise pytest.UsageError(f"{node.nodeid}: virtual_time(limit_s=...) takes positive seconds, not {limit_s!r}")
 
 
 def _several(value: Any) -> list[Any]:

@@ -225,12 +225,32 @@ def test_a_failure_shows_its_seed_and_its_faults(project: Project, pytester: pyt
     assert "@pytest.mark.virtual_time(seed=5, backend='asyncio')" in run.text
 
 
+def test_a_hang_says_so_and_how_to_repeat_it(project: Project, pytester: pytest.Pytester) -> None:
+    """What is told repeats the run as it was: without a seed nothing is shuffled, a limit of one's own stays."""
+    project.write(
+        test_a="""
+            import asyncio, pytest
+
+            @pytest.mark.virtual_time(limit_s=60)
+            async def test_hangs():
+                await asyncio.Event().wait()
+        """,
+    )
+    run = project.here(pytester, without=["asyncio"])
+    assert run.counts == {"failed": 1}
+    assert "TimeoutError: not done after 60 s of virtual time" in run.text
+    assert "@pytest.mark.virtual_time(backend='asyncio', limit_s=60)" in run.text
+
+
 @pytest.mark.parametrize(
     ("mark", "body", "said"),
     [
         ("virtual_time(sed=3)", "async def test_a(): pass", "virtual_time takes backend, limit_s, seed, shuffle"),
         ("virtual_time(backend='curio')", "async def test_a(): pass", "knows ('asyncio', 'trio'), not 'curio'"),
         ("virtual_time(seed='x')", "async def test_a(): pass", "takes whole numbers, not 'x'"),
+        ("virtual_time(seed=[])", "async def test_a(): pass", "virtual_time(seed=...) got an empty list"),
+        ("virtual_time(shuffle=3)", "async def test_a(): pass", "takes True or False, not 3"),
+        ("virtual_time(limit_s='1h')", "async def test_a(): pass", "takes positive seconds, not '1h'"),
         ("virtual_time", "def test_a(): pass", "virtual_time and is no async function"),
         ("faults(3)", "async def test_a(data_plane): pass", "takes one FaultPlan, its JSON, or rules, not 3"),
         ("faults({'kind': 'explode'})", "async def test_a(data_plane): pass", "kind: 'explode' is not one of"),
