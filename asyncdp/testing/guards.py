@@ -22,6 +22,7 @@ __all__ = ["Guards", "add_options"]
 
 #: Rounds and seconds in which tasks that a test has ended may still be ending.
 ROUNDS, TASKS_S = 20, 1.0
+_ALLOWED = pytest.StashKey[tuple[str, ...] | None]()
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -67,7 +68,11 @@ class Guards:
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
         """Remember what there is; look at the tasks when the test function ends."""
-        allow = self._allowed(item)
+        try:
+            allow = item.stash[_ALLOWED] = self._allowed(item)
+        except pytest.UsageError:
+            yield  # else what others have to end was never begun, and they complain as well
+            raise
         if allow is not None:
             self._guard.begin()
         test = getattr(item, "obj", None)
@@ -89,7 +94,7 @@ class Guards:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Compare, when everything that is the test's own has ended."""
         result = yield
-        allow = self._allowed(item)
+        allow = item.stash.get(_ALLOWED, None)
         if allow is not None:
             getattr(item, "funcargs", {}).clear()  # pytest lets go of what fixtures gave only a moment later
         if allow is not None and (left := self._guard.left(item.nodeid, allow)):

@@ -36,6 +36,8 @@ def marked_plan(item: pytest.Item) -> FaultPlan:
             made = plan.fresh()
         case (str() as text,):
             made = FaultPlan.from_json(text)
+        case ():
+            raise ValueError("the marker faults takes one FaultPlan, its JSON, or rules; it was given none")
         case rules:
             made = FaultPlan(0, [_rule(rule) for rule in rules])
     return FaultPlan(marker.kwargs["seed"], made.rules) if "seed" in marker.kwargs else made

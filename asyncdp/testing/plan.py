@@ -179,7 +179,10 @@ class FaultPlan(Effects):
         Raises:
             ValueError: It is no JSON, or something in it is unknown or makes no sense.
         """
-        read = json.loads(text)
+        try:
+            read = json.loads(text)
+        except json.JSONDecodeError as err:
+            raise ValueError(f"a fault plan as text is JSON, not {text!r:.80}: {err}") from None
         if not isinstance(read, dict):
             raise ValueError(f"a fault plan is an object with seed and rules, not {read!r:.80}")  # noqa: TRY004
         if unknown := read.keys() - {"seed", "rules"}:

@@ -28,6 +28,8 @@ MARKERS = (
     "virtual_time(*, seed=None, backend=None, shuffle=None, limit_s=3600): run an async test once per seed and backend",
     "leaks(*, allow=(), reason=None): fail the test if it leaves tasks, threads, processes, files or segments behind",
 )
+#: The fixtures that faults are for.
+PLANES = ("data_plane", "tq_plane", "ucxx_plane")
 _PLAN = pytest.StashKey["FaultPlan"]()
 
 
@@ -65,6 +67,19 @@ def pytest_fixture_setup(
     """Have clients closed on the event loop that used them."""
     with on_loop.replaced(fixturedef, request):
         return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
+    """Refuse a test whose faults could strike nobody; a marker of a class or module is for those that have a plane."""
+    result = yield
+    wanted = getattr(item, "fixturenames", ())
+    if not {"fault_plan", "request", *PLANES}.intersection(wanted):
+        for marker in item.own_markers:
+            if marker.name == "faults" and any(type(arg).__module__.startswith("asyncdp.") for arg in marker.args):
+                names = ", ".join(PLANES)
+                pytest.fail(f"{item.name} has the marker faults and asks for none of {names}", pytrace=False)
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -253,6 +253,10 @@ def test_a_hang_says_so_and_how_to_repeat_it(project: Project, pytester: pytest.
         ("virtual_time(limit_s='1h')", "async def test_a(): pass", "takes positive seconds, not '1h'"),
         ("virtual_time", "def test_a(): pass", "virtual_time and is no async function"),
         ("faults(3)", "async def test_a(data_plane): pass", "takes one FaultPlan, its JSON, or rules, not 3"),
+        ("faults", "async def test_a(data_plane): pass", "it was given none"),
+        ("faults('refuse')", "async def test_a(data_plane): pass", "a fault plan as text is JSON, not 'refuse'"),
+        ("faults(FaultPlan().refuse())", "def test_a(): pass", "faults and asks for none of data_plane, tq_plane"),
+        ("leaks(allow=['threads'])", "def test_a(): pass", "leaks(allow=...) needs a reason="),
         ("faults({'kind': 'explode'})", "async def test_a(data_plane): pass", "kind: 'explode' is not one of"),
         ("faults(sed=1)", "async def test_a(data_plane): pass", "sed: the marker faults takes"),
         ("data_plane(attempt_timeout=1)", "async def test_a(data_plane): pass", "attempt_timeout: no layer has this"),
@@ -265,10 +269,11 @@ def test_what_makes_no_sense_is_named(
 ) -> None:
     """A wrong marker is an error that says what is wrong, not a test that passes."""
     fake = "@pytest.fixture(scope='session')\ndef _tq_servers(): return None\n" if "tq_plane" in body else ""
-    project.write(test_a=f"import pytest\n{fake}@pytest.mark.{mark}\n{body}\n")
+    project.write(test_a=f"import pytest\nfrom asyncdp.testing import FaultPlan\n{fake}@pytest.mark.{mark}\n{body}\n")
     run = project.here(pytester, without=["asyncio"] if "virtual" in mark else [])
     assert run.code not in (0, 5), run.text
     assert said in run.text, run.text
+    assert "KeyError" not in run.text, "one wrong marker is one error"
 
 
 def test_an_async_fixture_does_not_go_with_virtual_time(project: Project, pytester: pytest.Pytester) -> None:
