@@ -52,7 +52,10 @@ class Canary:
     """
 
     def __init__(self, context: Any, name: str, address: str, *, interval_s: float, timeout_s: float) -> None:
-        """Begin to watch, in the running event loop; until the first news the server counts as up."""
+        """Begin to watch, in the running event loop; until the first news the server counts as up.
+
+        No news in ``timeout_s`` is news as well: of a machine that is off, TCP itself would tell after minutes.
+        """
         self.name = name
         self.address = address
         self.down = False
@@ -60,6 +63,7 @@ class Canary:
         self.closed = False
         self._scopes: set[anyio.CancelScope] = set()
         self._reached = False
+        self._news = anyio.Event()
         # Plain sockets: their news is read in a callback, no task has to wait for it. On the client's context, which
         # closes them with itself, should the client be left unclosed.
         socket = context.socket(SocketType.DEALER, socket_class=Socket)
@@ -78,6 +82,7 @@ class Canary:
         self._loop = asyncio.get_running_loop()
         self._fd: int = self._monitor.getsockopt(SocketOption.FD)
         self._loop.add_reader(self._fd, self._read)
+        self._patience = self._loop.call_later(timeout_s, self._heard_nothing)
         socket.connect(address)
         self._read()
 
@@ -94,6 +99,7 @@ class Canary:
         """Take one piece of news."""
         if event == Event.HANDSHAKE_SUCCEEDED:
             self.down = self.refused = False
+            self._news.set()
         elif event == Event.CONNECT_DELAYED:
             self._reached = False
         elif event == Event.CONNECTED:
@@ -106,8 +112,17 @@ class Canary:
         else:
             self._fall()
 
+    def _heard_nothing(self) -> None:
+        if not self._news.is_set():
+            self._fall()
+
+    async def heard(self) -> None:
+        """Wait for the first news: whether the server answers."""
+        await self._news.wait()
+
     def _fall(self) -> None:
         self.down = True
+        self._news.set()
         for scope in list(self._scopes):
             scope.cancel()
 
@@ -167,6 +182,8 @@ class Canary:
     def close(self) -> None:
         """Stop watching; calls that still wait end with DataPlaneClosed."""
         self.closed = True
+        self._patience.cancel()
+        self._news.set()
         for scope in list(self._scopes):
             scope.cancel()
         if not self._loop.is_closed():

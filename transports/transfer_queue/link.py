@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import anyio.to_thread
 import structlog
 from zmq.constants import SocketOption, SocketType
 
 from asyncdp import errors
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.transfer_queue.canary import Canary
+from asyncdp.transports.transfer_queue.connecting import connect
 from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, VERSION
 from asyncdp.transports.transfer_queue.directory_server import PORT
 from asyncdp.transports.transfer_queue.endpoints import Server
-from asyncdp.transports.transfer_queue.private import Client
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
     from asyncdp.transports.transfer_queue.endpoints import Endpoints
+    from asyncdp.transports.transfer_queue.private import Client
 
 __all__ = ["Link"]
 
@@ -84,7 +83,7 @@ class Link:
         settings: TransferQueueSettings,
         infos: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Link:
-        """Connect; a handshake of TransferQueue's that blocks happens in a thread.
+        """Connect.
 
         Args:
             endpoints: Where the servers listen.
@@ -94,8 +93,7 @@ class Link:
         Raises:
             DataPlaneUnavailable: The controller does not answer.
         """
-        name = f"asyncdp-{uuid.uuid4().hex[:12]}"
-        client = await anyio.to_thread.run_sync(Client, name, endpoints, infos)
+        client = await connect(endpoints, settings, infos)
         if client.missing:
             log = structlog.get_logger("asyncdp")
             log.warning("transfer_queue_lacks", calls=list(client.missing.values()), instead="its public calls")
@@ -207,8 +205,13 @@ class Link:
             raise DataPlaneUnavailable(msg, host=unit_id)
         return found
 
+    async def heard(self) -> None:
+        """Wait until it is known of each unit whether it answers: at once, but for a link that was opened just now."""
+        for canary in self.units.values():
+            await canary.heard()
+
     def silent(self) -> frozenset[str]:
-        """Return the units that do not answer."""
+        """Return the units that do not answer, as far as that is known."""
         return frozenset(unit_id for unit_id, canary in self.units.items() if canary.down)
 
     async def clear(

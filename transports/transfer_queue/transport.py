@@ -144,13 +144,19 @@ class TQTransport(Transfers):
             msg = "the controller answers, but the plane has ended"
             raise DataPlaneUnavailable(msg, blames_port=False)
 
+    async def _silent(self, ctx: CallContext) -> frozenset[str]:
+        """Return the storage units that do not answer, once it is known of each whether it does."""
+        link = await self._session.link(ctx.deadline)
+        await link.heard()
+        return link.silent()
+
     @handles(c.ListMetadata)
     async def _list(self, call: c.ListMetadata, ctx: CallContext) -> list[DataPlaneGroupMeta]:
         groups: dict[str, DataPlaneGroupMeta] = {}
         after: int | None = 0
         while after is not None:
             page, after = await self._ask("groups", (call.partition_id, after), ctx, call.partition_id)
-            silent = (await self._session.link(ctx.deadline)).silent()
+            silent = await self._silent(ctx)
             for *facts, units in page:
                 lost = tuple(key for key, at in zip(facts[1], units, strict=True) if not silent.isdisjoint(at))
                 groups[facts[0]] = replace(DataPlaneGroupMeta(call.partition_id, *facts), lost_keys=lost)
@@ -158,8 +164,8 @@ class TQTransport(Transfers):
 
     @handles(c.Depth)
     async def _depth(self, call: c.Depth, ctx: CallContext) -> int:
-        silent = (await self._session.link(ctx.deadline)).silent()
-        count: int = await self._ask("depth", (call.partition_id, silent), ctx, call.partition_id)
+        args = (call.partition_id, await self._silent(ctx))
+        count: int = await self._ask("depth", args, ctx, call.partition_id)
         return count
 
     @handles(c.ListPartitions)

@@ -1,0 +1,89 @@
+"""Connects TransferQueue's client, whose handshake blocks, for callers whose time is bounded."""
+
+from __future__ import annotations
+
+import math
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import anyio.to_thread
+from zmq.sugar.context import Context
+
+from asyncdp.errors import DataPlaneError
+from asyncdp.transports.transfer_queue.canary import Canary
+from asyncdp.transports.transfer_queue.private import Client
+
+if TYPE_CHECKING:
+    from asyncdp.config import TransferQueueSettings
+    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+__all__ = ["connect"]
+
+
+async def connect(
+    endpoints: Endpoints, settings: TransferQueueSettings, infos: Callable[[], Mapping[str, Any]] | None
+) -> Client:
+    """Connect in a thread. The handshake waits some 4 s for a controller that does not answer, and cannot be stopped.
+
+    So it begins only once a canary has heard of the controller, and ends for the caller when the canary falls or the
+    caller's time is up; what the thread makes after that it closes itself.
+
+    Raises:
+        DataPlaneUnavailable: The controller does not answer.
+    """
+    pending = _Pending(lambda: Client(f"asyncdp-{uuid.uuid4().hex[:12]}", endpoints, infos))
+    controller = endpoints.controller
+    context: Any = Context()
+    watch = Canary(
+        context,
+        "the controller",
+        controller.address("request_handle_socket"),
+        interval_s=settings.heartbeat_interval_s,
+        timeout_s=settings.heartbeat_timeout_s,
+    )
+
+    async def make() -> Client:
+        return await anyio.to_thread.run_sync(pending.connect, abandon_on_cancel=True)
+
+    try:
+        await watch.heard()
+        return await watch.guard(make, math.inf, host=controller.id)
+    except BaseException as err:
+        pending.abandon()
+        if isinstance(err, DataPlaneError):
+            err.ambiguous = False  # nothing was asked for yet
+        raise
+    finally:
+        watch.close()
+        context.term()
+
+
+class _Pending:
+    """A connection that a thread makes for somebody who may be gone when it is there."""
+
+    def __init__(self, make: Callable[[], Client]) -> None:
+        """Begin with nothing made."""
+        self._make = make
+        self._lock = threading.Lock()
+        self._made: Client | None = None
+        self._abandoned = False
+
+    def connect(self) -> Client:
+        """Make it; blocks."""
+        made = self._make()
+        with self._lock:
+            self._made = made
+            abandoned = self._abandoned
+        if abandoned:
+            made.close()
+        return made
+
+    def abandon(self) -> None:
+        """Have it closed, now or when it is made."""
+        with self._lock:
+            self._abandoned = True
+            made = self._made
+        if made is not None:
+            made.close()
