@@ -51,7 +51,7 @@ async def test_a_verb_cancelled_at_any_checkpoint_leaves_nothing(verb: str, way_
 def test_over_the_wire() -> None:
     """All payload over UCX, whose listener binds to every address: run where there is but one."""
     verbs = "wire" if EVERYTHING else "put_samples-wire or get_samples-wire"  # those that move payload
-    run_inside(f"tests/sweep/{Path(__file__).name}", "-k", verbs)
+    run_inside([f"tests/sweep/{Path(__file__).name}", "-k", verbs])
 
 
 for _mark in in_a_namespace:

@@ -21,4 +21,4 @@ pytestmark = [
 @pytest.mark.parametrize("file", ["test_cases_ports.py", "test_cases_slots.py"])
 def test_cases_in_a_namespace_with_only_loopback(file: str) -> None:
     """A UCX listener binds to every address; here there is but one."""
-    run_inside(f"tests/ucxx/{file}")
+    run_inside([f"tests/ucxx/{file}"])
