@@ -40,6 +40,9 @@ class Shelf:
         self.threads: set[int] = set()
         self.fail: list[Exception] = []
         self.closed = 0
+        #: A slow call waits for it.
+        self.turned = threading.Event()
+        self.turned.set()
 
     def note(self, verb: str) -> None:
         """Note a call; fail if told so."""
@@ -90,6 +93,7 @@ class SyncClient:
     def get_samples(self, sample_ids: Any, partition_id: str, select_fields: Any) -> Any:
         """Get, slowly."""
         time.sleep(0.01)
+        self.shelf.turned.wait(5)
         return self.shelf.get(sample_ids, select_fields)
 
     def claim_meta(
@@ -129,6 +133,8 @@ class AsyncClient:
     async def get_samples(self, sample_ids: Any, partition_id: str, select_fields: Any) -> Any:
         """Get, slowly."""
         await anyio.sleep(0.01)
+        while not self.shelf.turned.is_set():  # noqa: ASYNC110 - the event is one of threads, for both clients
+            await anyio.sleep(0.001)
         return self.shelf.get(sample_ids, select_fields)
 
     async def claim_meta(
@@ -180,19 +186,19 @@ async def test_sync_verbs_run_in_threads(theirs: Any) -> None:
     await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
     in_loop = threading.get_ident() in theirs.shelf.threads
     assert in_loop == isinstance(theirs, AsyncClient)
-    ticks = 0
+    turned = theirs.shelf.turned
+
     async with anyio.create_task_group() as group:
 
-        async def tick() -> None:
-            nonlocal ticks
-            while True:
-                ticks += 1
+        async def turn() -> None:
+            for _ in range(3):
                 await anyio.sleep(0.001)
+            turned.set()
 
-        group.start_soon(tick)
-        await client.get_samples(["a"], "p", ["x"])
-        group.cancel_scope.cancel()
-    assert ticks >= 3
+        turned.clear()
+        group.start_soon(turn)
+        await client.get_samples(["a"], "p", ["x"])  # returns once the loop has turned, or after a long while
+        assert turned.is_set()
     await client.close()
 
 
