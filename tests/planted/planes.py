@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from asyncdp.slots import Resolved
 from asyncdp.transports.memory.plane import Plane
+
+if TYPE_CHECKING:
+    from asyncdp.transports.memory.partition import Partition
 
 
 class LeaseUnchecked(Plane):
@@ -14,6 +17,49 @@ class LeaseUnchecked(Plane):
     @staticmethod
     def _check_claim(*args: Any) -> None:
         """Do not check."""
+
+
+class LeasesForEver(Plane):
+    """The lease of a claim never ends: what a dead client held is lost."""
+
+    def expire(self, part: Partition) -> None:
+        """Do not look."""
+
+
+class TakesAnyRelease(Plane):
+    """A release is not checked against who holds the claim by now."""
+
+    def release(self, partition_id: str, sample_ids: Any, claim_ids: Any, task: str) -> Any:
+        """Give back whatever holds these samples."""
+        part = self.partition(partition_id)
+        self.expire(part)
+        rows = [part.rows[name] for name in sample_ids if name in part.rows]
+        for row in rows:
+            claim = part.claims.get(row.claimed.get(task, ""))
+            if claim is not None:
+                self._unclaim(part, claim, [row.id])
+        return None, True
+
+
+class SplitsGroups(Plane):
+    """A group is claimed as soon as some of its samples are ready."""
+
+    def claim(self, *args: Any) -> Any:
+        """Claim as if there were no groups."""
+        part = self.partitions[args[0]]
+        size, part.group_size = part.group_size, None
+        try:
+            return super().claim(*args)
+        finally:
+            part.group_size = size
+
+
+class ListsLess(Plane):
+    """A listing leaves out the newest group."""
+
+    def groups(self, partition_id: str) -> Any:
+        """Leave one out."""
+        return super().groups(partition_id)[:-1] or super().groups(partition_id)
 
 
 class ForgetsOpIds(Plane):

@@ -7,7 +7,7 @@ from typing import Any
 
 from asyncdp import CallContext, DataPlaneError, PortRotation
 from asyncdp.calls import handles
-from asyncdp.middleware.permit import Permit, Target
+from asyncdp.middleware.permit import Permit, Target, Verdict
 from asyncdp.middleware.quarantine import Quarantine
 from asyncdp.slots import Abort, ReadSlots, Reserve, WriteSlots
 
@@ -58,6 +58,29 @@ class TwoProbes(_Rotation):
     """A half-open port gets a second probe while the first is out."""
 
     quarantine = _TwoProbes
+
+
+class _Unforgiving(Quarantine[Any]):
+    def pick(self, *args: Any) -> Permit[Any]:
+        """Give a permit that does not lift a quarantine."""
+        permit = super().pick(*args)
+        if permit._state.out:
+            permit.__class__ = _WithoutMercy
+        return permit
+
+
+class _WithoutMercy(Permit[Any]):
+    __slots__ = ()
+
+    def succeeded(self, now: float) -> Verdict:
+        """Be told, and do nothing."""
+        return self.released()
+
+
+class NeverHeals(_Rotation):
+    """An answer does not lift the quarantine of a port."""
+
+    quarantine = _Unforgiving
 
 
 class _First(Quarantine[Any]):

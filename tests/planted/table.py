@@ -91,6 +91,12 @@ def leased(scenario: Scenario) -> Scenario:
     return _cast(chosen, "produces", "scores", "trains", "trains")
 
 
+def bereft(scenario: Scenario) -> Scenario:
+    """As leased, and one who holds claims is killed."""
+    chosen = leased(scenario)
+    return replace(chosen, troubles=(Trouble(0.8, 0.0, "kill", chosen.clients[0].name),))
+
+
 def flowing(scenario: Scenario) -> Scenario:
     """Samples flow, replies are lost, and everybody looks."""
     weather = Conditions(0.005, 0.8, lose_reply=0.1, noticed=0.7, arrives_late=0.8)
@@ -133,6 +139,7 @@ class Planted(NamedTuple):
 PLANTED = [
     Planted(PortRotation, ports.LeaksProbes, "ports", broken_doors),
     Planted(PortRotation, ports.TwoProbes, "probe", broken_doors),
+    Planted(PortRotation, ports.NeverHeals, "ports", broken_doors),
     Planted(PortRotation, ports.Starves, "ports", broken_doors),
     Planted(SlotRetry, retries.DenyList, "budget", poor),
     Planted(SlotRetry, retries.ClaimsWithoutToken, "claim", flowing),
@@ -155,6 +162,10 @@ PLANTED = [
     Planted(Host, hosts.BusyIsStale, "stale", reading),
     Planted(Host, hosts.ReclaimsByTime, "register", crowded),
     Planted(Plane, planes.LeaseUnchecked, "claim", leased),
+    Planted(Plane, planes.LeasesForEver, "liveness", bereft),
+    Planted(Plane, planes.TakesAnyRelease, "claim", bereft),
+    Planted(Plane, planes.SplitsGroups, "claim", flowing),
+    Planted(Plane, planes.ListsLess, "register", crowded),
     Planted(Plane, planes.ForgetsOpIds, "register", lossy),
     Planted(Plane, planes.ForgetsEmptyClears, "register", lossy),
     Planted(Plane, planes.IgnoresIncarnations, "stale", crowded),

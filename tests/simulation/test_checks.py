@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from asyncdp import (
+    ClaimLost,
     DataPlaneError,
     DataPlaneTimeout,
     DataPlaneUnavailable,
@@ -242,8 +243,131 @@ def test_only_the_holder_pops() -> None:
         assert ("had taken over" in texts(history)) == (claim_id == "1")
 
 
+def test_only_the_holder_gives_back() -> None:
+    """A release by a claim that another has taken over must not go well, and frees nothing."""
+    history = History(lease_s=0.0)
+    claim(history, "1")
+    claim(history, "2")
+    history.ended(history.begin("t", "release_claim", "p", ["a"], task="train", claims=["1"]))
+    assert "was given back by a claim that another holder had taken over" in texts(history)
+    for freed, known in (
+        (True, {"claims": ["1"], "task": "train"}),
+        (False, {"claims": ["9"]}),
+        (False, {"task": "u"}),
+    ):
+        history = History()
+        claim(history, "1")
+        history.ended(history.begin("t", "release_claim", "p", ["a"], **known))
+        claim(history, "2")
+        assert ("was given sample 'a' twice" in texts(history)) != freed
+
+
+def test_a_life_that_nobody_tells_ends_with_a_removal() -> None:
+    """Where metas have no handles, a sample may be claimed again once it was popped, or its partition dropped."""
+    for verb, ids in (("pop", ["a"]), ("drop_partition", [])):
+        history = History()
+        done(history, 1)
+        history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1), ids=("a",))
+        history.ended(history.begin("t", verb, "p", ids))
+        done(history, 2)
+        history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1), ids=("a",))
+        assert check(history) == []
+
+
+def test_what_is_claimed_is_there() -> None:
+    """A claim of what was cleared, or of a field that nobody had put by then, is wrong."""
+    for gone, fields in ((False, ("x",)), (True, ("x",)), (False, ("x", "y"))):
+        history = History()
+        done(history, 1)
+        if gone:
+            clear(history)
+        history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1, fields=fields), ids=("a",))
+        history.ended(history.begin("w", "put_samples", "p", ["a"], values={"y": [2]}))
+        assert ("which was not there" in texts(history)) == (gone or fields != ("x",))
+
+
+def test_a_listing_shows_what_is_there() -> None:
+    """A sample that was acknowledged and never removed is listed, one that was removed is not."""
+    for removed in (False, True):
+        for ids in ((), ("a",)):
+            history = History()
+            done(history, 1)
+            if removed:
+                clear(history)
+            history.ended(history.begin("r", "list_metadata", "p"), ids=ids)
+            wanted = "is listed, and was not there" if removed else "is not listed"
+            assert (wanted in texts(history)) == (bool(ids) == removed)
+    history = History()
+    done(history, 1)
+    removal = history.begin("w", "clear_samples", "p", ["a"])
+    history.ended(history.begin("r", "list_metadata", "p"), ids=())
+    history.ended(removal)
+    history.ended(history.begin("r", "list_metadata", "p"), ids=())
+    assert check(history) == []
+
+
+def test_a_dropped_partition_is_empty() -> None:
+    """Dropping removes every sample."""
+    for value in (1, None):
+        history = History()
+        done(history, 1)
+        history.ended(history.begin("w", "drop_partition", "p"))
+        read(history, value, None if value else SampleNotFound())
+        assert bool(check(history)) == (value == 1)
+
+
+def test_a_settled_clear_does_not_hit_what_settled_it() -> None:
+    """What a client's own next put stands on is over before that put; of a client that does not settle nobody knows."""
+    for settles in (True, False):
+        history = History(settles={"w"} if settles else set())
+        done(history, 1)
+        late = history.begin("w", "clear_samples", "p", ["a"])
+        history.ended(late, DataPlaneTimeout("late", ambiguous=True))
+        done(history, 2)
+        read(history, None, SampleNotFound())
+        assert bool(check(history)) == settles
+
+
+def test_a_loss_takes_what_was_there() -> None:
+    """What is put after a host lost its slots has to stay; of what was there before nobody knows."""
+    for anew in (True, False):
+        history = History()
+        done(history, 1)
+        history.lose("p", ["a"])
+        if anew:
+            done(history, 2)
+        read(history, None, SampleNotFound())
+        assert bool(check(history)) == anew
+
+
+def test_values_are_of_one_row() -> None:
+    """A value that two rows carry tells nothing: said, with both calls."""
+    for ids in (["a"], ["b"]):
+        history = History()
+        done(history, 1)
+        history.ended(history.begin("w", "put_samples", "p", ids, values={"x": [1]}))
+        with pytest.raises(ValueError, match="put as 1 by call #1, and so was that of 'a' by #0"):
+            check(history)
+
+
+def test_groups_are_claimed_whole() -> None:
+    """A part of a group is no batch, unless the rest of it may have gone meanwhile."""
+    for gone in (False, True):
+        history = History(group_sizes={"p": 2})
+        for ids in (("a", "b"), ("a",)):
+            op = history.begin("t", "claim_meta", "p", task="t", asked=4)
+            if gone and len(ids) == 1:
+                history.ended(history.begin("w", "evict", "p", ["b"]))
+            known = {"ids": ids, "groups": ["g"] * len(ids), "lives": [op.number] * len(ids)}
+            history.ended(op, **known)
+        assert ("1 samples of group 'g', which has 2" in texts(history)) != gone
+
+
 def test_a_batch_is_of_the_size_asked_for() -> None:
-    """It is not larger, and holds no sample twice."""
+    """It is neither larger nor smaller, and holds no sample twice."""
+    history = History()
+    history.ended(history.begin("t", "claim_meta", "p", task="t", asked=4, least=2), ids=("a",))
+    assert "1 samples for a batch of at least 2" in texts(history)
     history = History()
     history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1), ids=("a", "b"))
     assert "2 samples for a batch of 1" in texts(history)
@@ -324,6 +448,7 @@ def test_all_is_well_in_the_calm() -> None:
         (True, DataPlaneUnavailable("down"), False),
         (True, DataPlaneTimeout("late"), True),
         (True, SampleNotFound(), False),
+        (True, ClaimLost("the lease was over"), False),
     ):
         history = History(calm_since=0.0)
         done(history, 1)
@@ -346,7 +471,7 @@ def test_some_checks_can_be_chosen() -> None:
     history.begin("r", "ping")
     assert check(history, ["wrong reads"]) == []
     assert check(history, ["late calls"])
-    assert len(CHECKS) == 17
+    assert len(CHECKS) == 19
     with pytest.raises(KeyError):
         check(history, ["no such check"])
 
@@ -358,6 +483,20 @@ def test_histories_of_processes_are_merged() -> None:
     done(writer, 1, 2)
     read(reader, 1)
     assert "what was gone came back" in texts(History.merged([reader, writer]))
+
+
+def test_what_one_process_lost_is_lost_to_all() -> None:
+    """A merged history knows what faults took away, and when the last was over."""
+    times = iter(map(float, range(9)))
+    writer, reader = History(now=lambda: next(times)), History(now=lambda: next(times))
+    done(writer, 1)
+    writer.lose("p", ["a"])
+    writer.calm_since = 3.0
+    read(reader, None, SampleNotFound())
+    assert check(reader) == []
+    merged = History.merged([reader, writer])
+    assert merged.calm_since == 3.0
+    assert check(merged) == []
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

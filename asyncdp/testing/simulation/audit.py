@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from asyncdp.errors import DataPlaneError
+from asyncdp.middleware.permit import Health
 from asyncdp.testing.simulation.flow_work import Scorer, Trainer
 from asyncdp.testing.simulation.violation import Violation
 from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values
@@ -78,7 +79,12 @@ class Audit:
                 if unused:
                     text = f"client {name} does not use ports {unused} of {host} any more, which have long been well"
                     found.append(Violation("ports", text))
-            held = {k: s.in_flight for k, s in client.rotation.ports(self.fabric.clock.now()).items() if s.in_flight}
+            ports = client.rotation.ports(self.fabric.clock.now())
+            out = {k: s.health.value for k, s in ports.items() if k[0] in homes and s.health is not Health.HEALTHY}
+            if out:
+                text = f"client {name} still thinks ill of ports that have long been well, and answered: {out}"
+                found.append(Violation("ports", text))
+            held = {k: s.in_flight for k, s in ports.items() if s.in_flight}
             if held:
                 found.append(Violation("ports", f"client {name} holds permits although it is idle: {held}"))
         return found
@@ -92,9 +98,9 @@ class Audit:
     # -- the flow
 
     async def _drain(self) -> list[Violation]:
-        """Give back what the dead held, then score, train and pop all that is left."""
+        """Give back what the dead held, unless a lease has, then score, train and pop all that is left."""
         for name, client in self.fabric.clients.items():
-            if not client.alive:
+            if not client.alive and self.scenario.lease_s is None:
                 await self.verbs.release_claims(FLOW, name, timeout_s=10.0)
         found = [*await self._orphans()]
         scorer = Scorer(self.verbs, self.scenario, self.values, "auditor.scores")

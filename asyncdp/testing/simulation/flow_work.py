@@ -17,6 +17,8 @@ __all__ = ["Producer", "Scorer", "Trainer", "Watcher"]
 
 #: Groups in the flow above which nobody produces.
 ENOUGH = 12
+#: Every so many groups one comes in two puts.
+IN_TWO = 4
 #: What says that a sample is gone.
 GONE = (SampleNotFound, StaleSlotError, ClaimLost)
 
@@ -33,17 +35,22 @@ class Producer(Worker):
         self.choices = [self.produce, self.produce, self.look]
 
     async def produce(self) -> None:
-        """Put a group, all of it at once, unless enough is waiting."""
+        """Put a group, mostly all of it at once, unless enough is waiting."""
         if self.depth > ENOUGH:
             await self.look()
             return
         self.count += 1
-        n = self.scenario.group_size or self.rng.randint(1, 4)
+        size = self.scenario.group_size
+        n = size or self.rng.randint(1, 4)
         group = f"{self.name}-{self.count}"
-        numbers, field = self.values.take(n)
-        tags = [{"v": v, "group_id": group, "weight_version": self.count} for v in numbers]
-        ids = [f"{group}_g{i}" for i in range(n)]
-        await self.verbs.put_samples(ids, FLOW, {"x": field}, tags, timeout_s=self.patience())
+        # Some groups come in two puts: until the second nobody may claim the first.
+        cut = 1 if size is not None and self.count % IN_TWO == 0 else n
+        for first, stop in ((0, cut), (cut, n)):
+            if first < stop:
+                numbers, field = self.values.take(stop - first)
+                tags = [{"v": v, "group_id": group, "weight_version": self.count} for v in numbers]
+                ids = [f"{group}_g{i}" for i in range(first, stop)]
+                await self.verbs.put_samples(ids, FLOW, {"x": field}, tags, timeout_s=self.patience())
 
     async def look(self) -> None:
         """See how much is waiting."""

@@ -6,7 +6,7 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneError
@@ -20,12 +20,20 @@ __all__ = ["Budgets", "Event", "History", "Lost"]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Samples that a fault took away for good: from now on they may be missing, but never wrong."""
+    """Samples that a fault took away for good: from now on they may be missing, but never wrong.
+
+    Attributes:
+        at: Place in the one order of all events.
+        partition, ids: Which.
+        why: What took them.
+        since: ``at`` in seconds.
+    """
 
     at: float
     partition: str
     ids: frozenset[str]
     why: str
+    since: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class History:
         settles: Clients that find out what became of a mutation before their next one on the same samples (the
             Settle layer): what they left open is over when that one is.
         lease_s: How long claims last; None: until they are released.
+        group_sizes: By partition, the grpo_group_size: groups are claimed whole.
         calm_since: When the last fault was over, in seconds; None: never.
         now: The clock; without one, moments are places in the order.
         derived: What checks have found out already; forgotten when something is recorded.
@@ -88,6 +97,7 @@ class History:
     budgets: dict[str, Budgets] = field(default_factory=dict)
     settles: set[str] = field(default_factory=set)
     lease_s: float | None = None
+    group_sizes: dict[str, int] = field(default_factory=dict)
     calm_since: float | None = None
     now: Callable[[], float] | None = None
     derived: dict[str, Any] = field(default_factory=dict)
@@ -132,7 +142,8 @@ class History:
 
     def lose(self, partition: str, ids: Iterable[str], why: str = "") -> None:
         """Record that a fault took samples away."""
-        self.lost.append(Lost(self.tick(), partition, frozenset(ids), why))
+        at = self.tick()
+        self.lost.append(Lost(at, partition, frozenset(ids), why, self.time()))
 
     # -- looking
 
@@ -173,10 +184,14 @@ class History:
             for op in part.operations:
                 op.start, op.end = op.began, op.ended
             whole.operations += part.operations
+            whole.lost += [replace(lost, at=lost.since) for lost in part.lost]
             whole.requests += part.requests
             whole.events += part.events
             whole.budgets.update(part.budgets)
             whole.settles |= part.settles
+            whole.group_sizes.update(part.group_sizes)
+            if part.calm_since is not None:
+                whole.calm_since = max(part.calm_since, whole.calm_since or part.calm_since)
             whole.lease_s = part.lease_s if whole.lease_s is None else whole.lease_s
         whole.operations.sort(key=lambda op: op.start)
         for number, op in enumerate(whole.operations):

@@ -55,7 +55,8 @@ class Operation:
         lives, claims: Of a claim, per row: which life of the sample it is, and the claim's id. Of a pop or a release,
             ``claims`` are those it was made with.
         owner: Of ``release_claims``: whose.
-        asked: Rows that were asked for, of a claim (at most so many).
+        asked, least: Rows that were asked for, of a claim: at most, at least.
+        groups: Of a claim, the group of each row, by its tag; where a group may be smaller than others: none.
         notes: What else is worth a line in a trace.
     """
 
@@ -82,6 +83,8 @@ class Operation:
     claims: Sequence[str | None] = ()
     owner: str = ""
     asked: int = 0
+    least: int = 0
+    groups: Sequence[str] = ()
     notes: str = ""
 
     @property

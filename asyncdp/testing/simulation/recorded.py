@@ -181,6 +181,8 @@ class Recorded:
         """Claim, and record."""
         op = self._begin("claim_meta", partition_id, (), timeout_s, task=task_name, asked=batch_size)
         op.fields = tuple(required_fields)
+        if options.get("blocking", True):
+            op.least = batch_size if options.get("min_batch_size") is None else options["min_batch_size"]
         call = self.client.claim_meta(
             partition_id, task_name, required_fields, batch_size, timeout_s=timeout_s, **options
         )
@@ -193,6 +195,7 @@ class Recorded:
             values=values,
             lives=[None if h is None else h.incarnation for h in meta.handles or ()],
             claims=_claims(meta),
+            groups=_groups(meta),
         )
         return meta
 
@@ -227,6 +230,12 @@ class Recorded:
         result = await self._run(op, getattr(self.client, verb)(*args, timeout_s=timeout_s, **options))
         self.history.ended(op)
         return result
+
+
+def _groups(meta: KVBatchMeta) -> list[str]:
+    tags = meta.tags or []
+    told = [row.get("group_id") for row in tags if "expected_num_keys" not in row]
+    return [str(group) for group in told] if None not in told and len(told) == len(tags) else []
 
 
 def _claims(meta: KVBatchMeta) -> list[str | None]:

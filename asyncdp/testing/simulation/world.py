@@ -56,6 +56,8 @@ class World:
             memory=scenario.memory,
             replace=replace,
         )
+        if scenario.group_size is not None:
+            self.fabric.history.group_sizes[FLOW] = scenario.group_size
         self.scopes: dict[str, anyio.CancelScope] = {}
         self.workers: dict[str, list[Worker]] = {}
         for plan in scenario.clients:

@@ -9,6 +9,7 @@ from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pop
 from asyncdp.testing.simulation.checks.liveness import still_failing
 from asyncdp.testing.simulation.checks.outcomes import late_calls, raw_errors, short_batches
 from asyncdp.testing.simulation.checks.ports import doubled_probes
+from asyncdp.testing.simulation.checks.presence import phantom_claims, wrong_listings
 from asyncdp.testing.simulation.checks.registers import wrong_reads
 from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors, other_lives
 from asyncdp.testing.simulation.checks.whole_rows import half_puts, torn_rows
@@ -27,12 +28,14 @@ CHECKS: Final[Mapping[str, Check]] = {
     "wrong reads": wrong_reads,
     "torn rows": torn_rows,
     "half puts": half_puts,
+    "wrong listings": wrong_listings,
     "groundless stale errors": groundless_stale_errors,
     "other lives": other_lives,
     "doubled claims": doubled_claims,
     "foreign pops": foreign_pops,
     "misshapen batches": misshapen_batches,
     "untagged claims": untagged_claims,
+    "phantom claims": phantom_claims,
     "short batches": short_batches,
     "late calls": late_calls,
     "raw errors": raw_errors,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +11,7 @@ from asyncdp.testing.simulation.checks.rows import rows_of
 from asyncdp.testing.simulation.violation import Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Sequence
+    from collections.abc import Collection, Hashable, Sequence
 
     from asyncdp.testing.simulation.checks.rows import Rows
     from asyncdp.testing.simulation.history import History
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["doubled_claims", "foreign_pops", "misshapen_batches", "untagged_claims"]
 
 NAME = "claim"
+#: Verbs that end a claim, by what they do.
+ENDS = {"pop": "popped", "release_claim": "given back"}
 
 
 class Held(NamedTuple):
@@ -44,7 +47,8 @@ def _holdings(history: History) -> dict[tuple[str, str, str, Hashable], list[Hel
 def doubled_claims(history: History) -> Iterator[Violation]:
     """Find samples that a task was given twice in one life, without a release or the end of a lease in between."""
     releases = [op for op in history.operations if op.verb in ("release_claim", "release_claims") and op.happened]
-    for (partition, task, sample_id, _), held in _holdings(history).items():
+    rows = rows_of(history)
+    for (partition, task, sample_id, life), held in _holdings(history).items():
         held.sort(key=lambda each: each.op.end)
         for one, two in pairwise(held):
             if one.claim_id is not None and one.claim_id == two.claim_id:
@@ -53,18 +57,29 @@ def doubled_claims(history: History) -> Iterator[Violation]:
             if lease is not None and two.op.ended - one.op.began >= lease - 1e-6:
                 continue
             freed = any(
-                op.start < two.op.end
+                op.partition == partition
+                and op.start < two.op.end
                 and (op.outcome != "ok" or op.end > one.op.start)
-                and (sample_id in op.ids if op.verb == "release_claim" else op.partition == partition)
+                and (op.verb == "release_claims" or _gives_back(op, one, task))
                 for op in releases
             )
+            if life is None and (row := rows.get((partition, sample_id))) is not None:  # it may be another life
+                freed = freed or any(r.start < two.op.end and r.end > one.op.start for r in row.removals)
             if not freed:
                 text = f"task {task!r} was given sample {sample_id!r} twice"
                 yield Violation(NAME, text, partition, (sample_id,), (one.op, two.op))
 
 
+def _gives_back(op: Operation, held: Held, task: str) -> bool:
+    """Whether a release is of this row of this claim, as far as it says what it is of."""
+    if held.sample_id not in op.ids or (op.task and op.task != task):
+        return False
+    named = op.claims[op.ids.index(held.sample_id)] if op.claims else None
+    return named is None or held.claim_id in (None, named)
+
+
 def foreign_pops(history: History) -> Iterator[Violation]:
-    """Find pops that went well although the claim they were made with had passed to another."""
+    """Find pops and releases that went well although the claim they were made with had passed to another."""
     later: dict[tuple[str, str, str | None], tuple[str, Operation]] = {}
     for (partition, _, sample_id, _), held in _holdings(history).items():
         held.sort(key=lambda each: each.op.end)
@@ -72,12 +87,12 @@ def foreign_pops(history: History) -> Iterator[Violation]:
             if one.claim_id != two.claim_id:
                 later[partition, sample_id, one.claim_id] = (sample_id, two.op)
     for op in history.operations:
-        if op.verb != "pop" or op.outcome != "ok" or not op.claims:
+        if op.verb not in ENDS or op.outcome != "ok" or not op.claims:
             continue
         for sample_id, claim_id in zip(op.ids, op.claims, strict=True):
             found = later.get((op.partition, sample_id, claim_id))
             if claim_id is not None and found is not None and found[1].end < op.start:
-                text = f"sample {sample_id!r} was popped by a claim that another holder had taken over"
+                text = f"sample {sample_id!r} was {ENDS[op.verb]} by a claim that another holder had taken over"
                 yield Violation(NAME, text, op.partition, (sample_id,), (found[1], op))
 
 
@@ -107,7 +122,8 @@ def _always_tagged(row: Rows, fields: Sequence[str], tag: str) -> Operation | No
 
 
 def misshapen_batches(history: History) -> Iterator[Violation]:
-    """Find batches that are too large, or hold a sample twice."""
+    """Find batches that are too large or too small, hold a sample twice, or a part of a group."""
+    members = _members(history)
     for op in history.operations:
         if op.verb != "claim_meta" or op.outcome != "ok":
             continue
@@ -115,3 +131,31 @@ def misshapen_batches(history: History) -> Iterator[Violation]:
             yield Violation(NAME, f"{len(op.ids)} samples for a batch of {op.asked}", op.partition, op.ids, (op,))
         if len(set(op.ids)) < len(op.ids):
             yield Violation(NAME, f"a batch holds a sample twice: {list(op.ids)}", op.partition, op.ids, (op,))
+        size = history.group_sizes.get(op.partition)
+        least = op.least if size is None else op.least // size * size
+        if len(op.ids) < least and not _removed_meanwhile(history, op, None):
+            text = f"{len(op.ids)} samples for a batch of at least {least}"
+            yield Violation(NAME, text, op.partition, op.ids, (op,))
+        for group, count in Counter(op.groups).items():
+            if size is not None and count < size and not _removed_meanwhile(history, op, members[op.partition, group]):
+                text = f"{count} samples of group {group!r}, which has {size}"
+                yield Violation(NAME, text, op.partition, op.ids, (op,))
+
+
+def _members(history: History) -> dict[tuple[str, str], set[str]]:
+    """Return the samples of each group, as far as claims told."""
+    members: dict[tuple[str, str], set[str]] = {}
+    for op in history.operations:
+        for sample_id, group in zip(op.ids, op.groups, strict=False):
+            members.setdefault((op.partition, group), set()).add(sample_id)
+    return members
+
+
+def _removed_meanwhile(history: History, op: Operation, ids: Collection[str] | None) -> bool:
+    """Whether some samples may have gone during a claim: one that is answered again tells of what still lives."""
+    return any(
+        removal.start < op.end and removal.end > op.start
+        for (partition, sample_id), row in rows_of(history).items()
+        if partition == op.partition and (ids is None or sample_id in ids)
+        for removal in row.removals
+    )

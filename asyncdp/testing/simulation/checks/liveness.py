@@ -25,7 +25,7 @@ __all__ = ["still_failing"]
 #: Answers, as opposed to failures; whether they are right is for other checks.
 ANSWERS = (ClaimLost, ClaimNotReady, SampleNotFound, StaleSlotError)
 #: What may be said of a sample that a fault took away.
-OF_LOST = (DataPlaneUnavailable, SampleNotFound, StaleSlotError)
+OF_LOST = (*ANSWERS, DataPlaneUnavailable)
 
 
 def still_failing(history: History) -> Iterator[Violation]:

@@ -135,10 +135,13 @@ def _vanished(known: Register, row: Rows) -> Iterator[Finding]:
     alone: dict[int, list[tuple[Span, Operation]]] = {}
     for op in known.empty:
         before = [put for put in done if put.end < op.start]
-        if not before or any(at < op.end for at in row.lost):
+        if not before:
             continue
         put = max(before, key=lambda put: put.start)
-        removals = [r.op for r in row.removals if r.start < op.end and r.end > put.start]
+        if any(put.start < at < op.end for at in row.lost):
+            continue
+        # What the put itself settled was over before it.
+        removals = [r.op for r in row.removals if r.start < op.end and r.end > put.start and r.settler is not put.op]
         if not removals:
             yield "was put, acknowledged, never removed, and is not there", (put.op, op)
         elif len(removals) == 1:

@@ -41,35 +41,66 @@ class Register:
 
 @dataclass(slots=True)
 class Rows:
-    """One sample: its registers, and what removed it. ``lost``: from when on a fault may have taken it away."""
+    """One sample: its registers, what put and removed it. ``lost``: from when on a fault may have taken it away."""
 
     registers: dict[str, Register] = field(default_factory=dict)
+    puts: list[Span] = field(default_factory=list)
     removals: list[Span] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
 
 
 def rows_of(history: History) -> dict[tuple[str, str], Rows]:
-    """Sort a history by samples; several checks begin with that, so it is done once."""
+    """Sort a history by samples; several checks begin with that, so it is done once.
+
+    Raises:
+        ValueError: Two rows of puts carry the same value, so that nobody can tell which of them a read saw.
+    """
     rows: dict[tuple[str, str], Rows] | None = history.derived.get("rows")
     if rows is None:
-        rows = history.derived["rows"] = {}
-        ends, settlers = _ends(history)
-        for op in history.operations:
-            if op.verb == "put_samples":
-                _enter_put(op, ends[op.number], rows, settlers)
-            elif op.verb in REMOVALS:
-                for sample_id in op.ids if op.happened else ():
-                    row = rows.setdefault((op.partition, sample_id), Rows())
-                    row.removals.append(Span(op.start, ends[op.number], op))
-            else:
-                _enter_read(op, rows)
-        for lost in history.lost:
-            for sample_id in lost.ids:
-                rows.setdefault((lost.partition, sample_id), Rows()).lost.append(lost.at)
+        rows = history.derived["rows"] = _sorted(history)
     return rows
 
 
+def _sorted(history: History) -> dict[tuple[str, str], Rows]:
+    rows: dict[tuple[str, str], Rows] = {}
+    ends, settlers = _ends(history)
+    told: dict[tuple[str, Hashable], tuple[Operation, str]] = {}
+    for op in history.operations:
+        if op.verb == "put_samples":
+            _check_unique(op, told)
+            _enter_put(op, ends[op.number], rows, settlers)
+        elif op.verb not in REMOVALS:
+            _enter_read(op, rows)
+    for op in history.operations:
+        if op.verb in REMOVALS and op.happened:
+            whole = op.verb == "drop_partition"
+            keys = [key for key in rows if key[0] == op.partition] if whole else [(op.partition, i) for i in op.ids]
+            for key in keys:
+                span = Span(op.start, ends[op.number], op, settlers.get((op.number, key[1])))
+                rows.setdefault(key, Rows()).removals.append(span)
+    for lost in history.lost:
+        for sample_id in lost.ids:
+            rows.setdefault((lost.partition, sample_id), Rows()).lost.append(lost.at)
+    return rows
+
+
+def _check_unique(op: Operation, told: dict[tuple[str, Hashable], tuple[Operation, str]]) -> None:
+    for name, values in op.values.items():
+        for sample_id, value in zip(op.ids, values, strict=True):
+            other, where = told.setdefault((name, value), (op, sample_id))
+            if value is not None and (other is not op or where != sample_id):
+                raise ValueError(
+                    f"field {name!r} of {sample_id!r} was put as {value!r} by call #{op.number}, and so was that of "
+                    f"{where!r} by #{other.number}: every row of every put needs a value of its own, also of a put "
+                    "that is sent again, or it cannot be told which of them a read saw"
+                )
+
+
 def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows], settlers: Settlers) -> None:
+    for sample_id in op.ids:
+        rows.setdefault((op.partition, sample_id), Rows()).puts.append(
+            Span(op.start, end, op, settlers.get((op.number, sample_id)))
+        )
     for name, values in op.values.items():
         for sample_id, value in zip(op.ids, values, strict=True):
             row = rows.setdefault((op.partition, sample_id), Rows())

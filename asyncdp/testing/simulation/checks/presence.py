@@ -1,0 +1,75 @@
+"""Presence: claims and listings name the samples that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from asyncdp.testing.simulation.checks.rows import rows_of
+from asyncdp.testing.simulation.violation import Violation
+
+if TYPE_CHECKING:
+    from asyncdp.testing.simulation.checks.rows import Rows, Span
+    from asyncdp.testing.simulation.history import History
+    from asyncdp.testing.simulation.operation import Operation
+
+__all__ = ["phantom_claims", "wrong_listings"]
+
+
+def phantom_claims(history: History) -> Iterator[Violation]:
+    """Find samples that were claimed although they, or what the claim requires of them, cannot have been there.
+
+    Samples of which no put was recorded are left out: whoever records trainers only knows nothing of them.
+    """
+    rows = rows_of(history)
+    for op in history.operations:
+        if op.verb != "claim_meta" or op.outcome != "ok":
+            continue
+        for sample_id in op.ids:
+            row = rows.get((op.partition, sample_id))
+            if row is None or not row.puts:
+                continue
+            for name in op.fields:
+                register = row.registers.get(name)
+                if not _may_be_there(() if register is None else register.puts.values(), row, op):
+                    text = f"sample {sample_id!r} was claimed by its field {name!r}, which was not there"
+                    yield Violation("claim", text, op.partition, (sample_id,), (op,))
+                    break
+
+
+def wrong_listings(history: History) -> Iterator[Violation]:
+    """Find listings that lack a sample that is there, or show one that is gone."""
+    rows = rows_of(history)
+    for op in history.operations:
+        if op.verb != "list_metadata" or op.outcome != "ok":
+            continue
+        shown = set(op.ids)
+        for (partition, sample_id), row in rows.items():
+            if partition != op.partition or not row.puts:
+                continue
+            if sample_id not in shown:
+                put = _is_there(row, op)
+                if put is not None:
+                    text = f"sample {sample_id!r} was put, acknowledged, never removed, and is not listed"
+                    yield Violation("register", text, op.partition, (sample_id,), (put, op))
+            elif not _may_be_there(row.puts, row, op):
+                text = f"sample {sample_id!r} is listed, and was not there"
+                yield Violation("register", text, op.partition, (sample_id,), (op,))
+
+
+def _may_be_there(puts: Iterable[Span], row: Rows, op: Operation) -> bool:
+    """Whether what one of these puts wrote can have been there at some moment of a call."""
+    removals = [r for r in row.removals if r.op.outcome == "ok" and r.end < op.start]
+    return any(
+        put.start < op.end and not put.op.denied and not any(put.end < removal.start for removal in removals)
+        for put in puts
+    )
+
+
+def _is_there(row: Rows, op: Operation) -> Operation | None:
+    """Return a put that was acknowledged before a call and that nothing can have undone before its end."""
+    put = max((p for p in row.puts if p.op.outcome == "ok" and p.end < op.start), key=lambda p: p.start, default=None)
+    if put is None or any(put.start < at < op.end for at in row.lost):
+        return None
+    undone = any(r.start < op.end and r.end > put.start and r.settler is not put.op for r in row.removals)
+    return None if undone else put.op
