@@ -66,7 +66,8 @@ class PlaneBase:
         self.samples = 0
         self._records: dict[str, _Record] = {}
         self._next_prune = 0.0
-        self._incarnations = 0
+        # Begun anywhere, so that no reference into another life of the plane means a row of this one.
+        self._incarnations = int(self.epoch[:15], 16)
         self._sequence = 0
         self._wakers: dict[object, Callable[[], None]] = {}
 

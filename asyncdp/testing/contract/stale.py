@@ -59,6 +59,18 @@ class Stale(Contract):
         with pytest.raises(StaleSlotError, match="'s0'"):
             await rig.client.get_data(alone)
 
+    async def test_a_meta_of_another_plane_is_stale(self, rig: Rig) -> None:
+        """Promise 6: planes begin alike, and the next life of this one is another plane: the same ids mean others."""
+        other = await rig.open()
+        metas = []
+        for at, client in enumerate((rig.client, other)):
+            await declare(client)
+            metas.append(await client.put_samples(["a", "b"], "p", {"x": torch.tensor([at, at])}))
+        with pytest.raises(StaleSlotError):
+            await other.get_data(metas[0])
+        with pytest.raises(StaleSlotError):
+            await rig.client.get_data(metas[1])
+
     async def test_the_meta_of_a_put_is_a_reference_too(self, rig: Rig) -> None:
         """Promise 6: what a put returned names the rows it wrote, not what lives under their ids later."""
         await declare(rig.client)

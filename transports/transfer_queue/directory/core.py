@@ -66,7 +66,8 @@ class Core:
         self.swept: dict[int, Sweep] = {}
         self.tickets = 0
         self.sequence = 0
-        self.incarnations = 0
+        # Begun anywhere, so that no reference into another life of the plane means a row of this one.
+        self.incarnations = int(self.epoch[:15], 16)
         # Never used twice, and apart from the indexes of TransferQueue itself and from those of other planes here.
         self.next_key = random.SystemRandom().getrandbits(29) << 33 | 1 << 62
         self.monotonic: Callable[[], float] = time.monotonic
