@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import structlog.testing
 import torch
 
-from asyncdp import DataPlaneNotReady, DataPlaneUnavailable, build_data_plane_client, stack
+from asyncdp import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, build_data_plane_client, stack
 from asyncdp.config import TransferQueueSettings, parse_config
 from asyncdp.transports.transfer_queue.cluster import Cluster
 from asyncdp.transports.transfer_queue.private import INFO
@@ -62,7 +63,13 @@ async def test_ray_alone_says_where_the_plane_is(cluster: RayCluster) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("storage_capacity", 7), ("num_storage_units", 1), ("strict_schema", True), ("auto_register", True)],
+    [
+        ("storage_capacity", 7),
+        ("num_storage_units", 1),
+        ("strict_schema", True),
+        ("auto_register", True),
+        ("group_id_pattern", "{i}-{group}"),
+    ],
 )
 async def test_another_config_of_a_plane_that_is_there_is_refused(cluster: RayCluster, key: str, value: Any) -> None:
     """ValueError that names the key; the plane that is there goes on."""
@@ -145,6 +152,78 @@ async def test_descriptions_of_servers_that_cannot_be_made_come_from_ray(cluster
         await client.put_samples(["a"], "p", {"x": torch.ones(1)})
         assert (await client.get_samples(["a"], "p", ["x"]))["x"].tolist() == [1.0]
         await client.close()
+
+
+@pytest.mark.parametrize("taken", ["name", "cpus"])
+async def test_of_two_bootstraps_at_once_one_joins_the_other(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, taken: str
+) -> None:
+    """When it looked there was no controller; now its name is taken, or its CPUs are."""
+    looks: list[Any] = [None]
+    real = Cluster._actor
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "_actor", staticmethod(lambda ray: looks.pop() if looks else real(ray)))
+        if taken == "name":
+            patch.setattr(Cluster, "_check_cpus", lambda *_: None)
+        client = build_data_plane_client(config())
+    assert client.attach_config()["transfer_queue"]["endpoints"] == cluster.endpoints.to_config()
+    await client.ping()
+    await client.close()
+    await stack(cluster.keeper).ping()
+
+
+@pytest.mark.parametrize(
+    ("what", "becomes"), [("GetTimeoutError", DataPlaneNotReady), ("ActorDiedError", DataPlaneUnavailable)]
+)
+def test_actors_that_do_not_start_are_told_typed(
+    cluster: RayCluster, monkeypatch: pytest.MonkeyPatch, what: str, becomes: type[Exception]
+) -> None:
+    """Not as an exception of Ray's; its own is the cause."""
+    import ray
+
+    def fails(*_: Any) -> Any:
+        raise getattr(ray.exceptions, what)
+
+    monkeypatch.setattr(Cluster, "_join_or_begin", fails)
+    with pytest.raises(becomes) as caught:
+        build_data_plane_client(config())
+    assert type(caught.value.__cause__).__name__ == what
+
+
+async def test_the_ray_that_is_there_is_used_where_none_is_named(cluster: RayCluster) -> None:
+    """RAY_ADDRESS, or a Ray of ``ray start``, as ray.init() itself would; no second one is started."""
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+    code = f"""
+import anyio
+from asyncdp import build_data_plane_client
+client = build_data_plane_client({config()!r})
+print(client.attach_config()["controller_address"])
+anyio.run(client.close)
+"""
+    env = {**os.environ, "RAY_ADDRESS": address}
+    done = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=env)
+    assert done.stdout.decode().split() == [address]
+    await stack(cluster.keeper).ping()
+
+
+async def test_another_ray_than_this_process_is_connected_to_is_refused(cluster: RayCluster) -> None:
+    """Else the plane would be begun, or found, in a Ray that nobody named."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    for address in (f"{host}:1", f"198.51.100.1:{port}"):
+        with pytest.raises(ValueError, match="controller_address"):
+            build_data_plane_client(config(controller_address=address))
+        worker = build_data_plane_client(config(controller_address=address), bootstrap=False)
+        with pytest.raises(DataPlaneBadRequest, match="controller_address"):
+            await worker.ping()
+        await worker.close()
+    for address in ("auto", f"localhost:{port}"):
+        owner = build_data_plane_client(config(controller_address=address))
+        await owner.ping()
+        await owner.close()
 
 
 async def test_more_units_than_there_are_is_refused(cluster: RayCluster) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
 from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
+from asyncdp.transports.transfer_queue.ray_connection import RayConnection
 from asyncdp.transports.transfer_queue.shipping import by_value
 
 if TYPE_CHECKING:
@@ -44,43 +45,17 @@ class Cluster:
         """Begin without touching Ray."""
         self._config = config
         self._settings = settings
-        self._address = config.controller_address
-        self._ray_is_ours = False
+        self._ray = RayConnection(config.controller_address)
         self._controller: Any = None
         self._units: list[Any] = []
         self._public: Any = None
         self.started = False
         self.lacking = ""
 
-    # -- Ray
-
     @property
     def address(self) -> str | None:
         """Ray's address, as another process needs it."""
-        import ray
-
-        if self._address in (None, "local") and ray.is_initialized():
-            found: str = ray.get_runtime_context().gcs_address
-            return found
-        return self._address
-
-    def _connect(self, *, start: bool) -> Any:
-        import ray
-
-        if ray.is_initialized():
-            return ray
-        # Ray's log of all workers on this process' stderr says nothing that a typed error does not.
-        quiet = {"log_to_driver": False, "configure_logging": False}
-        try:
-            if self._address is None and start:
-                ray.init(include_dashboard=False, num_cpus=self._config.num_storage_units + 2, **quiet)
-                self._ray_is_ours = True
-            else:
-                ray.init(address=self._address or "auto", **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as err:
-            msg = f"no Ray cluster answers at {self._address or 'the default address'}"
-            raise DataPlaneUnavailable(msg, cause=err) from err
-        return ray
+        return self._ray.address
 
     # -- finding
 
@@ -90,12 +65,15 @@ class Cluster:
         Raises:
             DataPlaneUnavailable: There is no Ray, or no controller in it.
         """
-        ray = self._connect(start=False)
+        ray = self._ray.connect()
+        return self._endpoints(ray, self._running(ray))
+
+    def _running(self, ray: Any) -> Any:
         controller = self._actor(ray)
         if controller is None:
             msg = "no TransferQueue controller runs in this Ray cluster"
             raise DataPlaneUnavailable(msg, blames_port=False)
-        return self._endpoints(ray, controller)
+        return controller
 
     @staticmethod
     def _actor(ray: Any) -> Any:
@@ -122,8 +100,8 @@ class Cluster:
 
     def described(self) -> dict[str, Any]:
         """Return TransferQueue's own descriptions of its servers, by id."""
-        ray = self._connect(start=False)
-        stored = self._stored(ray, self._actor(ray))
+        ray = self._ray.connect()
+        stored = self._stored(ray, self._running(ray))
         infos = (stored.controller.zmq_info, *stored.backend.SimpleStorage.zmq_info.values())
         return {str(info.id): info for info in infos}
 
@@ -142,18 +120,35 @@ class Cluster:
         """Start controller and storage units, or come to those that are there; have the controller run our directory.
 
         Raises:
-            DataPlaneNotReady: Ray has too few free CPUs; waiting for them could last for ever.
+            DataPlaneNotReady: Ray has too few free CPUs; waiting for them could last for ever. Or the actors did not
+                start in ``bootstrap_timeout_s``.
+            DataPlaneUnavailable: No Ray answers, or an actor ended while it started.
             ValueError: A controller is there that runs another backend, or a sampler that cannot be replaced.
         """
-        ray = self._connect(start=True)
-        controller = self._actor(ray)
+        ray = self._ray.connect(start_with_cpus=self._config.num_storage_units + 2)
         try:
-            if controller is not None:
-                return self._join(ray, controller)
-            return self._begin(ray)
+            return self._join_or_begin(ray)
+        except ray.exceptions.GetTimeoutError as err:
+            self.stop()
+            msg = f"TransferQueue's actors did not answer in {self._settings.bootstrap_timeout_s:g} s"
+            raise DataPlaneNotReady(msg, cause=err) from err
+        except ray.exceptions.RayError as err:
+            self.stop()
+            msg = "an actor of TransferQueue's ended while it started"
+            raise DataPlaneUnavailable(msg, cause=err) from err
         except BaseException:
             self.stop()
             raise
+
+    def _join_or_begin(self, ray: Any) -> Endpoints:
+        if self._actor(ray) is None:
+            try:
+                return self._begin(ray)
+            except (DataPlaneNotReady, ValueError):
+                # Somebody else may have been a moment faster, and has the name, or the CPUs.
+                if self.started or self._actor(ray) is None:
+                    raise
+        return self._join(ray, self._running(ray))
 
     def _join(self, ray: Any, controller: Any) -> Endpoints:
         stored = self._stored(ray, controller)
@@ -270,9 +265,7 @@ class Cluster:
                     ray.kill(actor)
         self.started = False
         self._units, self._controller = [], None
-        if self._ray_is_ours:
-            self._ray_is_ours = False
-            ray.shutdown()
+        self._ray.stop()
 
 
 def _server(info: Any) -> Server:

@@ -29,6 +29,13 @@ __all__ = ["Lifecycle"]
 
 #: Seconds that close() may spend on telling the plane.
 CLOSE_S = 2.0
+#: What a plane fixes for all its clients, by the names of the directory, with those of the config.
+SAME = {
+    "capacity": "storage_capacity",
+    "group_pattern": "group_id_pattern",
+    "strict_schema": "strict_schema",
+    "auto_register": "auto_register",
+}
 
 
 class Lifecycle(Transport):
@@ -119,7 +126,7 @@ class Lifecycle(Transport):
                 self._owned_epoch = link.epoch
                 return
             await link.hello(deadline)
-            for key, name in (("capacity", "storage_capacity"), ("strict_schema",) * 2, ("auto_register",) * 2):
+            for key, name in SAME.items():
                 if link.config[key] != wanted[key]:
                     msg = f"{name}: the plane that is there has {link.config[key]!r}, not {wanted[key]!r}"
                     raise ValueError(msg)

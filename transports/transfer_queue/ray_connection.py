@@ -1,0 +1,97 @@
+"""The Ray that this process is connected to, or is to be."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
+
+__all__ = ["RayConnection"]
+
+
+class RayConnection:
+    """Connects this process to a Ray, once; all methods block.
+
+    Args:
+        address: Ray's address from the config; None: the Ray that is there, whatever its address.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        """Begin without touching Ray."""
+        self._address = address
+        self._is_ours = False
+
+    @property
+    def address(self) -> str | None:
+        """Ray's address, as another process needs it."""
+        import ray
+
+        if self._address in (None, "local") and ray.is_initialized():
+            found: str = ray.get_runtime_context().gcs_address
+            return found
+        return self._address
+
+    def connect(self, *, start_with_cpus: int | None = None) -> Any:
+        """Return ``ray``, connected; where there is none to connect to, start one with so many CPUs if asked to.
+
+        Raises:
+            DataPlaneBadRequest: The process is connected to another Ray than that of the address.
+            DataPlaneUnavailable: No Ray answers.
+        """
+        import ray
+
+        if ray.is_initialized():
+            there = self._address and str(ray.get_runtime_context().gcs_address)
+            if self._address and there and _differ(self._address, there):
+                msg = f"controller_address: this process is connected to the Ray at {there}, not {self._address}"
+                raise DataPlaneBadRequest(msg, field="controller_address")
+            return ray
+        # Ray's log of all workers on this process' stderr says nothing that a typed error does not.
+        quiet = {"log_to_driver": False, "configure_logging": False}
+        try:
+            if self._address is None and start_with_cpus is not None:
+                self._is_ours = not self._joined(ray, start_with_cpus, quiet)
+            else:
+                ray.init(address=self._address or "auto", **quiet)
+        except (ConnectionError, ValueError, RuntimeError) as err:
+            msg = f"no Ray cluster answers at {self._address or 'the default address'}"
+            raise DataPlaneUnavailable(msg, cause=err) from err
+        return ray
+
+    @staticmethod
+    def _joined(ray: Any, cpus: int, quiet: dict[str, Any]) -> bool:
+        """Come to the Ray of ``RAY_ADDRESS`` or ``ray start``, as ray.init() does, or start one; True: it was there."""
+        try:
+            ray.init(include_dashboard=False, num_cpus=cpus, **quiet)
+        except ValueError:  # there is one, whose CPUs are not ours to set
+            ray.init(**quiet)
+            return True
+        return False
+
+    def stop(self) -> None:
+        """End Ray, if it was started here."""
+        if self._is_ours:
+            import ray
+
+            self._is_ours = False
+            ray.shutdown()
+
+
+def _differ(told: str, there: str) -> bool:
+    """Whether two addresses cannot be those of one Ray. Names such as ``auto`` and clients' addresses may be any."""
+    (host, _, port), (real_host, _, real_port) = told.rpartition(":"), there.rpartition(":")
+    if "://" in told or not port.isdigit():
+        return False
+    if port != real_port:
+        return True
+    addresses = _addresses(host)
+    return addresses.isdisjoint(_addresses(real_host)) and not any(one.startswith(("127.", "::1")) for one in addresses)
+
+
+def _addresses(host: str) -> set[str]:
+    """Return the IP addresses of a host."""
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host.strip("[]"), None)}
+    except OSError:
+        return {host}
