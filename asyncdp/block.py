@@ -34,6 +34,7 @@ from asyncdp.column import (
     span_of,
     steps_of,
 )
+from asyncdp.errors import DataPlaneError, DataPlaneReadError
 from asyncdp.field_spec import FieldSpec
 from asyncdp.object_codec import PICKLE, ObjectCodec, PickleCodec
 from asyncdp.pack import column_from_leaf, field_names, leaf_of, raw_leaf
@@ -139,9 +140,24 @@ class Block:
         return Block(self.n, columns, {n: s for n, s in self.specs.items() if not s.enum}, self.codec)
 
     def to_tensordict(self) -> TensorDict:
-        """Make the user's view: dense where rows have one shape, jagged where not or where the field is nested."""
-        leaves = {name: leaf_of(column, self.specs.get(name), self.codec) for name, column in self.columns.items()}
-        return TensorDict(leaves, batch_size=[self.n])
+        """Make the user's view: dense where rows have one shape, jagged where not or where the field is nested.
+
+        Raises:
+            DataPlaneReadError: An object cannot be decoded in this process; the field is named.
+        """
+        return TensorDict({name: self._leaf(name, column) for name, column in self.columns.items()}, [self.n])
+
+    def _leaf(self, name: str, column: Column) -> Any:
+        try:
+            return leaf_of(column, self.specs.get(name), self.codec)
+        except DataPlaneError:
+            raise
+        except Exception as err:
+            if not isinstance(column, Objects):
+                raise
+            # As a rule its class is not importable here: the bytes are as they were put.
+            msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
+            raise DataPlaneReadError(msg, field=name, cause=err) from err
 
 
 Piece = tuple[Column, Rows]

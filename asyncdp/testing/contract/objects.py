@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from asyncdp import DataPlaneBadRequest
+from asyncdp import DataPlaneBadRequest, DataPlaneReadError
 from asyncdp.testing.contract.base import Contract
 from asyncdp.testing.contract.rig import Rig, declare, table
 from asyncdp.testing.contract.same import check_same, jagged, rows_of
@@ -264,3 +266,23 @@ class Objects(Contract):
         first, _, third = rows_of(got)
         check_same(first["t"], inside)
         check_same(third[0], inside)
+
+    async def test_an_object_whose_class_is_not_here_is_a_typed_error(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Put by a process that has the class, read by one that has not: the field is named, the others come."""
+        elsewhere = ModuleType("asyncdp_only_elsewhere")
+        kind = type("Kind", (), {"__module__": elsewhere.__name__})
+        elsewhere.Kind = kind  # type: ignore[attr-defined]
+        await declare(rig.client)
+        with monkeypatch.context() as there:
+            there.setitem(sys.modules, elsewhere.__name__, elsewhere)
+            try:
+                await rig.client.put_samples(["a"], "p", {"x": [kind()], "y": torch.ones(1)})
+            except DataPlaneBadRequest as err:
+                assert err.field == "x"  # noqa: PT017 - either is right
+                return
+        with pytest.raises(DataPlaneReadError, match="asyncdp_only_elsewhere") as caught:
+            await rig.mate.get_samples(["a"], "p", ["x", "y"])
+        assert caught.value.field == "x"
+        assert (await rig.mate.get_samples(["a"], "p", ["y"]))["y"].tolist() == [1.0]
