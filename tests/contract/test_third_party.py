@@ -87,11 +87,12 @@ class TestNothing(Reads):
 """
 
 
-def run(tmp_path: Path, suite: str, *options: str) -> tuple[int, str]:
+def run(tmp_path: Path, suite: str, *options: str, asyncio: bool = False) -> tuple[int, str]:
     """Run a suite as its author would: his own folder, his own pytest settings."""
+    plugins = "" if asyncio else " -p no:asyncio"
     (tmp_path / "shelf.py").write_text(TRANSPORT)
     (tmp_path / "test_shelf.py").write_text(suite)
-    (tmp_path / "pytest.ini").write_text("[pytest]\npythonpath = .\naddopts = -ra --strict-markers -p no:asyncio\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = .\naddopts = -ra --strict-markers{plugins}\n")
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "COV"))}
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options],
@@ -131,3 +132,12 @@ def test_a_class_without_its_fixture_is_told_what_to_write(tmp_path: Path) -> No
     code, told = run(tmp_path, FORGOTTEN, "-x")
     assert code == 1
     assert "TestNothing has no fixture open_plane" in told
+
+
+def test_the_mode_auto_of_pytest_asyncio_is_told_what_it_needs(tmp_path: Path) -> None:
+    """On trio each test says why it cannot run, on asyncio all is well."""
+    code, told = run(tmp_path, BROKEN.replace("Reads, Claims", "Reads"), "-o", "asyncio_mode=auto", asyncio=True)
+    assert code == 1
+    assert "or a class with loops = ('asyncio',)" in told, told[-3000:]
+    assert re.search(r"FAILED .*\[asyncio\]", told), "the broken transport is still told about there"
+    assert re.search(r"\d+ passed", told), told[-3000:]

@@ -34,7 +34,8 @@ a fixture of the session, which ``open_plane`` asks for.
 
 What a transport's capabilities say that it cannot do is skipped, with that reason. Each theme of the contract is a
 class of its own (:class:`Rows`, :class:`Claims`, ...): a transport under construction may begin with one of them, and
-``DataPlaneContract`` is all of them. Tests are anyio's: with pytest-asyncio installed, leave its mode at ``strict``.
+``DataPlaneContract`` is all of them. Tests are anyio's: with pytest-asyncio installed, leave its mode at ``strict``
+(in its mode ``auto``, which has no trio, a class needs ``loops = ("asyncio",)``).
 """
 
 import pkgutil

@@ -20,6 +20,13 @@ def asyncio_only(test: F) -> F:
     return test
 
 
+def _taken_by_pytest_asyncio(config: pytest.Config) -> bool:
+    if not config.pluginmanager.has_plugin("asyncio"):
+        return False
+    mode = config.getoption("asyncio_mode", None) or config.getini("asyncio_mode")
+    return str(mode) in ("auto", "Mode.AUTO")
+
+
 class Contract:
     """One theme of the contract, or several: its tests are the methods of the subclasses.
 
@@ -45,6 +52,12 @@ class Contract:
     @pytest.fixture
     def anyio_backend(self, request: pytest.FixtureRequest) -> str:
         """Name the event loop of this run of a test, for anyio's pytest plugin."""
+        if request.param == "trio" and _taken_by_pytest_asyncio(request.config):
+            pytest.fail(
+                "asyncio_mode = auto has pytest-asyncio run every async test, on asyncio: the contract needs "
+                "asyncio_mode = strict to run on trio, or a class with loops = ('asyncio',)",
+                pytrace=False,
+            )
         return str(request.param)
 
     @pytest.fixture
