@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from asyncdp.transports.transfer_queue.directory import claims
 from asyncdp.transports.transfer_queue.directory.reads import Directory
 from asyncdp.transports.transfer_queue.directory.state import Refused
 
@@ -137,6 +138,29 @@ def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: D
     put(directory, "a", op_id="again")
     with pytest.raises(Refused, match="given up"):
         claim()
+
+
+def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
+    directory: Directory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """C5, C6: which rows wait is looked for now and then only; how many are ready is always exact."""
+    ticks = iter(range(1000))
+    directory.monotonic = lambda: float(next(ticks))  # a look takes a second
+    look = lambda at: directory.claim("p", "train", ["x"], 8, 8, f"claim {at}", NEVER, "me", None)  # noqa: E731
+    tag = lambda name: directory.publish("p", [name], name, NEVER, "me", None, [], {}, {}, {})  # noqa: E731
+    tag("a")
+    assert look(0)[3] == ("a",)
+    tag("b")
+    assert look(1)[3] == ("a", "b")
+    monkeypatch.setattr(claims, "GLANCE_ROWS", 1)
+    assert look(2)[3] == ("a", "b")
+    tag("c")
+    assert look(3)[1:] == (0, 0.0, ("a", "b"))
+    put(directory, "d")
+    assert look(4)[1] == 1
+    for _ in range(int(claims.PAUSE)):
+        directory.monotonic()
+    assert look(5)[3] == ("a", "b", "c")
 
 
 def test_no_group_grows_beyond_its_size(directory: Directory) -> None:

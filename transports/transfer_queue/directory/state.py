@@ -73,6 +73,8 @@ class Partition:
         self.claims: dict[str, Claim] = {}
         self.lost: dict[tuple[str, str], float] = {}  # (claim id, sample id) -> when it expired or was released
         self.indexes: dict[tuple[str, frozenset[str]], ReadyIndex] = {}
+        #: Which rows waited for an index: until when that counts, since when the oldest of them waits, the first ids.
+        self.waits: dict[ReadyIndex, tuple[float, float | None, tuple[str, ...]]] = {}
 
     def touch(self, row: Row, group: Group) -> None:
         """Tell the ready indexes that something about a sample changed."""
