@@ -77,7 +77,7 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise CannotServe(f"{scheme or url!r} is none of {', '.join(f'{known}://' for known in SCHEMES)}", "directory")
-    from asyncdp.transports.ucxx.host_process import log_for_operators, serve
+    from asyncdp.transports.ucxx.host_process import begin_anew, log_for_operators, serve
 
     log_for_operators()
     with _said_in_a_line():
@@ -99,7 +99,8 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
                 _say(f"secret: {SECRET} is not set: that of the directory if it tells one, else this machine alone")
 
         began = time.monotonic()
-        asyncio.run(serve(settings, url, serving.namespace, wait_s=wait_s, ready=ready))
+        if asyncio.run(serve(settings, url, serving.namespace, wait_s=wait_s, ready=ready)):
+            begin_anew()
     _say(f"ended in order after {time.monotonic() - began:.0f} s")
 
 

@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,10 +134,12 @@ class Spawned:
         return int(self.process.returncode)
 
 
-def start(namespace: str, **keys: Any) -> subprocess.Popen[str]:
+def start(
+    namespace: str, command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host"), **keys: Any
+) -> subprocess.Popen[str]:
     """Start a host; its first line of output tells that it serves."""
     text = msgspec.json.encode(settings(**keys)).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
+    command = [sys.executable, *command, "--watch-stdin", "--settings", text]
     command += ["--namespace", namespace]
     env = {**os.environ, "ASYNCDP_SECRET": "a secret for tests", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE

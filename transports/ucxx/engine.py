@@ -132,12 +132,7 @@ class Engine:
         """Let UCX work, note what has ended, and make its descriptor tell of the next event."""
         if self._closed:
             return
-        for _ in range(64):  # bounded: a large transfer must not starve the loop
-            if not self._worker.progress_once():
-                self._worker.progress()  # progress_once alone never runs the cancels that a dead peer schedules
-                break
-        else:
-            self._kick()
+        self._advance()
         for key, operation in list(self._operations.items()):
             if operation.completed:
                 del self._operations[key]
@@ -151,6 +146,14 @@ class Engine:
             self._timer = self.loop.call_later(wait_s, self._tick)
         if not self._operations:
             self._abandoned.clear()
+
+    def _advance(self) -> None:
+        """Let UCX do what it can do now; bounded, for a large transfer must not starve the loop."""
+        for _ in range(64):
+            if not self._worker.progress_once():
+                self._worker.progress()  # progress_once alone never runs the cancels that a dead peer schedules
+                return
+        self._kick()
 
     def _tick(self) -> None:
         self._timer = None
@@ -220,6 +223,7 @@ class Engine:
         if self._closed:
             return
         self._abandoned.update(key for key, operation in self._operations.items() if operation.endpoint is endpoint)
+        self._advance()  # else UCX keeps the worker for ever, nearly each time that something is under way (measured)
         endpoint.close_blocking(period=10**9, max_attempts=1)
         if self._timer is not None:
             self._timer.cancel()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +22,7 @@ from asyncdp.transports.ucxx.host_directory import HostDirectory, HostReport, No
 from asyncdp.transports.ucxx.port import Port, open_ports
 from asyncdp.transports.ucxx.process import this_machine
 from asyncdp.transports.ucxx.published import published_address
+from asyncdp.transports.ucxx.remedies import Remedies, Remedy
 from asyncdp.transports.ucxx.service import Service
 from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.slot_header import State
@@ -48,16 +50,25 @@ class Host:
         settings: See there.
         directory: Where it is known; None: it is not (then nothing unpublished is ever taken back).
         secret: What clients have to know; None: that of the environment, else what the directory tells.
+        anew_from: Monotonic time from which the host may ask for a new process; never, unless somebody gives it one.
 
     Attributes:
-        ended: Set when the host has to end by itself: another life of it has registered.
+        ended: Set when the host has to end by itself: another life of it has registered, or it is spoilt.
+        spoilt: Only a new process helps: what strangers left in UCX cannot be got rid of. Its arena is for that one.
     """
 
     def __init__(
-        self, settings: HostSettings, directory: HostDirectory | None = None, secret: Secret | None = None
+        self,
+        settings: HostSettings,
+        directory: HostDirectory | None = None,
+        secret: Secret | None = None,
+        *,
+        anew_from: float = math.inf,
     ) -> None:
         """Prepare; :meth:`start` begins."""
         self.settings = settings
+        self.spoilt = False
+        self._anew_from = anew_from if settings.adopt else math.inf
         self.ended = asyncio.Event()
         self._hurried = False
         self._reconciles = directory is not None
@@ -166,6 +177,7 @@ class Host:
     async def _watch_ucx(self) -> None:
         """Start UCX anew where its listener, which anybody may talk to, was misused: that closes what was leaked."""
         seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinWatch(), DescriptorWatch(), 0
+        remedies, remedy = Remedies(seconds, self._anew_from), Remedy.NEW_WORKER
         while True:
             await asyncio.sleep(seconds)
             engine = self._engine
@@ -174,10 +186,18 @@ class Host:
             why = "its thread spins: it got garbage" if spin.look(seconds, idle=idle) else ""
             if not why and descriptors.look(len(self._sessions)):
                 why = "strangers hold descriptors"
-            if why:
-                self._log.warning("somebody misuses the UCX listener; it is started anew", why=why)
+            if not why:
+                continue
+            before, remedy = remedy, remedies.next(time.monotonic())
+            if remedy is not Remedy.NOTHING or before is not remedy:
+                self._log.warning("somebody misuses the UCX listener", why=why, therefore=remedy.value)
+            if remedy is Remedy.NEW_WORKER:
                 await self._restart_ucx()
                 spin, posted = SpinWatch(), 0
+            elif remedy is Remedy.NEW_PROCESS:
+                self.spoilt = True
+                self.ended.set()
+                return
 
     def _serve(self, control: Control) -> None:
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
@@ -302,7 +322,7 @@ class Host:
             with contextlib.suppress(DataPlaneError, TimeoutError):
                 async with asyncio.timeout(1.0):
                     await self._directory.leave(self.arena.host_id, self.arena.epoch)
-            if self.settings.keep_arena and self.settings.adopt:
+            if self.settings.adopt and (self.settings.keep_arena or self.spoilt):
                 self.arena.close()
             elif not self.arena.given_up:
                 self.arena.unlink()

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import select
 import signal
 import stat
 import sys
@@ -22,6 +23,7 @@ import structlog
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import Host
 from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.remedies import AGAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +31,7 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.handshake import Secret
     from asyncdp.transports.ucxx.host_directory import HostDirectory
 
-__all__ = ["DIRECTORY", "WAIT_S", "log_for_operators", "main", "run", "serve"]
+__all__ = ["DIRECTORY", "WAIT_S", "begin_anew", "log_for_operators", "main", "run", "serve"]
 
 #: Names the directory's URL: it may hold a password, which arguments would show to every user of the machine.
 DIRECTORY: Final = "ASYNCDP_DIRECTORY"
@@ -37,12 +39,16 @@ DIRECTORY: Final = "ASYNCDP_DIRECTORY"
 #: once need not put it in order.
 WAIT_S: Final = 30.0
 RETRY_S: Final = 0.5
+#: Tells a process that it is one that began anew.
+_ANEW: Final = "ASYNCDP_BEGUN_ANEW"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 Told = dict[str, Any]
 
 
 def _one_line(told: Told) -> None:
+    if not select.select([], [1], [], 0)[1]:
+        return  # a parent may read none but the first line; of a host that begins anew there are more, and a pipe fills
     with contextlib.suppress(BrokenPipeError):  # whoever wanted to read it is gone; who watches will know
         print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
@@ -55,8 +61,10 @@ async def run(
     wait_s: float = WAIT_S,
     watch_stdin: bool = False,
     ready: Callable[[Told], None] = _one_line,
-) -> None:
+) -> bool:
     """Serve until SIGTERM or SIGINT, until the parent is gone, or until another life of this host has registered.
+
+    Returns whether it ended for the sake of a new process: see :func:`begin_anew`.
 
     A second signal cuts off the requests that the first one let end.
 
@@ -74,9 +82,11 @@ async def run(
         DataPlaneError: It cannot start; the message says why.
     """
     loop = asyncio.get_running_loop()
-    host = Host(settings, directory, secret)
+    anew_from = time.monotonic() + AGAIN_S if _ANEW in os.environ else 0.0
+    host = Host(settings, directory, secret, anew_from=anew_from)
 
     def told_to_end() -> None:
+        host.spoilt = False
         if host.ended.is_set():
             host.hurry()
         host.ended.set()
@@ -89,7 +99,7 @@ async def run(
         if directory is not None:
             await _until_there(directory, host, wait_s)
         if host.ended.is_set():
-            return
+            return False
         report = await host.start()
         try:
             ready(asdict(report))
@@ -100,6 +110,23 @@ async def run(
         for number in _SIGNALS:  # the end is in order by now: one more signal must not spoil its exit code
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
+    return host.spoilt
+
+
+def begin_anew() -> None:
+    """Become a new process with the same command, id, standard streams and environment; does not return.
+
+    For a host that :func:`run` says has to: its keeper, if it has one, need not do anything.
+    """
+    structlog.get_logger("asyncdp.ucxx").warning("begins anew as the same process", pid=os.getpid())
+    os.environ[_ANEW] = "1"
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)  # what is ignored would stay so
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - UCX's own outlive an exec, and what was leaked is there
+        if int(name) > 2:  # noqa: PLR2004 - the standard streams
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command
 
 
 async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> None:
@@ -123,8 +150,8 @@ async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> N
                 await host.ended.wait()
 
 
-async def serve(settings: HostSettings, url: str | None, namespace: str, **options: Any) -> None:
-    """Serve, known to a directory; ``options`` are those of :func:`run`.
+async def serve(settings: HostSettings, url: str | None, namespace: str, **options: Any) -> bool:
+    """Serve, known to a directory; returns what :func:`run` does, and ``options`` are those of it.
 
     Args:
         settings: Of the host.
@@ -138,15 +165,14 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
         ValueError: The URL is none of a directory.
     """
     if not url:
-        await run(settings, **options)
-        return
+        return await run(settings, **options)
     from asyncdp.transports.ucxx.directory.directory import Directory
     from asyncdp.transports.ucxx.directory.settings import DirectorySettings
     from asyncdp.transports.ucxx.known_host import KnownHost
 
     directory = Directory(url, settings=DirectorySettings(namespace=namespace))
     try:
-        await run(settings, KnownHost(directory), **options)
+        return await run(settings, KnownHost(directory), **options)
     finally:
         await directory.close()
 
@@ -170,6 +196,7 @@ def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
         came = b""
     if not came:
         loop.remove_reader(0)
+        host.spoilt = False
         host.ended.set()
     for line in came.decode(errors="replace").splitlines():
         words = line.split()
@@ -212,6 +239,8 @@ def main(argv: list[str] | None = None) -> None:
     options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s}
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
-        asyncio.run(serve(settings, os.environ.get(DIRECTORY), args.namespace, **options))
+        anew = asyncio.run(serve(settings, os.environ.get(DIRECTORY), args.namespace, **options))
     except (DataPlaneError, ImportError, ValueError) as err:
         sys.exit(f"the slot host cannot serve: {err}")
+    if anew:
+        begin_anew()

@@ -43,8 +43,8 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         sweep_arenas_s: Segments of hosts that have been dead for longer are removed.
         devices: Network devices for UCX; None: all.
         watch_ucx_s: UCX is started anew, with all connections, where its thread was busy for two such spans, or where
-            strangers hold more than 128 descriptors: somebody misuses its listener. 0: never; in a process that does
-            other work as well it may be misled.
+            strangers hold more than 128 descriptors: somebody misuses its listener; where that does not help the host
+            begins anew. 0: never; in a process that does other work as well it may be misled.
         ucx: Whether to offer UCX at all; without it only the lane and payloads in frames work.
     """
 
