@@ -10,7 +10,6 @@ from asyncdp import (
     AttemptTimeout,
     BatchRetry,
     CallContext,
-    DataPlaneBadRequest,
     DataPlaneError,
     DataPlaneNotReady,
     DataPlaneTimeout,
@@ -27,7 +26,7 @@ from asyncdp import (
 from asyncdp.middleware.budget import RetryBudget
 from asyncdp.middleware.permit import Failure
 from asyncdp.slots import Abort, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
-from asyncdp.transports.memory.host import Host, ReadAttempt, Slot, State
+from asyncdp.transports.memory.host import Host, ReadAttempt, Slot
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
@@ -35,22 +34,6 @@ if TYPE_CHECKING:
 
 
 # --- ports
-
-
-class LeakyRotation(PortRotation):
-    """Keeps the permit, and with it the probe, of a call that was cancelled."""
-
-    async def _through(self, permit: Permit[Any], call: Any, ctx: CallContext) -> Any:
-        host, port = permit.target
-        if permit.probe:
-            ctx.emit("probe", host=host, port=port)
-        try:
-            result = await self.inner.execute(call.through(port), ctx)
-        except DataPlaneError as err:
-            self._judge(permit, err, ctx)
-            raise
-        permit.succeeded(ctx.env.clock.now())
-        return result
 
 
 class LonePort(PortRotation):
@@ -101,21 +84,6 @@ class Grudging(PortRotation):
 
 
 # --- retries
-
-
-class DenyListRetry(SlotRetry):
-    """Retries everything but bad requests: cancellation too."""
-
-    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
-        """Try three times."""
-        for _ in range(2):
-            try:
-                return await self.inner.execute(call, ctx)
-            except DataPlaneBadRequest:
-                raise
-            except BaseException:  # noqa: BLE001 - the mistake
-                continue
-        return await self.inner.execute(call, ctx)
 
 
 class StaleRetry(SlotRetry):
@@ -332,26 +300,6 @@ class NoGeneration(Host):
     def begin_read(self, ref: SlotRef) -> ReadAttempt | DataPlaneError:
         """Read it."""
         return super().begin_read(replace(ref, generation=self.slots[ref.slot].generation))
-
-
-class NoEpoch(Host):
-    """Takes references to its former life for its own."""
-
-    def slot(self, ref: SlotRef) -> Slot | None:
-        """Find the slot."""
-        found = self.slots[ref.slot] if ref.slot < len(self.slots) else None
-        return found if found is not None and found.state is not State.FREE else None
-
-
-class BusyIsStale(Host):
-    """Calls a slot that is being read stale."""
-
-    def begin_read(self, ref: SlotRef) -> ReadAttempt | DataPlaneError:
-        """Refuse a second reader."""
-        slot = self.slot(ref)
-        if slot is not None and slot.readers:
-            return StaleSlotError("busy")
-        return super().begin_read(ref)
 
 
 class FreesUnderReaders(Host):

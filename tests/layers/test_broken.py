@@ -17,11 +17,14 @@ from tests.layers import test_retries as retries
 from tests.layers import test_slots as slots
 from tests.layers import test_time as time
 from tests.layers.rig import swapped
+from tests.planted.hosts import BusyIsStale, NoEpoch
+from tests.planted.ports import LeaksProbes
+from tests.planted.retries import DenyList
 
 #: (what is replaced, by what, the test that must fail, its arguments).
 GUARDS: list[tuple[type[Any], type[Any], Any, dict[str, Any]]] = [
-    (PortRotation, b.LeakyRotation, ports.test_a_cancelled_probe_is_given_back, {}),
-    (PortRotation, b.LeakyRotation, time.test_200_cancelled_tasks_leave_both_ports_usable, {}),
+    (PortRotation, LeaksProbes, ports.test_a_cancelled_probe_is_given_back, {}),
+    (PortRotation, LeaksProbes, time.test_200_cancelled_tasks_leave_both_ports_usable, {}),
     (PortRotation, b.LonePort, ports.test_a_dead_port_costs_one_refused_connection, {}),
     (PortRotation, b.Forgiving, ports.test_a_dead_port_costs_one_refused_connection, {}),
     (PortRotation, b.Forgiving, ports.test_a_silent_port_costs_one_attempt_timeout, {}),
@@ -31,11 +34,11 @@ GUARDS: list[tuple[type[Any], type[Any], Any, dict[str, Any]]] = [
     (PortRotation, b.Grudging, ports.test_a_busy_host_is_not_held_against_its_port, {}),
     (
         SlotRetry,
-        b.DenyListRetry,
+        DenyList,
         time.test_a_native_cancel_is_obeyed_at_once,
         {"when": "attempt", "verb": "get_samples"},
     ),
-    (SlotRetry, b.DenyListRetry, retries.test_what_may_not_pass_is_not_retried, {"error": "ValueError"}),
+    (SlotRetry, DenyList, retries.test_what_may_not_pass_is_not_retried, {"error": "ValueError"}),
     (SlotRetry, b.StaleRetry, slots.test_a_recycled_slot_is_stale_at_once, {"how": "cleared"}),
     (SlotRetry, b.StaleRetry, slots.test_a_stale_answer_is_believed, {}),
     (SlotRetry, b.WholeRetry, retries.test_only_the_slots_that_failed_are_asked_again, {}),
@@ -71,16 +74,16 @@ GUARDS: list[tuple[type[Any], type[Any], Any, dict[str, Any]]] = [
     (Settle, b.Meddling, ambiguity.test_debts_are_paid_by_mutations_of_the_same_ids_only, {}),
     (Host, b.NoGeneration, slots.test_a_recycled_slot_is_stale_at_once, {"how": "reborn"}),
     (Host, b.NoGeneration, slots.test_a_moved_row_is_read_where_it_lies_now, {}),
-    (Host, b.NoEpoch, slots.test_another_epoch_is_stale, {}),
-    (Host, b.BusyIsStale, slots.test_a_slot_under_read_is_read_by_others, {}),
+    (Host, NoEpoch, slots.test_another_epoch_is_stale, {}),
+    (Host, BusyIsStale, slots.test_a_slot_under_read_is_read_by_others, {}),
     (Host, b.FreesUnderReaders, slots.test_a_slot_cleared_under_its_reader_is_freed_by_it, {}),
     (Host, b.OneReaderBlocksAll, slots.test_a_slot_cleared_under_its_reader_is_freed_by_it, {}),
     (Host, b.BelievesLateFinishes, slots.test_a_late_finish_changes_nothing, {}),
 ]
 #: Broken layers that the cancel sweep must notice, with an op and a fault where it does.
 SWEEPS: list[tuple[type[Any], type[Any], str, str, str]] = [
-    (PortRotation, b.LeakyRotation, "get", "slow", "scope"),
-    (SlotRetry, b.DenyListRetry, "put", "slow", "native"),
+    (PortRotation, LeaksProbes, "get", "slow", "scope"),
+    (SlotRetry, DenyList, "put", "slow", "native"),
     (Settle, b.Heedless, "claim", "lost replies", "scope"),
     (TypedErrors, b.Swallowing, "get", "slow", "native"),
 ]
