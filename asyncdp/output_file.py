@@ -7,7 +7,9 @@ from pathlib import Path
 
 import typer
 
-__all__ = ["can_be_written"]
+from asyncdp.private_files import check_path
+
+__all__ = ["can_be_kept_private", "can_be_written"]
 
 
 def can_be_written(file: Path | None) -> Path | None:
@@ -22,4 +24,14 @@ def can_be_written(file: Path | None) -> Path | None:
         if not os.access(file if file.exists() else file.parent, os.W_OK):
             msg = f"{file} cannot be written"
             raise typer.BadParameter(msg)
+    return file
+
+
+def can_be_kept_private(file: Path | None) -> Path | None:
+    """Check also that no other user can replace the file, which is to hold a password."""
+    if can_be_written(file) is not None and file is not None:
+        try:
+            check_path(file.parent)
+        except OSError as err:
+            raise typer.BadParameter(str(err)) from err
     return file

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from asyncdp.output_file import can_be_written
+from asyncdp.output_file import can_be_kept_private
 from asyncdp.serving import CannotServe, Serving, serve_host, serve_plane
 
 __all__ = ["serve"]
@@ -116,7 +116,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", callback=can_be_written, help="Write what clients attach with here, for your eyes only."
+            "--config", callback=can_be_kept_private, help="Write what clients attach with here, for your eyes only."
         ),
     ] = None,
     json_line: Annotated[

@@ -20,6 +20,7 @@ import typer
 
 from asyncdp.config import parse_config
 from asyncdp.errors import DataPlaneError
+from asyncdp.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -89,7 +90,7 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
 
         def ready(told: dict[str, Any]) -> None:
             if serving.config_file is not None:
-                write_privately(serving.config_file, config)
+                write_config(serving.config_file, config)
             if serving.json_line:
                 typer.echo(json.dumps({"ready": True, "pid": os.getpid(), **told}))
                 return
@@ -145,7 +146,7 @@ async def _keep(transport: UCXXTransport, serving: Serving, began: float) -> Non
     file = serving.config_file or plane.server.folder / "plane.json"
 
     def ready() -> None:
-        write_privately(file, transport.attach_config())
+        write_config(file, transport.attach_config())
         if serving.json_line:
             told = {"config": str(file), "hosts": list(plane.reports.values())}
             typer.echo(json.dumps({"ready": True, "pid": os.getpid(), **told}))
@@ -209,14 +210,10 @@ def _said_in_a_line() -> Iterator[None]:
         raise CannotServe(str(err)) from err
 
 
-def write_privately(file: Path, config: Mapping[str, Any]) -> None:
-    """Write a config that may hold a password, readable by its owner alone, also where there was a file before."""
+def write_config(file: Path, config: Mapping[str, Any]) -> None:
+    """Write what clients attach with; it may hold a password."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    draft = file.with_name(f".{file.name}.{os.getpid()}")
-    handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w") as out:
-        out.write(json.dumps(config, indent=2) + "\n")
-    draft.replace(file)
+    write_private(file, json.dumps(config, indent=2) + "\n")
 
 
 def without_password(url: str) -> str:

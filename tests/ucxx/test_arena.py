@@ -1,3 +1,4 @@
+import os
 import signal
 import subprocess
 import sys
@@ -242,3 +243,52 @@ def test_the_writer_s_word_is_of_its_generation() -> None:
         slot = table.find(grant.slot, grant.generation)
         assert slot is not None
         assert table.settle(slot) is State.WRITING
+
+
+@pytest.fixture
+def foreign() -> Iterator[str]:
+    """A name under which another user made something first."""
+    name = segments.fresh_name()
+    yield name
+    Path("/dev/shm", name).unlink(missing_ok=True)
+
+
+def _copy_of_an_arena(path: Path) -> None:
+    """Put the bytes of a valid arena there, as who knows the format can."""
+    with segments.arena() as made:
+        path.write_bytes(made.data.tobytes())
+
+
+@pytest.mark.parametrize("what", ["open to all", "readable by all", "of another user", "a link", "a pipe"])
+def test_a_segment_that_others_could_touch_is_refused_by_name(foreign: str, what: str) -> None:
+    """Not adopted, replaced, mapped or swept: its maker could read rows, or end the host (SIGBUS)."""
+    path = Path("/dev/shm", foreign)
+    if what == "a link":
+        with segments.arena() as made:
+            path.symlink_to(Path("/dev/shm", made.name))
+            _refused(foreign)
+        return
+    if what == "a pipe":
+        os.mkfifo(path)
+        path.chmod(0o666)
+    else:
+        _copy_of_an_arena(path)
+        path.chmod({"open to all": 0o666, "readable by all": 0o604, "of another user": 0o600}[what])
+    if what == "of another user":
+        if os.geteuid() != 0:
+            pytest.skip("only root can make segments of other users")
+        os.chown(path, 12345, 12345)
+    _refused(foreign)
+
+
+def _refused(name: str) -> None:
+    path = Path("/dev/shm", name)
+    for take in (Arena.adopt, lambda name, _: Arena.discard(name)):
+        with pytest.raises(DataPlaneUnavailable, match=f"{name} cannot be used.*`host_id`") as caught:
+            take(name, "h")
+        assert not caught.value.retryable
+    assert Arena.attach(name, "h", 7) is None
+    assert name not in sweep_arenas(-1e9)
+    assert path.is_symlink() or path.exists()
+    with pytest.raises(FileExistsError):
+        Arena.create(name, "h", epoch=8, data_bytes=segments.MIB)

@@ -276,6 +276,50 @@ def test_a_wrong_option_is_named(options: list[str], named: str, monkeypatch: py
     assert named in result.output.strip().splitlines()[-1]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders and files of other users")
+def test_what_other_users_made_is_refused_in_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder for the config or the plane's data, or a password file: its owner would know the plane's password."""
+    monkeypatch.delenv("ASYNCDP_DIRECTORY", raising=False)
+    theirs, mine = tmp_path / "theirs", tmp_path / "mine"
+    theirs.mkdir()
+    mine.mkdir()
+    os.chown(theirs, 12345, 12345)
+    password = mine / "password"
+    password.write_text("chosen by another")
+    password.chmod(0o644)
+    for options, code, named in (
+        (["--config", str(theirs / "plane.json")], 2, f"{theirs} belongs to user 12345"),
+        (["--folder", str(theirs)], 1, f"ucxx.folder: {theirs} belongs to user 12345"),
+        (["--folder", str(theirs / "below")], 1, f"{theirs} belongs to user 12345"),
+        (["--folder", str(mine)], 1, f"{password} has mode 644"),
+    ):
+        result = CliRunner().invoke(app, ["serve", *options])
+        assert (result.exit_code, named in result.output) == (code, True), result.output
+        assert "Traceback" not in result.output
+
+
+def test_what_the_directory_writes_is_private_in_an_open_folder(tmp_path: Path) -> None:
+    """Its append-only file holds the plane's secret: a folder of mode 755 does not show it to other users."""
+    from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
+
+    folder = tmp_path / "data"
+    folder.mkdir(mode=0o755)
+    folder.chmod(0o755)
+    server = EmbeddedServer(folder)
+
+    async def main() -> None:
+        await server.start()
+        directory = Directory(server.url)
+        await directory.share_secret("secret")
+        await directory.close()
+        await server.stop()
+
+    anyio.run(main)
+    files = [path for path in folder.rglob("*") if not path.is_dir()]
+    assert any("aof" in path.name for path in files)
+    assert {path.name: oct(path.stat().st_mode & 0o077) for path in files} == {path.name: "0o0" for path in files}
+
+
 def test_without_the_extra_serve_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One line, and no traceback."""
     monkeypatch.delenv("ASYNCDP_DIRECTORY", raising=False)

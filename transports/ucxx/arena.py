@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.private_files import check_owner
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -56,7 +57,25 @@ def _up(value: int) -> int:
 
 
 def _open(name: str, flags: int) -> int:
-    return int(_posixshmem.shm_open("/" + name, flags, 0o600))
+    """Open a segment without following links.
+
+    Raises:
+        PermissionError: It is another user's, or others may read or write it: whoever may write to a segment may also
+            shorten it, and then the next access ends the process with SIGBUS.
+    """
+    try:
+        fd = int(_posixshmem.shm_open("/" + name, flags, 0o600))
+    except OSError as err:
+        if err.errno == errno.ELOOP:
+            raise PermissionError(f"{_SHM / name} is a link") from err
+        raise
+    found = os.fstat(fd)
+    try:
+        check_owner(found, str(_SHM / name))
+    except PermissionError:
+        os.close(fd)
+        raise
+    return fd
 
 
 class Arena:
@@ -253,7 +272,10 @@ def _allocate(fd: int, nbytes: int) -> None:
 
 
 def _foreign(name: str, err: OSError) -> DataPlaneUnavailable:
-    msg = f"the arena {name} is another user's: two planes on one machine need other names (`plane`, or `host_id`)"
+    msg = (
+        f"the arena {name} cannot be used: {err}. Two planes on one machine need other names (`plane`, or `host_id`); a"
+        " segment that another user put there is for that user, or root, to remove"
+    )
     return DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err)
 
 

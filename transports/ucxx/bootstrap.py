@@ -22,6 +22,7 @@ import anyio
 import msgspec
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.private_files import private_folder, read_private, write_private
 from asyncdp.transports.ucxx.arena import Arena, arena_name
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host_settings import HostSettings
@@ -57,7 +58,11 @@ class EmbeddedPlane:
         self._settings = settings
         self._secret = settings.secret or os.environ.get("ASYNCDP_SECRET", "")
         self._hosts = [_host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
-        password = None if folder is None else _password(folder)
+        try:
+            password = None if folder is None else _password(folder)
+        except OSError as err:
+            msg = f"ucxx.folder: {err}"
+            raise ValueError(msg) from err
         self._server = EmbeddedServer(folder, password=password)
         self._logs_to_folder = settings.host_log == "folder"
         self._children: dict[int, subprocess.Popen[bytes]] = {}
@@ -204,13 +209,11 @@ def _host_settings(settings: UcxxSettings, number: int, plane: str, *, keep: boo
 
 def _password(folder: Path) -> str:
     """Return the password of the directory in a folder, made when there is none: clients of a former life know it."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    private_folder(folder)
     path = folder / "password"
     with contextlib.suppress(FileExistsError):
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(uuid.uuid4().hex)
-    return path.read_text()
+        write_private(path, secrets.token_urlsafe(24), replace=False)
+    return read_private(path)
 
 
 def _close_pipes(child: subprocess.Popen[bytes] | None) -> None:

