@@ -5,16 +5,16 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from enum import Enum
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
-from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDictBase
+from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.pack import unstacked
+from asyncdp.pack import raw_leaf, unstacked
+from asyncdp.plain import PLAIN, plain
 
 if TYPE_CHECKING:
-    from tensordict import TensorDict
-
     from asyncdp.meta import Tags
 
 __all__ = [
@@ -56,20 +56,21 @@ def bad(what: str, field: str) -> DataPlaneBadRequest:
 
 
 def name(value: Any, what: str) -> str:
-    """Return a non-empty string."""
+    """Return a non-empty string, as an exact ``str``."""
     if not isinstance(value, str) or not value:
-        raise bad(f"{what} must be a non-empty string, not {value!r}", what)
-    return value
+        hint = f"; give its value, {value.value!r}" if isinstance(value, Enum) else ""
+        raise bad(f"{what} must be a non-empty string, not {value!r:.80}{hint}", what)
+    return value if type(value) is str else str.__str__(value)
 
 
 def names(values: Any, what: str) -> tuple[str, ...]:
-    """Return a tuple of non-empty strings; one string alone is refused, it would be taken apart."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    """Return a tuple of non-empty strings, exact ones; one string alone is refused, it would be taken apart."""
+    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or getattr(values, "shape", None) == ():
         raise bad(f"{what} must be a sequence of strings, not {values!r:.80}", what)
     found = tuple(values)
     for value in found:
         if type(value) is not str or not value:
-            name(value, f"each of {what}")
+            return tuple(name(value, f"each of {what}") for value in found)
     return found
 
 
@@ -92,26 +93,38 @@ def first_duplicate(values: Iterable[str]) -> str | None:
 
 def flag(value: Any, what: str) -> bool:
     """Return a bool; a text such as "no" would count as True."""
-    if not isinstance(value, bool):
+    found = _number(value)
+    if type(found) is not bool:
         raise bad(f"{what} must be True or False, not {value!r:.80}", what)
-    return value
+    return found
 
 
 def count(value: Any, what: str, least: int = 1) -> int:
     """Return an int of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    found = _number(value)
+    if type(found) is not int or found < least:
         raise bad(f"{what} must be an int of at least {least}, not {value!r}", what)
-    return value
+    return found
 
 
-def seconds(value: Any, verb: str) -> None:
-    """Check a timeout: a number, at least 0, that a clock can count to; infinity is one."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
+def seconds(value: Any, verb: str) -> float:
+    """Return a timeout: a number, at least 0, that a clock can count to; infinity is one."""
+    found = _number(value)
+    if type(found) not in {int, float} or not found >= 0:
         msg = f"timeout_s must be a number of seconds, at least 0, not {value!r}"
         raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
-    if isinstance(value, int) and value > sys.float_info.max:
-        msg = f"timeout_s is a number of {value.bit_length()} bits; for no limit, give float('inf')"
+    if type(found) is int and found > sys.float_info.max:
+        msg = f"timeout_s is a number of {found.bit_length()} bits; for no limit, give float('inf')"
         raise DataPlaneBadRequest(msg, op=verb, field="timeout_s")
+    return cast("float", found)
+
+
+def _number(value: Any) -> Any:
+    """Return a number as an exact built-in one; what is none as None."""
+    try:
+        return plain(value)
+    except TypeError:
+        return None
 
 
 #: Tags that the plane itself reads, and what they may be.
@@ -127,7 +140,6 @@ _TYPED_TAGS: Mapping[str, tuple[type, ...]] = {
 }
 #: The least that a typed tag may be.
 _LEAST_TAGS: Mapping[str, int] = {"expected_num_keys": 1, "size_bytes": 0, "input_lengths": 0}
-_PRIMITIVES = (str, int, float, bool, type(None))
 
 
 def tag_rows(tags: Any, n: int) -> tuple[Tags, ...]:
@@ -143,21 +155,31 @@ def tag_rows(tags: Any, n: int) -> tuple[Tags, ...]:
 def _tag_row(row: Any, at: int) -> Tags:
     if not isinstance(row, Mapping):
         raise bad(f"tags[{at}] must be a dict, not {type(row).__name__}", "tags")
-    plain: Tags = {}
+    found: Tags = {}
     for key, value in row.items():
-        if not isinstance(key, str):
-            raise bad(f"tags[{at}] has the key {key!r}; keys are strings", "tags")
-        if type(value) in _PRIMITIVES or isinstance(value, _PRIMITIVES):
-            plain[key] = value
-        elif getattr(value, "shape", None) == () and hasattr(value, "item"):
-            plain[key] = value.item()  # a numpy or torch scalar: the same number
-        else:
-            kind = type(value).__name__
-            raise bad(f"tag {key!r} of tags[{at}] is a {kind}; tags are str, int, float, bool or None", "tags")
-    for key in _TYPED_TAGS.keys() & plain.keys():
-        if plain[key] is not None:
-            _check_typed(key, plain[key], at)
-    return plain
+        if type(key) is not str:
+            if not isinstance(key, str):
+                raise bad(f"tags[{at}] has the key {key!r}; keys are strings", "tags")
+            key = str.__str__(key)  # noqa: PLW2901 - the same name
+        found[key] = value if type(value) in PLAIN else _tag_value(key, value, at)
+    if len(found) != len(row):
+        raise bad(f"tags[{at}] has two keys of the same text among {list(row)}", "tags")
+    for key in _TYPED_TAGS.keys() & found.keys():
+        if found[key] is not None:
+            _check_typed(key, found[key], at)
+    return found
+
+
+def _tag_value(key: str, value: Any, at: int) -> Any:
+    """Return the value of a tag that is of no plain type, as one that is."""
+    try:
+        return plain(value)
+    except TypeError:
+        hint = f"; give its value, {value.value!r}" if isinstance(value, Enum) else ""
+        kind = type(value).__name__
+        raise bad(
+            f"tag {key!r} of tags[{at}] is a {kind}; tags are str, int, float, bool or None{hint}", "tags"
+        ) from None
 
 
 def _check_typed(key: str, value: Any, at: int) -> None:
@@ -180,11 +202,21 @@ def field_columns(fields: Any, n: int) -> TensorDict | None:
             raise bad(f"fields has batch size {tuple(fields.batch_size)} for {n} samples", "fields")
         if isinstance(fields, LazyStackedTensorDict) and n:
             fields = unstacked(fields)
-        for key in fields.keys():  # noqa: SIM118 - a TensorDict iterates over rows
+        keys = tuple(fields.keys())  # a TensorDict itself iterates over rows
+        for key in keys:
             if not isinstance(key, str) or not key:
                 raise bad(f"fields has the key {key!r}; field names are non-empty strings", "fields")
-        return cast("TensorDict", fields)
+        return cast("TensorDict", fields if set(map(type, keys)) <= {str} else _renamed(fields, keys))
     if isinstance(fields, Mapping):
-        names(fields, "fields")
-        return cast("TensorDict", fields)  # a plain dict of columns serves as well; each is checked when it is packed
+        keys = names(fields, "fields")
+        # A plain dict of columns serves as well; each is checked when it is packed.
+        return cast("TensorDict", fields if set(map(type, fields)) <= {str} else _renamed(fields, tuple(fields)))
     raise bad(f"fields must be a TensorDict, not {type(fields).__name__}", "fields")
+
+
+def _renamed(fields: Any, keys: tuple[str, ...]) -> Any:
+    """Return the same columns by exact strings."""
+    found = {str.__str__(key): raw_leaf(fields, key) for key in keys}
+    if len(found) != len(keys):
+        raise bad(f"fields has two keys of the same text among {list(keys)}", "fields")
+    return TensorDict(found, batch_size=fields.batch_size) if isinstance(fields, TensorDictBase) else found

@@ -168,10 +168,7 @@ class BaseClient:
         if self._closed:
             msg = "the client is closed"
             raise DataPlaneClosed(msg, op=verb, partition_id=getattr(call, "partition_id", None))
-        if timeout_s is None:
-            timeout_s = self.call_timeout_s
-        else:
-            check.seconds(timeout_s, verb)
+        timeout_s = self.call_timeout_s if timeout_s is None else check.seconds(timeout_s, verb)
         self.__enter(verb)
         began = env.clock.now()
         env.budget.deposit(began)
@@ -321,7 +318,7 @@ class BaseClient:
     ) -> KVBatchMeta:
         """See :class:`DataPlaneClient`."""
         ids = check.ids(sample_ids)
-        check.name(partition_id, "partition_id")
+        partition_id = check.name(partition_id, "partition_id")
         if len(set(ids)) != len(ids):
             raise check.bad(f"sample_ids names {check.first_duplicate(ids)!r} twice", "sample_ids")
         data = check.field_columns(fields, len(ids))
@@ -349,7 +346,7 @@ class BaseClient:
         self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
         """See :class:`DataPlaneClient`."""
-        check.name(partition_id, "partition_id")
+        partition_id = check.name(partition_id, "partition_id")
         if sample_ids is None:
             call = c.ClearSamples(None, partition_id, self.owner)
             if not await self.__run(call, "clear_samples", timeout_s):
@@ -386,6 +383,7 @@ class BaseClient:
         self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
         """See :class:`DataPlaneClient`."""
+        partition_id = check.name(partition_id, "partition_id")
         ids, handles = self.__keys(keys, partition_id)
         if not ids:
             return
@@ -403,6 +401,7 @@ class BaseClient:
         self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
     ) -> None:
         """See :class:`DataPlaneClient`."""
+        partition_id = check.name(partition_id, "partition_id")
         ids, _ = self.__keys(keys, partition_id)
         if ids:
             await self.__run(c.EvictSamples(ids, partition_id), "evict", timeout_s)
@@ -415,15 +414,16 @@ class BaseClient:
             raise check.bad(f"meta must be a KVBatchMeta, not {type(meta).__name__}", "meta")
         if not meta.size:
             return
+        partition_id = check.name(meta.partition_id, "meta.partition_id")
         task = check.name(meta.task_name, "meta.task_name")
         claims = tuple(h.claim_id if h else None for h in meta.handles or [None] * meta.size)
         if None in claims:
             name = meta.sample_ids[claims.index(None)]
             raise check.bad(f"the meta has no claim for sample {name!r}", "meta")
-        call = c.ReleaseClaim(meta.partition_id, task, check.names(meta.sample_ids, "meta.sample_ids"), claims)
+        call = c.ReleaseClaim(partition_id, task, check.names(meta.sample_ids, "meta.sample_ids"), claims)
         await self.__run(call, "release_claim", timeout_s)
         for i in call.sample_ids:
-            self.__claims.get((meta.partition_id, i), {}).pop(task, None)
+            self.__claims.get((partition_id, i), {}).pop(task, None)
 
     @check.of_verb
     async def list_claims(
@@ -452,7 +452,8 @@ class BaseClient:
     @check.of_verb
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
-        await self.__run(c.DropPartition(check.name(partition_id, "partition_id")), "drop_partition", timeout_s)
+        partition_id = check.name(partition_id, "partition_id")
+        await self.__run(c.DropPartition(partition_id), "drop_partition", timeout_s)
         self.__forget(partition_id, None)
 
     @check.of_verb
@@ -521,8 +522,7 @@ class BaseClient:
 
     # -- claims that this client holds
 
-    def __keys(self, keys: Any, partition_id: Any) -> tuple[tuple[str, ...], list[Any] | None]:
-        check.name(partition_id, "partition_id")
+    def __keys(self, keys: Any, partition_id: str) -> tuple[tuple[str, ...], list[Any] | None]:
         if not isinstance(keys, KVBatchMeta):
             return tuple(dict.fromkeys(check.names(keys, "keys"))), None
         if keys.partition_id != partition_id:

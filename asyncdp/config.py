@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from asyncdp.plain import plain_tree
 from asyncdp.setting_names import check_keys
 
 __all__ = [
@@ -193,7 +194,7 @@ def _pattern(text: str) -> str:
 
 def shared_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what other clients of the same plane may take over: all but the owner and the callback."""
-    shared = {key: value for key, value in config.items() if key != "owner"}
+    shared: dict[str, Any] = {key: value for key, value in plain_tree(config).items() if key != "owner"}
     if shared.get("observability"):
         shared["observability"] = {k: v for k, v in shared["observability"].items() if k != "callback"}
     return shared
@@ -211,7 +212,7 @@ def parse_config(config: Mapping[str, Any]) -> Config:
         raise ValueError(msg)  # noqa: TRY004 - config errors are ValueErrors
     check_keys(config)
     try:
-        parsed = msgspec.convert(dict(config), Config)
+        parsed = msgspec.convert(plain_tree(config), Config)
     except msgspec.ValidationError as err:
         raise ValueError(_message(str(err))) from err
     if not parsed.enabled:

@@ -62,6 +62,7 @@ from asyncdp.testing.contract.metadata import Metadata
 from asyncdp.testing.contract.misuse import Misuse
 from asyncdp.testing.contract.objects import Objects
 from asyncdp.testing.contract.observers import Observers
+from asyncdp.testing.contract.plain_names import PlainNames
 from asyncdp.testing.contract.put_faults import PutFaults
 from asyncdp.testing.contract.put_limits import PutLimits
 from asyncdp.testing.contract.puts import Puts
@@ -92,6 +93,7 @@ __all__ = [
     "Objects",
     "Observers",
     "Opener",
+    "PlainNames",
     "Plane",
     "PutFaults",
     "PutLimits",
@@ -135,6 +137,7 @@ class DataPlaneContract(
     Closing,
     # who asks wrongly, and who watches
     Misuse,
+    PlainNames,
     Errors,
     Observers,
 ):
