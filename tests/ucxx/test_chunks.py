@@ -47,6 +47,10 @@ class Line:
         return operation
 
 
+async def more() -> None:
+    """Tell the peer to send on."""
+
+
 @pytest.mark.anyio
 async def test_only_a_few_messages_are_received_at_once() -> None:
     """However many slots a write has, what the host holds for it is bounded; each payload gets its own bytes."""
@@ -55,7 +59,7 @@ async def test_only_a_few_messages_are_received_at_once() -> None:
     line: Any = Line()
     places = [np.zeros(size, np.uint8) for _ in range(count)]
     incoming = Incoming(line, None, 100, places, BufferPool())
-    task = asyncio.ensure_future(incoming.receive())
+    task = asyncio.ensure_future(incoming.receive(more))
     done, value = 0, 0
     per_message = JOINED_BYTES // size
     while done < -(-count // per_message):
@@ -82,5 +86,5 @@ async def test_a_message_that_breaks_ends_the_write() -> None:
     assert [operation.buffer.ctypes.data for operation in incoming.operations] == [p.ctypes.data for p in places]
     line.posted[0].arrived.set_exception(ConnectionResetError())
     with pytest.raises(ConnectionResetError):
-        await incoming.receive()
+        await incoming.receive(more)
     assert len(incoming.operations) == 3

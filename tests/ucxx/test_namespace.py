@@ -14,7 +14,14 @@ from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners.
-FILES = ("test_engine.py", "test_host.py", "test_host_faults.py", "test_shutdowns.py", "test_stress.py")
+FILES = (
+    "test_engine.py",
+    "test_host.py",
+    "test_host_faults.py",
+    "test_shutdowns.py",
+    "test_strangers.py",
+    "test_stress.py",
+)
 CONTRACT = "tests/contract/test_ucxx.py"
 #: Themes of the contract that move payload.
 SMOKE = [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from asyncdp.transports.ucxx.engine import MESSAGE_BYTES, Engine, Operation
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -57,11 +57,29 @@ async def wait_all(operations: Sequence[Operation]) -> None:
         await operation.wait()
 
 
-async def send_all(engine: Engine, endpoint: Any, tag: int, buffers: Sequence[Bytes]) -> None:
-    """Send the buffers, in order, a few messages ahead."""
+async def send_all(
+    engine: Engine,
+    endpoint: Any,
+    tag: int,
+    buffers: Sequence[Bytes],
+    more: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """Send the buffers, in order, a few messages ahead.
+
+    Args:
+        engine: Sends them.
+        endpoint: Where to.
+        tag: Of the first message.
+        buffers: What is sent.
+        more: Called before each buffer but the first ``AHEAD``: returns when the peer awaits it.
+    """
     under_way: list[Operation] = []
-    for at, piece in enumerate(_pieces(buffers), tag):
-        if len(under_way) >= AHEAD:
-            await under_way.pop(0).wait()
-        under_way.append(engine.send(endpoint, at, piece))
+    for number, buffer in enumerate(buffers):
+        if more is not None and number >= AHEAD:
+            await more()
+        for piece in _pieces([buffer]):
+            if len(under_way) >= AHEAD:
+                await under_way.pop(0).wait()
+            under_way.append(engine.send(endpoint, tag, piece))
+            tag += 1
     await wait_all(under_way)

@@ -30,6 +30,7 @@ from asyncdp.transports.ucxx.wire import (
     Drop,
     Failed,
     Granted,
+    More,
     PartHead,
     Read,
     Ready,
@@ -294,7 +295,7 @@ class Connection:
         ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready | Written)
         if isinstance(ready, Written):
             return  # an earlier attempt got through, and only its answer was lost
-        await send_all(engine, endpoint, ready.tag, messages)
+        await send_all(engine, endpoint, ready.tag, messages, lambda: self._reply(More))
         await self._reply(Written)
 
     async def abort(self, op_id: str, *, idle: bool) -> int:

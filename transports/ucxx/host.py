@@ -161,7 +161,7 @@ class Host:
     def _start_ucx(self) -> None:
         self._engine = Engine(devices=self.settings.devices)
         self._claims = Claims(self._engine, self.settings.greeting_s)
-        self._ucx_port = self._engine.listen(self._claims.accept)
+        self._ucx_port = self._engine.listen(self._claims.accept, drop=True)
 
     async def _restart_ucx(self) -> None:
         """Put a new worker and listener into the place of those that were spoilt; clients connect again."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdp.transports.ucxx.chunks import AHEAD, batches, post_receives, wait_all
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -61,12 +61,18 @@ class Incoming:
         self.operations += operations
         self._under_way.append((operations, parts, joined))
 
-    async def receive(self) -> None:
-        """Return when all payloads lie in their slots; the first error is raised."""
+    async def receive(self, more: Callable[[], Awaitable[object]]) -> None:
+        """Return when all payloads lie in their slots; the first error is raised.
+
+        Args:
+            more: Called each time that one more message is awaited, which may be sent now.
+        """
         while self._under_way:
             operations, parts, joined = self._under_way.popleft()
             await wait_all(operations)
-            self._post()
+            if self._left:
+                self._post()
+                await more()
             if joined is not None:
                 begin = 0
                 for part in parts:

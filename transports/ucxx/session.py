@@ -21,6 +21,7 @@ from asyncdp.transports.ucxx.wire import (
     Failed,
     Granted,
     Message,
+    More,
     Read,
     Ready,
     Reserve,
@@ -219,7 +220,7 @@ class Session:
             tag = engine.next_tag()
             incoming = Incoming(engine, endpoint, tag, [data for _, data in places], service.buffers)
             await self._control.send(Ready(tag))
-            await incoming.receive()
+            await incoming.receive(lambda: self._control.send(More()))
         except BaseException:
             # However this ended, UCX may still be writing: the slots are ours again only when it is done.
             self._abandon()

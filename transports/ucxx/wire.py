@@ -13,6 +13,7 @@ indices are checked against what is there by whoever uses them.
                       Read       -> Rows              one status per slot; payload follows in messages, or lies within
                       Reserve    -> Granted
                       Write      -> Ready, payload, Written    or the payload lies within: Written
+                                    of many messages: More for each beyond the first eight
                       Abort, Drop -> Done
                       Ask        -> Told              what the host has and does
 """
@@ -35,6 +36,7 @@ __all__ = [
     "Failed",
     "Granted",
     "Message",
+    "More",
     "PartHead",
     "Read",
     "Ready",
@@ -56,7 +58,7 @@ __all__ = [
 _HEAD: Final = struct.Struct("<4sB3sI")
 HEAD_BYTES: Final = _HEAD.size
 MAGIC: Final = b"ADPW"
-_VERSION: Final = 1
+_VERSION: Final = 2
 #: Before a peer has shown that it knows the secret, it may send so much at once.
 GREETING_BYTES: Final = 1024
 #: And afterwards: a request that names a million rows one by one.
@@ -207,9 +209,16 @@ class Write(_Message, frozen=True, tag=11):
 
 
 class Ready(_Message, frozen=True, tag=12):
-    """Answer to Write: send the payloads, joined and cut as by ``chunks``, tagged ``tag``, ``tag + 1``, ..."""
+    """Answer to Write: send the payloads, joined and cut as by ``chunks``, tagged ``tag``, ``tag + 1``, ...
+
+    The first ``AHEAD`` messages at once, each further one after a More: the host drops what it does not await yet.
+    """
 
     tag: Number
+
+
+class More(_Message, frozen=True, tag=19):
+    """One more message of a write is awaited."""
 
 
 class Written(_Message, frozen=True, tag=13):
@@ -249,7 +258,7 @@ class Told(_Message, frozen=True, tag=18):
 
 Message = (
     Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
-    | Abort | Drop | Done | Ask | Told
+    | More | Abort | Drop | Done | Ask | Told
 )  # fmt: skip
 _DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 
