@@ -1,6 +1,6 @@
 # make demo   the tour: faults injected into a small training run (ARGS="--help" for its options)
-# make test   all that must hold: lint, types, tests
-# Both work from a fresh clone: they make .venv and install what they need.
+# make test   lint, types, and every kind of test there is, in five minutes on two cores
+# Both work from a fresh clone: they make .venv and install what they need. make test-all runs the tests that are left.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -24,11 +24,14 @@ DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint types pytest format bench chaos stress simulate sweep fuzz mutants coverage clean
+# Without it each of the many processes that tests start compiles the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: help demo test test-all lint types pytest format bench chaos stress simulate sweep fuzz mutants coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make lint | types | pytest | format | bench | chaos | stress | simulate | sweep | fuzz | mutants | coverage | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | simulate | sweep | fuzz | mutants | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -49,7 +52,17 @@ timed = @$(2); echo "-- $(1): $$SECONDS s"
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m asyncdp.cli demo $(ARGS)
 
-test: lint types pytest
+# Three processes: one for all that is on Ray, which mostly waits for it, and one for each of two cores. SEED=7 repeats
+# the order of a run, which says its seed.
+WORKERS ?= 3
+TOGETHER = $(BIN)/python -m pytest -n $(WORKERS) --durations 10 $(if $(SEED),--order-seed $(SEED))
+
+test: lint types
+	$(call timed,tests,$(TOGETHER) -m "not slow" $(ARGS))
+
+# What make test leaves out: long versions of what it shows in short, and what takes many processes or much time.
+test-all: $(DEV_STAMP)
+	$(call timed,slow tests,$(TOGETHER) -m slow $(ARGS))
 
 lint: $(DEV_STAMP)
 	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)

@@ -1,7 +1,7 @@
-"""What all tests share: the two event loops, one thread per process, one hypothesis profile."""
+"""What all tests share: the two event loops, one thread per process, one hypothesis profile, a random order."""
 
 import os
-from pathlib import Path
+from pathlib import PurePath
 
 # Read by the OpenMP runtime when torch is loaded, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -10,9 +10,18 @@ import hypothesis
 import pytest
 import torch
 
+from tests import order
+from tests.order import pytest_addoption, pytest_configure_node, pytest_xdist_make_scheduler
 from tests.parts import pytest_runtest_logreport, pytest_terminal_summary
 
-__all__ = ["anyio_backend", "pytest_runtest_logreport", "pytest_terminal_summary"]
+__all__ = [
+    "anyio_backend",
+    "pytest_addoption",
+    "pytest_configure_node",
+    "pytest_runtest_logreport",
+    "pytest_terminal_summary",
+    "pytest_xdist_make_scheduler",
+]
 
 torch.set_num_threads(1)
 
@@ -25,28 +34,38 @@ hypothesis.settings.load_profile("asyncdp")
 #: Folders whose tests must leave nothing behind. The others start servers whose libraries keep threads, sockets and
 #: processes as they like; they look themselves at what is theirs.
 LEAVE_NOTHING = frozenset({"contract", "docs", "layers", "sans_io", "seam", "sweep", "testing", "unit", "user_style"})
-#: Run last: once Ray runs for the session, its threads in this process open and close sockets whenever they like.
-ON_RAY = (
-    "chaos/test_transfer_queue.py",
-    "contract/test_transfer_queue.py",
-    "examples/test_grpo_processes.py",
-    "sweep/test_transfer_queue.py",
-    "testing/test_real_planes.py",
-    "transfer_queue/",
-)
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the leak guard of asyncdp.testing look at the tests of some folders; those on Ray come last."""
-    here = Path(__file__).parent
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say which order this is."""
+    return order.said(config)
+
+
+class Arranged:
+    """Two turns at the collected tests: before pytest brings together what shares a fixture of a module, and after."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Shuffle."""
+        order.shuffle(config, items)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have the tests shuffled."""
+    config.pluginmanager.register(Arranged(), "asyncdp-tests-order")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Have the leak guard of asyncdp.testing look at the tests of some folders; those on Ray have their place."""
     for item in items:
-        path = item.path.relative_to(here) if item.path.is_relative_to(here) else item.path
+        path = PurePath(order.within_tests(item.path))
         real = path.parts[0] in MEMORY_ONLY and path.name in ("test_transfer_queue.py", "test_ucxx.py")
         if path.parts[0] in LEAVE_NOTHING and not real and item.get_closest_marker("leaks") is None:
             item.add_marker("leaks")
-    items.sort(key=lambda item: item.path.is_relative_to(here) and str(item.path.relative_to(here)).startswith(ON_RAY))
+    order.place(config, items)
 
 
 @pytest.fixture(scope="module", params=["asyncio", "trio"])

@@ -6,6 +6,8 @@ from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
+from tests.order import said
+
 if TYPE_CHECKING:
     import pytest
 
@@ -24,7 +26,8 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the parts, those that took longest first."""
+    """Print the parts, those that took longest first, and what repeats the order."""
+    terminalreporter.line(said(terminalreporter.config))
     if len(_SECONDS) < 2:
         return
     terminalreporter.section("seconds and tests of each part")

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
+from unittest import mock
 
 import anyio
 import pytest
@@ -73,7 +74,6 @@ class Planes:
             with lasting():
                 self._server = EmbeddedServer(fsync="no")
                 _elsewhere(self._server.start)
-                os.environ.setdefault("ASYNCDP_SECRET", TEXT)  # who is unpickled has it from here only
                 self.hosts = HostThread()
         return self._server
 
@@ -81,7 +81,6 @@ class Planes:
         """End what was started."""
         server, hosts, self._server, self.hosts = self._server, self.hosts, None, None
         if server is not None and hosts is not None:
-            os.environ.pop("ASYNCDP_SECRET", None)
             hosts.close()
             _elsewhere(server.stop)
 
@@ -171,7 +170,9 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
             return UCXXTransport({**transport.attach_config(), **differing}, bootstrap=False)
 
         try:
-            yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
+            # Who is unpickled has the secret from the environment only; it stays there as long as the plane.
+            with mock.patch.dict(os.environ, {"ASYNCDP_SECRET": os.environ.get("ASYNCDP_SECRET", TEXT)}):
+                yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
         finally:
             left.update(plane.leftovers())
             thread.run(cut_off())

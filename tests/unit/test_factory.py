@@ -157,7 +157,7 @@ class NoVerb:
         (MemoryTransport, r"transport is the class MemoryTransport.*MemoryTransport\(\.\.\.\)"),
         (OneVerb, "transport is the class OneVerb"),
     ],
-    ids=repr,
+    ids=["none", "an object", "no verb", "a text", "a class", "a class of one verb"],
 )
 def test_what_has_no_verbs_is_no_transport(transport: Any, words: str) -> None:
     """TypeError that says what was given; one verb is enough for a client."""
@@ -177,7 +177,7 @@ def test_what_has_no_verbs_is_no_transport(transport: Any, words: str) -> None:
         ([lambda inner: None], "lambda.* returned is None"),  # noqa: ARG005
         ([lambda inner: SlotRetry], "lambda.* returned is the class SlotRetry"),  # noqa: ARG005
     ],
-    ids=str,
+    ids=["a number", "a text", "a class", "of numbers", "one is none", "one returns none", "one returns a class"],
 )
 def test_layers_are_callables_that_return_clients(layers: Any, words: str) -> None:
     """TypeError that says which one is not."""
