@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
 
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.meta import KVBatchMeta, RowHandle, is_meta
 from asyncdp.pack import raw_leaf, unstacked
 from asyncdp.plain import PLAIN, plain
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from asyncdp.meta import Tags
 
 __all__ = [
+    "Rows",
     "bad",
+    "choice",
     "count",
     "field_columns",
     "first_duplicate",
@@ -27,6 +30,7 @@ __all__ = [
     "name",
     "names",
     "of_verb",
+    "rows",
     "seconds",
     "tag_rows",
 ]
@@ -79,6 +83,56 @@ def ids(values: Any, what: str = "sample_ids") -> tuple[str, ...]:
     if isinstance(values, (set, frozenset)):
         raise bad(f"{what} must be in the order of its rows, which a {type(values).__name__} does not keep", what)
     return names(values, what)
+
+
+class Rows(NamedTuple):
+    """Which rows a verb is about.
+
+    Attributes:
+        ids: Their ids.
+        handles: The lives that are meant, or None where plain ids, or a meta without handles, name them.
+        meta: The meta that names them, None where plain ids do.
+        is_group: Whether a group meta does.
+    """
+
+    ids: tuple[str, ...]
+    handles: tuple[RowHandle | None, ...] | None = None
+    meta: KVBatchMeta | None = None
+    is_group: bool = False
+
+    @property
+    def lives(self) -> tuple[int | None, ...] | None:
+        """The incarnation of each row, None where any is meant; None where no row has one."""
+        if self.handles is None or not any(self.handles):
+            return None
+        return tuple(None if handle is None else handle.incarnation for handle in self.handles)
+
+
+def rows(given: Any, partition_id: str, what: str, *, ordered: bool = False) -> Rows:
+    """Return the rows that ids, a meta or a group meta name; metas of other projects are taken by their attributes.
+
+    ``ordered``: plain ids must have an order, see :func:`ids`.
+    """
+    if is_meta(given):
+        meta = KVBatchMeta.of(given)
+        group = False
+    elif hasattr(given, "group_id") and hasattr(given, "partition_id"):
+        keys = ids(given.keys, f"{what}.keys")
+        handles = list(getattr(given, "handles", None) or [None] * len(keys))
+        meta = KVBatchMeta(given.partition_id, sample_ids=list(keys), handles=handles)
+        group = True
+    else:
+        return Rows(ids(given, what) if ordered else names(given, what))
+    if meta.partition_id != partition_id:
+        raise bad(f"the meta is of partition {meta.partition_id!r}, not {partition_id!r}", what)
+    found = ids(meta.sample_ids, what)
+    return Rows(found, None if meta.handles is None else tuple(meta.handles), meta, group)
+
+
+def choice(value: Any, what: str, among: Sequence[str]) -> None:
+    """Check that a value is one of a few."""
+    if value not in among:
+        raise bad(f"{what} must be one of {', '.join(map(repr, among))}, not {value!r:.80}", what)
 
 
 def first_duplicate(values: Iterable[str]) -> str | None:

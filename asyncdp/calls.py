@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import anyio
 
@@ -44,6 +44,7 @@ __all__ = [
     "ListClaims",
     "ListMetadata",
     "ListPartitions",
+    "Only",
     "Ping",
     "PopSamples",
     "PutSamples",
@@ -56,6 +57,9 @@ __all__ = [
 ]
 
 R_co = TypeVar("R_co", covariant=True)
+
+#: Which rows a put may write: those that live already, or those that do not.
+Only = Literal["existing", "new"]
 
 
 class Resend(Enum):
@@ -285,12 +289,24 @@ class CheckConsumptionStatus(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class PutSamples(Call[KVBatchMeta]):
-    """Write fields and tags of samples; whole or absent."""
+    """Write fields and tags of samples; whole or absent.
+
+    Attributes:
+        only: ``"existing"``: a row that does not live is stale. ``"new"``: a row that lives is DataPlaneBadRequest.
+            None: rows that live are written, others are created.
+        lives: With ``only="existing"``: the incarnation that each row must have, None where any will do; a row of
+            another one is stale.
+        skip_stale: What becomes of stale rows: they are left out, and the meta returned does not hold them; else the
+            whole put is StaleSlotError.
+    """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     fields: TensorDict | None = None
     tags: tuple[Tags, ...] | None = None
+    only: Only | None = None
+    lives: tuple[int | None, ...] | None = None
+    skip_stale: bool = False
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 
@@ -299,13 +315,16 @@ class PutSamples(Call[KVBatchMeta]):
 class ClearSamples(Call[int]):
     """Remove samples, or (``sample_ids`` None) all that ``owner`` put and that still live. Returns how many there were.
 
-    ``claims`` holds, per id, the claim ids of which one must still be live, or None where the holder claimed nothing.
+    Attributes:
+        claims: Per id, the claim ids of which one must still be live, or None where the holder claimed nothing.
+        lives: Per id, the incarnation that is meant, or None where any is; another one counts as gone already.
     """
 
     sample_ids: tuple[str, ...] | None
     partition_id: str
     owner: str = ""
     claims: tuple[tuple[str, ...] | None, ...] | None = None
+    lives: tuple[int | None, ...] | None = None
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 

@@ -12,6 +12,7 @@ import threading
 import uuid
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
 import anyio
@@ -20,7 +21,7 @@ from tensordict import TensorDict
 from asyncdp import arguments as check
 from asyncdp import calls as c
 from asyncdp.block import PICKLE, ObjectCodec, field_names
-from asyncdp.calls import Call, CallContext, Env
+from asyncdp.calls import Call, CallContext, Env, Only
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
 from asyncdp.errors import (
     DataPlaneBadRequest,
@@ -31,7 +32,7 @@ from asyncdp.errors import (
 )
 from asyncdp.ledger import Ledger
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
-from asyncdp.protocol import DataPlaneClient
+from asyncdp.protocol import DataPlaneClient, Stale
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -87,7 +88,8 @@ class BaseClient:
     def __init__(self) -> None:
         """Begin open, at home in no event loop."""
         self._env: Env | None = None
-        self.__claims: dict[tuple[str, str], dict[str, str]] = {}
+        # The claim of each row that was given to this client, and the life that was claimed, by task.
+        self.__claims: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
         self.__pid = os.getpid()
         self.__home: int | None = None
         self.__in_flight = 0
@@ -276,8 +278,7 @@ class BaseClient:
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
         """See :class:`DataPlaneClient`."""
-        if not isinstance(meta, KVBatchMeta):
-            raise check.bad(f"meta must be a KVBatchMeta, not {type(meta).__name__}", "meta")
+        meta = KVBatchMeta.of(meta)
         fields = meta.fields if select_fields is None else select_fields
         if fields is None:
             raise check.bad("neither select_fields nor meta.fields names a field", "select_fields")
@@ -309,25 +310,43 @@ class BaseClient:
     @check.of_verb
     async def put_samples(
         self,
-        sample_ids: Sequence[str],
+        sample_ids: Sequence[str] | KVBatchMeta,
         partition_id: str,
         fields: TensorDict | Mapping[str, Any] | None = None,
         tags: Sequence[Tags] | None = None,
         *,
+        only: Only | None = None,
+        stale: Stale = "raise",
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """See :class:`DataPlaneClient`."""
-        ids = check.ids(sample_ids)
         partition_id = check.name(partition_id, "partition_id")
+        named = check.rows(sample_ids, partition_id, "sample_ids", ordered=True)
+        ids, meta = named.ids, named.meta
+        if only is not None:
+            check.choice(only, "only", ("existing", "new"))
+        check.choice(stale, "stale", ("raise", "skip"))
+        if meta is not None:
+            if only == "new":
+                raise check.bad("only='new' contradicts a put by meta, which means rows that live", "only")
+            only = "existing"
+        if stale == "skip" and only != "existing":
+            raise check.bad("stale='skip' needs a meta or only='existing': other puts know no stale rows", "stale")
         if len(set(ids)) != len(ids):
             raise check.bad(f"sample_ids names {check.first_duplicate(ids)!r} twice", "sample_ids")
         data = check.field_columns(fields, len(ids))
         rows = None if tags is None else check.tag_rows(tags, len(ids))
         if not ids:
-            return KVBatchMeta(partition_id, fields=None if data is None else list(field_names(data)))
+            none = KVBatchMeta(partition_id) if meta is None else replace(meta.subset(()), created=[])
+            return none.only_fields(None if data is None else field_names(data))
         if rows is None and not field_names(data):
             raise check.bad("neither fields nor tags has anything to put", "fields")
-        return await self.__run(c.PutSamples(ids, partition_id, data, rows), "put_samples", timeout_s)
+        if only is None:
+            return await self.__run(c.PutSamples(ids, partition_id, data, rows), "put_samples", timeout_s)
+        self.__need_bound("put_samples", partition_id)
+        call = c.PutSamples(ids, partition_id, data, rows, only, named.lives, stale == "skip")
+        written = await self.__run(call, "put_samples", timeout_s)
+        return written if meta is None else _written_of(meta, written)
 
     @check.of_verb
     async def get_samples(
@@ -343,7 +362,11 @@ class BaseClient:
 
     @check.of_verb
     async def clear_samples(
-        self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
+        self,
+        sample_ids: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta | None,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """See :class:`DataPlaneClient`."""
         partition_id = check.name(partition_id, "partition_id")
@@ -356,10 +379,7 @@ class BaseClient:
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
             self.__forget(partition_id, None)
             return
-        ids = check.names(sample_ids, "sample_ids")
-        if ids:
-            await self.__run(c.ClearSamples(ids, partition_id), "clear_samples", timeout_s)
-            self.__forget(partition_id, ids)
+        await self.__remove(c.ClearSamples, sample_ids, partition_id, "clear_samples", timeout_s)
 
     # -- C. recovery
 
@@ -380,38 +400,51 @@ class BaseClient:
 
     @check.of_verb
     async def pop(
-        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """See :class:`DataPlaneClient`."""
-        partition_id = check.name(partition_id, "partition_id")
-        ids, handles = self.__keys(keys, partition_id)
-        if not ids:
-            return
-        if handles is not None:
-            claims: list[tuple[str, ...] | None] = [(h.claim_id,) if h and h.claim_id else None for h in handles]
-        else:
-            held = (self.__claims.get((partition_id, i)) for i in ids)
-            claims = [tuple(by_task.values()) if by_task else None for by_task in held]
-        call = c.PopSamples(ids, partition_id, claims=tuple(claims) if any(claims) else None)
-        await self.__run(call, "pop", timeout_s)
-        self.__forget(partition_id, ids)
+        await self.__remove(c.PopSamples, keys, partition_id, "pop", timeout_s)
 
     @check.of_verb
     async def evict(
-        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
         """See :class:`DataPlaneClient`."""
+        await self.__remove(c.EvictSamples, keys, partition_id, "evict", timeout_s)
+
+    async def __remove(
+        self, kind: type[c.ClearSamples], keys: Any, partition_id: Any, verb: str, timeout_s: float | None
+    ) -> None:
+        """Remove rows by ids, a meta or a group; what a meta or group means is removed in that life only."""
         partition_id = check.name(partition_id, "partition_id")
-        ids, _ = self.__keys(keys, partition_id)
-        if ids:
-            await self.__run(c.EvictSamples(ids, partition_id), "evict", timeout_s)
-            self.__forget(partition_id, ids)
+        named = check.rows(keys, partition_id, "sample_ids" if verb == "clear_samples" else "keys")
+        if not named.ids:
+            return
+        if named.lives is not None or named.is_group:
+            self.__need_bound(verb, partition_id)
+        ids = named.ids if named.lives is not None else tuple(dict.fromkeys(named.ids))
+        claims = self.__claims_of(named, ids, partition_id) if kind is c.PopSamples else None
+        await self.__run(kind(ids, partition_id, claims=claims, lives=named.lives), verb, timeout_s)
+        self.__forget(partition_id, ids, named.lives)
+
+    def __need_bound(self, verb: str, partition_id: str) -> None:
+        """Refuse what is bound to lives where the backend would not look at them."""
+        if not self.get_capabilities().bound_mutations:
+            msg = f"this backend cannot bind {verb} to the lives that a meta means; give it plain ids to mean any life"
+            raise DataPlaneUnsupported(msg, capability="bound_mutations", op=verb, partition_id=partition_id)
 
     @check.of_verb
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
         """See :class:`DataPlaneClient`."""
-        if not isinstance(meta, KVBatchMeta):
-            raise check.bad(f"meta must be a KVBatchMeta, not {type(meta).__name__}", "meta")
+        meta = KVBatchMeta.of(meta)
         if not meta.size:
             return
         partition_id = check.name(meta.partition_id, "meta.partition_id")
@@ -522,12 +555,20 @@ class BaseClient:
 
     # -- claims that this client holds
 
-    def __keys(self, keys: Any, partition_id: str) -> tuple[tuple[str, ...], list[Any] | None]:
-        if not isinstance(keys, KVBatchMeta):
-            return tuple(dict.fromkeys(check.names(keys, "keys"))), None
-        if keys.partition_id != partition_id:
-            raise check.bad(f"the meta is of partition {keys.partition_id!r}, not {partition_id!r}", "keys")
-        return check.names(keys.sample_ids, "keys"), keys.handles
+    def __claims_of(
+        self, named: check.Rows, ids: Sequence[str], partition_id: str
+    ) -> tuple[tuple[str, ...] | None, ...] | None:
+        """Return the claims that a pop is made with: those of its meta, or those that this client was given."""
+        claims: list[tuple[str, ...] | None]
+        if named.handles is not None and not named.is_group:
+            claims = [(h.claim_id,) if h and h.claim_id else None for h in named.handles]
+        else:
+            lives = named.lives or (None,) * len(ids)
+            claims = []
+            for sample_id, life in zip(ids, lives, strict=True):
+                held = self.__claims.get((partition_id, sample_id), {}).values()
+                claims.append(tuple(claim for claim, claimed in held if life in (None, claimed)) or None)
+        return tuple(claims) if any(claims) else None
 
     def __remember(self, meta: KVBatchMeta) -> None:
         if meta.handles is None or meta.task_name is None:
@@ -535,14 +576,40 @@ class BaseClient:
         claims = self.__claims
         for sample_id, handle in zip(meta.sample_ids, meta.handles, strict=True):
             if handle is not None and handle.claim_id is not None:
-                claims.setdefault((meta.partition_id, sample_id), {})[meta.task_name] = handle.claim_id
+                held = claims.setdefault((meta.partition_id, sample_id), {})
+                held[meta.task_name] = handle.claim_id, handle.incarnation
         while len(claims) > CLAIMS_REMEMBERED:
             del claims[next(iter(claims))]
 
-    def __forget(self, partition_id: str, ids: Iterable[str] | None) -> None:
+    def __forget(self, partition_id: str, ids: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> None:
+        """Forget the claims of what was removed."""
         if ids is None:
             for key in [key for key in self.__claims if key[0] == partition_id]:
                 del self.__claims[key]
             return
-        for sample_id in ids:
-            self.__claims.pop((partition_id, sample_id), None)
+        for sample_id, life in zip(ids, lives or (None,) * len(ids), strict=True):
+            held = self.__claims.pop((partition_id, sample_id), {})
+            others = {task: claim for task, claim in held.items() if life not in (None, claim[1])}
+            if others:
+                self.__claims[partition_id, sample_id] = others
+
+
+def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
+    """Return what a put by ``meta`` wrote: those rows of it, with its task and its claims."""
+    if written.size == meta.size:
+        rows = meta.subset(range(meta.size))
+    else:
+        there = set(written.sample_ids)
+        rows = meta.subset([at for at, sample_id in enumerate(meta.sample_ids) if sample_id in there])
+    given, found = rows.handles or [None] * rows.size, written.handles or [None] * rows.size
+    tags: list[Tags] | None = written.tags
+    if rows.tags is not None:
+        tags = [{**old, **new} for old, new in zip(rows.tags, written.tags or [{}] * rows.size, strict=True)]
+    return replace(
+        rows,
+        fields=written.fields,
+        sequence_lengths=written.sequence_lengths or rows.sequence_lengths,
+        tags=tags,
+        handles=[old or new for old, new in zip(given, found, strict=True)],
+        created=written.created,
+    )

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp.codec import TOKEN_ALIGNED_FIELDS, materialize, pack_jagged_fields, row_lengths
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.meta import KVBatchMeta
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from asyncdp.calls import Only
     from asyncdp.client import DataPlaneClient
     from asyncdp.codec import Layout
-    from asyncdp.meta import KVBatchMeta, Tags
+    from asyncdp.meta import Tags
+    from asyncdp.protocol import Stale
 
 __all__ = [
     "GLOBAL_FORWARD_PAD_SEQLEN",
@@ -69,6 +72,7 @@ async def read_columns(
         SampleNotFound, StaleSlotError, PartialReadError: As the client's verbs do.
     """
     op = "read_columns"
+    meta = KVBatchMeta.of(meta)
     names = _names(select_fields, op, "select_fields", meta.partition_id)
     if not names:
         return {}
@@ -95,9 +99,10 @@ async def write_columns(
     fields: Mapping[str, Any],
     *,
     token_aligned_fields: Collection[str] | None = TOKEN_ALIGNED_FIELDS,
+    stale: Stale = "raise",
     timeout_s: float | None = None,
-) -> None:
-    """Write fields to rows that are already there.
+) -> KVBatchMeta:
+    """Write fields to rows that are already there, in the lives that the meta names.
 
     Args:
         dp_client: Writes by ``put_samples``.
@@ -105,19 +110,28 @@ async def write_columns(
             field is written as it is.
         fields: ``{name: column}`` as :func:`~asyncdp.codec.pack_jagged_fields` takes them; none is no request.
         token_aligned_fields: The fields with one value per token.
+        stale: What becomes of rows that were removed since, or live again: ``"raise"`` writes nothing, ``"skip"``
+            writes the others.
         timeout_s: As for any verb; None: the client's default.
 
+    Returns:
+        The meta of the rows that were written, as ``put_samples`` returns it; of no fields the meta itself.
+
     Raises:
+        StaleSlotError: Rows are gone, or live again; ``sample_ids`` names them, nothing was written.
         DataPlaneBadRequest: A column cannot be kept, or has not ``meta.size`` rows; nothing was written.
+        DataPlaneUnsupported: The client cannot bind a put to lives.
     """
+    meta = KVBatchMeta.of(meta)
     if not fields:
-        return
+        return meta
     packed = pack_jagged_fields(fields, lengths=meta.sequence_lengths, token_aligned_fields=token_aligned_fields)
     if packed.batch_size[0] != meta.size:
         name = next(iter(fields))
         msg = f"{name!r}: has {packed.batch_size[0]} rows, the batch has {meta.size}"
         raise DataPlaneBadRequest(msg, op="write_columns", partition_id=meta.partition_id, field=name)
-    await dp_client.put_samples(meta.sample_ids, meta.partition_id, fields=packed, **_limit(timeout_s))
+    how: dict[str, Any] = {} if stale == "raise" else {"stale": stale}
+    return await dp_client.put_samples(meta, meta.partition_id, fields=packed, **how, **_limit(timeout_s))
 
 
 async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all of these share
@@ -131,6 +145,7 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
     pad_to_multiple: int = 1,
     tags: Sequence[Tags] | None = None,
     token_aligned_fields: Collection[str] | None = TOKEN_ALIGNED_FIELDS,
+    only: Only | None = None,
     timeout_s: float | None = None,
 ) -> KVBatchMeta:
     """Write a whole rollout batch as new rows, in one put.
@@ -147,6 +162,7 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
         tags: One mapping of small primitives per row. The tag ``input_lengths`` is added where it is missing, so that
             who claims the rows has their lengths.
         token_aligned_fields: The fields with one value per token.
+        only: As for ``put_samples``: ``"new"`` refuses ids that live already, which are replaced otherwise.
         timeout_s: As for any verb; None: the client's default.
 
     Returns:
@@ -154,8 +170,8 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
         one, as for ``put_samples``.
 
     Raises:
-        DataPlaneBadRequest: No ``input_lengths``, another number of ids or tags than of rows, or a column that cannot
-            be kept; nothing was written.
+        DataPlaneBadRequest: No ``input_lengths``, another number of ids or tags than of rows, a column that cannot be
+            kept, or an id that lives already where ``only`` is ``"new"``; nothing was written.
         DataPlaneNotReady: The plane is full; nothing was written.
     """
     op = "kv_first_write"
@@ -176,7 +192,8 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
     stamped: list[Tags] = [
         {INPUT_LENGTHS: length, **row} for length, row in zip(lengths, tags or [{}] * len(lengths), strict=True)
     ]
-    written = await dp_client.put_samples(ids, partition_id, fields=packed, tags=stamped, **_limit(timeout_s))
+    how: dict[str, Any] = {} if only is None else {"only": only}
+    written = await dp_client.put_samples(ids, partition_id, fields=packed, tags=stamped, **how, **_limit(timeout_s))
     extras = dict(extra_info or {})
     if pad_to_multiple > 1:
         extras[PAD_TO_MULTIPLE] = int(pad_to_multiple)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from asyncdp.errors import DataPlaneBadRequest
 
@@ -15,6 +15,7 @@ __all__ = [
     "KVBatchMeta",
     "PartitionInfo",
     "RowHandle",
+    "is_meta",
     "lengths_of",
 ]
 
@@ -39,7 +40,7 @@ class RowHandle(NamedTuple):
 class KVBatchMeta:
     """Names a batch of samples and carries what routing needs, without any tensor.
 
-    Every list has one entry per row: ``sample_ids``, ``sequence_lengths``, ``tags``, ``handles``.
+    Every list has one entry per row: ``sample_ids``, ``sequence_lengths``, ``tags``, ``handles``, ``created``.
 
     Attributes:
         partition_id: The partition of all rows.
@@ -49,7 +50,9 @@ class KVBatchMeta:
         sequence_lengths: Tokens per row (from the tag ``input_lengths``), or None.
         extra_info: Free, for the caller; shared by copies.
         tags: Small primitives per row, or None.
-        handles: Opaque :class:`RowHandle` per row, or None: lets ``get_data`` notice another incarnation.
+        handles: Opaque :class:`RowHandle` per row, or None: lets ``get_data``, puts and removals by the meta notice
+            another incarnation.
+        created: Whether the put that returned the meta created each row, or None where no put did.
 
     Raises:
         DataPlaneBadRequest: A list is not as long as ``sample_ids``.
@@ -63,15 +66,50 @@ class KVBatchMeta:
     extra_info: dict[str, Any] = field(default_factory=dict)
     tags: list[Tags] | None = None
     handles: list[RowHandle | None] | None = None
+    created: list[bool] | None = None
 
     def __post_init__(self) -> None:
         """Check that the per-row lists agree."""
         size = len(self.sample_ids)
-        for name in ("sequence_lengths", "tags", "handles"):
+        for name in ("sequence_lengths", "tags", "handles", "created"):
             rows = getattr(self, name)
             if rows is not None and len(rows) != size:
                 msg = f"{name} has {len(rows)} entries for {size} sample_ids"
                 raise DataPlaneBadRequest(msg, partition_id=self.partition_id, field=name)
+
+    @classmethod
+    def of(cls, given: Any) -> KVBatchMeta:
+        """Return ``given``, or a meta made of an object of another project that has the same attributes.
+
+        Raises:
+            DataPlaneBadRequest: It has no ``partition_id`` or no ``sample_ids``, or handles that are none of ours.
+        """
+        if isinstance(given, KVBatchMeta):
+            return given
+        if not is_meta(given):
+            msg = f"a meta has partition_id and sample_ids, which a {type(given).__name__} has not"
+            raise DataPlaneBadRequest(msg, field="meta")
+
+        def rows(name: str) -> Any:
+            found = getattr(given, name, None)
+            return None if found is None else list(found)
+
+        handles = rows("handles")
+        strange = [h for h in handles or () if h is not None and not isinstance(h, RowHandle)]
+        if strange:
+            msg = f"handles of a {type(given).__name__} hold a {type(strange[0]).__name__}, which is no RowHandle"
+            raise DataPlaneBadRequest(msg, partition_id=given.partition_id, field="handles")
+        return cls(
+            given.partition_id,
+            getattr(given, "task_name", None),
+            list(given.sample_ids),
+            rows("fields"),
+            rows("sequence_lengths"),
+            dict(getattr(given, "extra_info", None) or {}),
+            rows("tags"),
+            handles,
+            rows("created"),
+        )
 
     @property
     def size(self) -> int:
@@ -117,6 +155,7 @@ class KVBatchMeta:
             sequence_lengths=pick(self.sequence_lengths),
             tags=None if self.tags is None else [dict(self.tags[i]) for i in at],
             handles=pick(self.handles),
+            created=pick(self.created),
             extra_info=dict(self.extra_info),
             fields=None if self.fields is None else list(self.fields),
         )
@@ -128,15 +167,15 @@ class KVBatchMeta:
     def concat(self, *others: KVBatchMeta | Iterable[KVBatchMeta]) -> KVBatchMeta:
         """Append the rows of ``others`` (metas, or lists of metas) to these.
 
-        Fields become those that all parts have; sequence_lengths and handles survive only where every part has them
-        (a missing handle list becomes None per row); missing tags become empty ones.
+        Fields become those that all parts have; sequence_lengths and created survive only where every part has them; a
+        missing handle list becomes None per row; missing tags become empty ones.
 
         Raises:
             DataPlaneBadRequest: A part belongs to another partition.
         """
         parts: list[KVBatchMeta] = [self]
         for other in others:
-            parts.extend([other] if isinstance(other, KVBatchMeta) else other)
+            parts.extend(KVBatchMeta.of(part) for part in ([other] if is_meta(other) else cast("Any", other)))
         for part in parts:
             if part.partition_id != self.partition_id:
                 msg = f"cannot join metas of partitions {self.partition_id!r} and {part.partition_id!r}"
@@ -162,6 +201,9 @@ class KVBatchMeta:
             handles=None
             if all(part.handles is None for part in parts)
             else [h for part in parts for h in (part.handles or [None] * part.size)],
+            created=None
+            if any(part.created is None for part in parts)
+            else [new for part in parts for new in part.created or ()],
         )
 
     def drop(self, rows: Iterable[str | int]) -> KVBatchMeta | None:
@@ -170,10 +212,14 @@ class KVBatchMeta:
         keep = [i for i, sample_id in enumerate(self.sample_ids) if i not in gone and sample_id not in gone]
         return self.subset(keep) if keep else None
 
-    def with_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
-        """Return a meta of the same rows that names other fields."""
+    def with_fields(self, fields: Sequence[str]) -> KVBatchMeta:
+        """Return a meta of the same rows that names these fields as well, after those that it names already."""
+        return self.only_fields([*(self.fields or ()), *_field_names(fields)])
+
+    def only_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
+        """Return a meta of the same rows that names these fields and no others; None: no fields at all."""
         meta = self.subset(range(self.size))
-        meta.fields = None if fields is None else list(fields)
+        meta.fields = None if fields is None else list(dict.fromkeys(_field_names(fields)))
         return meta
 
 
@@ -191,6 +237,8 @@ class DataPlaneGroupMeta:
         size_bytes: Payload bytes of the rows that are there.
         tags: One mapping per key.
         lost_keys: Those of ``keys`` whose payload is gone for good, or whose host does not answer.
+        handles: Opaque :class:`RowHandle` per key, or () where the backend has none: a removal by the group means these
+            lives and no others.
     """
 
     partition_id: str
@@ -203,6 +251,27 @@ class DataPlaneGroupMeta:
     size_bytes: int
     tags: tuple[Tags, ...]
     lost_keys: tuple[str, ...] = ()
+    handles: tuple[RowHandle | None, ...] = ()
+
+    def meta(self, keys: Iterable[str] | None = None) -> KVBatchMeta:
+        """Return a meta of all keys, or of some (such as ``lost_keys``), with their tags and handles.
+
+        Raises:
+            DataPlaneBadRequest: One of ``keys`` is no key of the group.
+        """
+        chosen = set(self.keys if keys is None else keys)
+        if chosen.difference(self.keys):
+            msg = f"group {self.group_id!r} has no key {min(chosen.difference(self.keys))!r}"
+            raise DataPlaneBadRequest(msg, partition_id=self.partition_id, field="keys")
+        at = [i for i, key in enumerate(self.keys) if key in chosen]
+        tags = [dict(self.tags[i]) for i in at] if self.tags else None
+        return KVBatchMeta(
+            self.partition_id,
+            sample_ids=[self.keys[i] for i in at],
+            sequence_lengths=lengths_of(tags),
+            tags=tags,
+            handles=[self.handles[i] for i in at] if self.handles else None,
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -257,6 +326,8 @@ class DataPlaneCapabilities:
         slot_addressable: no -> reads are not retried by slot, but as a whole.
         slot_writes: no -> puts are not placed, rotated and retried by slot, but as a whole.
         claim_dedup: no -> a claim whose reply was lost is not asked again; it shows in list_claims.
+        bound_mutations: no -> a put by a meta or with ``only``, and a removal by a meta or group with handles, is
+            DataPlaneUnsupported: it could hit another life.
     """
 
     persistent_recovery: bool = False
@@ -269,6 +340,19 @@ class DataPlaneCapabilities:
     slot_addressable: bool = False
     slot_writes: bool = False
     claim_dedup: bool = False
+    bound_mutations: bool = False
+
+
+def is_meta(given: Any) -> bool:
+    """Whether an object is a meta, or one of another project with the same attributes."""
+    return isinstance(given, KVBatchMeta) or (hasattr(given, "sample_ids") and hasattr(given, "partition_id"))
+
+
+def _field_names(fields: Sequence[str]) -> list[str]:
+    if isinstance(fields, str):
+        msg = f"fields must be a sequence of names, not {fields!r}"
+        raise DataPlaneBadRequest(msg, field="fields")
+    return list(fields)
 
 
 def lengths_of(tags: Sequence[Tags] | None) -> list[int] | None:

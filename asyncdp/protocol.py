@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
+    from asyncdp.calls import Only
     from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
 
-__all__ = ["DataPlaneClient"]
+__all__ = ["DataPlaneClient", "Stale"]
+
+#: What becomes of a put some of whose rows are stale.
+Stale = Literal["raise", "skip"]
 
 
 @runtime_checkable
@@ -76,18 +80,41 @@ class DataPlaneClient(Protocol):
 
     async def put_samples(
         self,
-        sample_ids: Sequence[str],
+        sample_ids: Sequence[str] | KVBatchMeta,
         partition_id: str,
         fields: TensorDict | Mapping[str, Any] | None = None,
         tags: Sequence[Tags] | None = None,
         *,
+        only: Only | None = None,
+        stale: Stale = "raise",
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
         """Write fields, batch size ``(len(sample_ids),)``, and tags; whole or absent. Tags merge by key.
 
+        Plain ids write rows that live and create others. A meta means the rows that it names in the lives that it
+        names: rows that were removed since, or removed and put anew, are *stale* and never written. Of a meta without
+        handles, as of ``only="existing"``, a row is stale that does not live.
+
+        Args:
+            sample_ids: Ids, or a meta (also one of another project with the same attributes).
+            partition_id: The partition.
+            fields: One column per field, ``len(sample_ids)`` rows each.
+            tags: One mapping of small primitives per row.
+            only: ``"existing"``: write rows that live and create none. ``"new"``: create rows and write none that live.
+            stale: What becomes of a put some of whose rows are stale: ``"raise"`` writes nothing, ``"skip"`` writes the
+                others.
+            timeout_s: Seconds.
+
+        Returns:
+            A meta of the rows that were written, with a handle per row, and ``created``: which of them are new. Of a
+            put by a meta: the rows of it that were written, with its task and claims.
+
         Raises:
+            StaleSlotError: Rows are stale; ``sample_ids`` names them, nothing was written.
             DataPlaneNotReady: The plane is full; nothing was written.
-            DataPlaneBadRequest: Something cannot be kept unchanged; the message names it, nothing was written.
+            DataPlaneBadRequest: Something cannot be kept unchanged, or a row lives already and ``only`` is ``"new"``;
+                the message names it, nothing was written.
+            DataPlaneUnsupported: The backend cannot bind a put to lives (``bound_mutations``).
         """
 
     async def get_samples(
@@ -106,9 +133,17 @@ class DataPlaneClient(Protocol):
         """
 
     async def clear_samples(
-        self, sample_ids: Sequence[str] | None, partition_id: str, *, timeout_s: float | None = None
+        self,
+        sample_ids: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta | None,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
-        """Remove samples; what is not there is no error. None: all that this client's owner put and still lives."""
+        """Remove samples; what is not there is no error. None: all that this client's owner put and still lives.
+
+        Plain ids mean whatever lives under them; a meta or a group means the lives that it names, so that a row that
+        was put anew since stays.
+        """
 
     async def ping(self, timeout_s: float = 5.0) -> None:
         """Go through the plane's request path and come back."""
@@ -120,18 +155,29 @@ class DataPlaneClient(Protocol):
         """Count the groups that are committed and complete, claimed or not."""
 
     async def pop(
-        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
-        """Remove trained samples.
+        """Remove trained samples: by plain ids, or by a meta or group in the lives that it names.
 
         Raises:
             ClaimLost: They were claimed by this client, and the claim is not its own any more.
         """
 
     async def evict(
-        self, keys: Sequence[str] | KVBatchMeta, partition_id: str, *, timeout_s: float | None = None
+        self,
+        keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta,
+        partition_id: str,
+        *,
+        timeout_s: float | None = None,
     ) -> None:
-        """Remove stale samples, whoever claimed them."""
+        """Remove stale samples, whoever claimed them: by plain ids, or by a meta or group in the lives that it names.
+
+        A group as ``list_metadata`` gave it, or ``group.meta(group.lost_keys)``, spares what was put anew since.
+        """
 
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
         """Make the claimed samples of a meta claimable again."""

@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from asyncdp.block import Block, FieldSpec  # noqa: TC001 - in annotations of dataclasses
-from asyncdp.calls import Call, CallContext, Resend
+from asyncdp.calls import Call, CallContext, Only, Resend
 from asyncdp.errors import (
     CorruptPayload,
+    DataPlaneBadRequest,
     DataPlaneError,
+    StaleSlotError,
 )
-from asyncdp.meta import KVBatchMeta, RowHandle, Tags
+from asyncdp.meta import KVBatchMeta, RowHandle, Tags  # noqa: TC001 - in annotations of dataclasses
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -35,6 +37,7 @@ __all__ = [
     "Place",
     "Placement",
     "Publish",
+    "Published",
     "ReadResult",
     "ReadSlots",
     "Reserve",
@@ -45,10 +48,15 @@ __all__ = [
     "TryClaim",
     "TryPartition",
     "WriteSlots",
+    "living_rows",
+    "stale_rows",
     "verify",
 ]
 
 R = TypeVar("R")
+
+#: Ids that a message names; ``sample_ids`` has them all.
+NAMED = 8
 
 
 class Send(Protocol):
@@ -150,6 +158,19 @@ class Placement:
     specs: Mapping[str, FieldSpec]
 
 
+class Published(NamedTuple):
+    """What a put did, row by row.
+
+    Attributes:
+        handles: The life of each row that was written; None for a row that was left out as stale.
+        created: Whether the put created the row, as opposed to writing one that lived already; None where the backend
+            cannot tell.
+    """
+
+    handles: tuple[RowHandle | None, ...]
+    created: tuple[bool, ...] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimTry:
     """Answer to one look: a batch, or (``meta`` empty) how far the samples are."""
@@ -195,11 +216,15 @@ class ReadSlots(Call[ReadResult]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Call[Placement]):
-    """Choose hosts for a put, and learn what the partition fixed about its fields."""
+    """Choose hosts for a put, and learn what the partition fixed about its fields.
+
+    ``only`` as in :class:`~asyncdp.calls.PutSamples`: a put of rows that live needs no room for more rows.
+    """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     fields: tuple[str, ...]
+    only: Only | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,10 +261,19 @@ class WriteSlots(Call[None]):
 
 
 @dataclass(frozen=True, slots=True)
-class Publish(Call[tuple[RowHandle, ...]]):
-    """Make written slots the content of samples, all at once, tags included. Returns a handle per row.
+class Publish(Call[Published]):
+    """Make written slots the content of samples, all at once, tags included.
 
-    ``nbytes`` has the payload bytes per field, one number per sample: a directory does not see the slots.
+    Which rows live is decided here, once, and the answer is remembered under the op_id: sent again, it gets the same.
+
+    Attributes:
+        nbytes: Payload bytes per field, one number per sample: a directory does not see the slots.
+        only, lives, skip_stale: As in :class:`~asyncdp.calls.PutSamples`. The slots of rows that are left out are freed
+            in this step.
+
+    Raises, from ``execute``:
+        StaleSlotError: Rows are stale and ``skip_stale`` is off; made by :func:`stale_rows`, nothing was written.
+        DataPlaneBadRequest: Rows live although ``only`` is ``"new"``; made by :func:`living_rows`, nothing was written.
     """
 
     sample_ids: tuple[str, ...]
@@ -248,6 +282,9 @@ class Publish(Call[tuple[RowHandle, ...]]):
     tags: tuple[Tags, ...] | None
     specs: Mapping[str, FieldSpec]
     nbytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    only: Only | None = None
+    lives: tuple[int | None, ...] | None = None
+    skip_stale: bool = False
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 
@@ -310,6 +347,26 @@ class TryPartition(Call[bool]):
 
     partition_id: str
     wait_s: float = 0.0
+
+
+# --- puts that are bound to lives -----------------------------------------------------------------------------------
+
+
+def _named(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    return ", ".join(map(repr, ids[:NAMED])) + more
+
+
+def stale_rows(partition_id: str, ids: Sequence[str], of: int) -> StaleSlotError:
+    """Return the error of a put of ``of`` rows, of which ``ids`` are gone or live again."""
+    msg = f"{len(ids)} of {of} rows are gone, or live again, and nothing was written: {_named(ids)}"
+    return StaleSlotError(msg, partition_id=partition_id, sample_ids=tuple(ids))
+
+
+def living_rows(partition_id: str, ids: Sequence[str], of: int) -> DataPlaneBadRequest:
+    """Return the error of a put of ``of`` new rows, of which ``ids`` live already."""
+    msg = f"{len(ids)} of {of} rows live already, only='new' allows none, and nothing was written: {_named(ids)}"
+    return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=tuple(ids), field="only")
 
 
 # --- verification ---------------------------------------------------------------------------------------------------

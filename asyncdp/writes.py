@@ -9,16 +9,16 @@ from asyncdp.block import Block, FieldSpec, field_names
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.ledger import Debt
 from asyncdp.meta import KVBatchMeta, lengths_of
-from asyncdp.slots import Abort, HostRef, Place, Publish, Reserve, Send, SlotRef, WriteSlots
+from asyncdp.slots import Abort, HostRef, Place, Publish, Published, Reserve, Send, SlotRef, WriteSlots
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext, PutSamples
 
-__all__ = ["write_rows"]
+__all__ = ["write_rows", "written"]
 
 
 class _Stored(NamedTuple):
-    """What was written and waits to be published, in the order of Publish's fields."""
+    """What was written and waits to be published."""
 
     refs: tuple[SlotRef, ...]
     specs: Mapping[str, FieldSpec]
@@ -44,21 +44,41 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
             await _give_back(send, touched, ctx)
         raise
     try:
-        handles = await send(Publish(call.sample_ids, call.partition_id, stored.refs, call.tags, *stored[1:]), ctx)
+        publish = Publish(
+            call.sample_ids,
+            call.partition_id,
+            stored.refs,
+            call.tags,
+            stored.specs,
+            stored.nbytes,
+            only=call.only,
+            lives=call.lives,
+            skip_stale=call.skip_stale,
+        )
+        done = await send(publish, ctx)
     except DataPlaneError as err:
         if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
             for debt in touched:
                 ctx.env.ledger.owe(debt)
             await _give_back(send, touched, ctx)
         raise
-    return KVBatchMeta(
+    return written(call, names, done)
+
+
+def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
+    """Return the meta of a put: the rows that were written, with their lives and whether they are new."""
+    meta = KVBatchMeta(
         call.partition_id,
         sample_ids=list(call.sample_ids),
         fields=list(names),
         sequence_lengths=lengths_of(call.tags),
         tags=None if call.tags is None else [dict(row) for row in call.tags],
-        handles=list(handles),
+        handles=list(done.handles),
+        created=None if done.created is None else list(done.created),
     )
+    if None not in done.handles:
+        return meta
+    return meta.subset([at for at, handle in enumerate(done.handles) if handle is not None])
 
 
 async def _store(
@@ -66,7 +86,7 @@ async def _store(
 ) -> _Stored:
     """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
     n = len(call.sample_ids)
-    placed = await send(Place(call.sample_ids, call.partition_id, names), ctx)
+    placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
     fields = call.fields
     assert fields is not None  # noqa: S101 - there are names
     block = Block.from_fields(fields, n, placed.specs, ctx.env.codec)

@@ -15,12 +15,14 @@ from asyncdp import calls as c
 from asyncdp.block import field_names
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import BaseClient
-from asyncdp.errors import DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
 from asyncdp.middleware.client_verb import ClientVerb
 from asyncdp.stack_arguments import setting
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tensordict import TensorDict
 
     from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
@@ -34,8 +36,9 @@ class Adapter(BaseClient):
     Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, the thread runs on).
     ``timeout_s``, the time left, is passed where the verb's signature has it, and so are ``blocking``, ``dp_rank`` and
     ``min_batch_size`` of a claim: without them they are left out, or DataPlaneUnsupported where they ask for more than
-    the usual. A verb that is missing, or whose signature takes no such call, is DataPlaneUnsupported. What a get
-    returns is checked against what was asked.
+    the usual. A verb that is missing, or whose signature takes no such call, is DataPlaneUnsupported; so is a put or a
+    removal that is bound to lives, unless the client's capabilities say ``bound_mutations``: then it gets a meta, and
+    ``only`` and ``stale``. What a get returns is checked against what was asked.
 
     Args:
         client: Any object with verbs of :class:`~asyncdp.client.DataPlaneClient`.
@@ -150,7 +153,12 @@ class Adapter(BaseClient):
     @handles(c.PutSamples)
     async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
         tags = None if call.tags is None else [dict(row) for row in call.tags]
-        got = await self._call("put_samples", ctx, list(call.sample_ids), call.partition_id, call.fields, tags)
+        ids, how = list(call.sample_ids), {}
+        if call.only is not None:
+            self._need_bound(ctx)
+            how = {"only": call.only, "stale": "skip" if call.skip_stale else "raise"}
+        named = ids if call.lives is None else _of_lives(call.partition_id, ids, call.lives)
+        got = await self._call("put_samples", ctx, named, call.partition_id, call.fields, tags, **how)
         if got is not None:
             return _meta(got)
         names = list(field_names(call.fields))
@@ -158,18 +166,34 @@ class Adapter(BaseClient):
 
     @handles(c.ClearSamples)
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
-        ids = None if call.sample_ids is None else list(call.sample_ids)
-        await self._call("clear_samples", ctx, ids, call.partition_id)
-        return 1 if ids is None else len(ids)
+        if call.sample_ids is None:
+            await self._call("clear_samples", ctx, None, call.partition_id)
+            return 1
+        await self._call("clear_samples", ctx, self._named(call, ctx), call.partition_id)
+        return len(call.sample_ids)
 
     @handles(c.PopSamples, c.EvictSamples)
     async def _remove(self, call: c.ClearSamples, ctx: CallContext) -> int:
-        ids = list(call.sample_ids or ())
         name = "pop" if isinstance(call, c.PopSamples) else "evict"
         if not hasattr(self.client, name):
             name = "clear_samples"  # the same removal, in clients that know no other
-        await self._call(name, ctx, ids, call.partition_id)
-        return len(ids)
+        await self._call(name, ctx, self._named(call, ctx), call.partition_id)
+        return len(call.sample_ids or ())
+
+    def _named(self, call: c.ClearSamples, ctx: CallContext) -> list[str] | KVBatchMeta:
+        """Return what names the rows of a removal to the client: ids, or a meta where it is bound to lives."""
+        ids = list(call.sample_ids or ())
+        if call.lives is None:
+            return ids
+        self._need_bound(ctx)
+        held = call.claims or (None,) * len(ids)
+        return _of_lives(call.partition_id, ids, call.lives, [claims[0] if claims else None for claims in held])
+
+    def _need_bound(self, ctx: CallContext) -> None:
+        """Refuse what the client would not bind to lives."""
+        if not self.get_capabilities().bound_mutations:
+            msg = f"{type(self.client).__name__} does not say that it binds {ctx.verb} to lives (bound_mutations)"
+            raise DataPlaneUnsupported(msg, capability="bound_mutations", op=ctx.verb)
 
     # -- C
 
@@ -246,21 +270,20 @@ class Adapter(BaseClient):
 
 def _meta(got: Any) -> KVBatchMeta:
     """Take a meta of another project for one of ours, by its attributes."""
-    if isinstance(got, KVBatchMeta):
-        return got
     try:
-        return KVBatchMeta(
-            got.partition_id,
-            getattr(got, "task_name", None),
-            list(got.sample_ids),
-            None if getattr(got, "fields", None) is None else list(got.fields),
-            getattr(got, "sequence_lengths", None),
-            dict(getattr(got, "extra_info", None) or {}),
-            getattr(got, "tags", None),
-        )
-    except AttributeError as err:
+        return KVBatchMeta.of(got)
+    except DataPlaneBadRequest as err:
         msg = f"the client answered with a {type(got).__name__}, which is no batch meta"
         raise DataPlaneError(msg, cause=err) from err
+
+
+def _of_lives(
+    partition_id: str, ids: list[str], lives: Sequence[int | None], claims: Sequence[str | None] | None = None
+) -> KVBatchMeta:
+    """Return a meta that means these lives."""
+    told = zip(lives, claims or [None] * len(ids), strict=True)
+    handles_ = [None if life is None else RowHandle(life, claim) for life, claim in told]
+    return KVBatchMeta(partition_id, sample_ids=ids, handles=handles_)
 
 
 def _check_rows(got: Any, call: c.GetSamples, who: str) -> None:

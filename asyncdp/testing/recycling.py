@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.slots import Publish
 from asyncdp.testing.payload import flip_bit
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def recycle(transport: Any, ref: SlotRef, how: str, ctx: CallContext) -> list[Re
                 for row, names, tags, owner in held:
                     block = content.take([indexes[row.id]], names)
                     moved = _store(plane, host, block, f"{ctx.op_id}-{row.id}-again", ctx)
-                    plane.publish(part.id, [row.id], moved, [tags], block.observed(), owner)
+                    plane.publish(Publish((row.id,), part.id, moved, (tags,), block.observed()), owner)
         if slot.state.value != "free" or slot not in host.free:
             return []
         host.free.remove(slot)

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 
 from asyncdp import DataPlaneNotReady, MemoryTransport, PartialReadError, SampleNotFound
 from asyncdp.block import Block, Dense, Ragged
-from asyncdp.slots import Resolved
+from asyncdp.slots import Publish, Published, Resolved
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Partition, Plane
 
@@ -84,15 +84,15 @@ Reverses = host(_rewriting(_reverse))
 class ForgetsNested(Plane):
     """Takes ragged rows that are equally long for dense ones."""
 
-    def publish(self, partition_id: str, ids: Any, refs: Any, tags: Any, specs: Any, owner: str) -> Any:
+    def publish(self, call: Any, owner: str) -> Any:
         """Publish as if nothing had been nested."""
-        flat = {name: replace(spec, nested=False) for name, spec in specs.items()}
-        for ref in refs:
+        flat = {name: replace(spec, nested=False) for name, spec in call.specs.items()}
+        for ref in call.refs:
             block = self.hosts[ref.host.id].slots[ref.slot].block
             for column in () if block is None else block.columns.values():
                 if isinstance(column, Ragged):
                     column.nested = False
-        return super().publish(partition_id, ids, refs, tags, flat, owner)
+        return super().publish(replace(call, specs=flat), owner)
 
 
 class SharesMemory(Host):
@@ -134,14 +134,14 @@ class HalfVisible(Broken):
         half = len(call.sample_ids) // 2
         handles: tuple[Any, ...] = ()
         for first, stop in ((0, half), (half, len(call.sample_ids))):
-            refs = [replace(ref, rows=[ref.rows[0] - first]) for ref in call.refs if first <= ref.rows[0] < stop]
+            refs = tuple(replace(ref, rows=[ref.rows[0] - first]) for ref in call.refs if first <= ref.rows[0] < stop)
             tags = None if call.tags is None else call.tags[first:stop]
-            part = (call.partition_id, call.sample_ids[first:stop], refs, tags, call.specs, self._owner)
             if stop > first:
-                handles += self.plane.publish(*part)[0]
+                part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags)
+                handles += self.plane.publish(part, self._owner)[0].handles
             for _ in range(20):
                 await anyio.lowlevel.checkpoint()
-        return handles
+        return Published(handles)
 
 
 class KeepsWhatFits(Plane):
@@ -150,13 +150,13 @@ class KeepsWhatFits(Plane):
     def _check_room(self, new: int) -> None:
         """Do not check."""
 
-    def publish(self, partition_id: str, ids: Any, refs: Any, tags: Any, specs: Any, owner: str) -> Any:
+    def publish(self, call: Any, owner: str) -> Any:
         """Publish tags of what fits, then refuse the rest."""
-        new = [i for i in ids if i not in self.partitions[partition_id].rows]
+        new = [i for i in call.sample_ids if i not in self.partitions[call.partition_id].rows]
         room = self.capacity - self.samples
         if len(new) <= room:
-            return super().publish(partition_id, ids, refs, tags, specs, owner)
-        super().publish(partition_id, new[:room], (), None, {}, owner)
+            return super().publish(call, owner)
+        super().publish(Publish(tuple(new[:room]), call.partition_id, (), None, {}), owner)
         raise DataPlaneNotReady("full", retry_after_s=0.001)
 
 
@@ -215,7 +215,7 @@ class ClaimsBeforeTags(Broken):
         handles = await super()._publish(replace(call, tags=None), ctx)
         for _ in range(20):
             await anyio.lowlevel.checkpoint()
-        self.plane.publish(call.partition_id, call.sample_ids, (), call.tags, {}, self._owner)
+        self.plane.publish(Publish(call.sample_ids, call.partition_id, (), call.tags, {}), self._owner)
         return handles
 
 
@@ -328,23 +328,23 @@ class IgnoresGenerations(Host):
 class ClearsLoudly(Plane):
     """Raises where there is nothing to clear."""
 
-    def clear(self, partition_id: str, ids: Any, owner: str, claims: Any) -> Any:
+    def clear(self, partition_id: str, ids: Any, *how: Any) -> Any:
         """Insist."""
         part = self.partitions.get(partition_id)
         for name in ids or ():
             if part is None or name not in part.rows:
                 raise SampleNotFound(f"no {name!r}")
-        return super().clear(partition_id, ids, owner, claims)
+        return super().clear(partition_id, ids, *how)
 
 
 class ClearsEverybodys(Plane):
     """Clears all there is where an owner asks for its own."""
 
-    def clear(self, partition_id: str, ids: Any, owner: str, claims: Any) -> Any:
+    def clear(self, partition_id: str, ids: Any, *how: Any) -> Any:
         """Name all of them."""
         part = self.partitions.get(partition_id)
         every = list(part.rows) if ids is None and part is not None else ids
-        return super().clear(partition_id, every, owner, claims)
+        return super().clear(partition_id, every, *how)
 
 
 class ClearsNothing(Plane):

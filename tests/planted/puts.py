@@ -13,7 +13,7 @@ from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTranspo
 from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
 from asyncdp.middleware.slot_mapping import SlotMapping
-from asyncdp.slots import Publish
+from asyncdp.slots import Publish, Published
 
 
 class RollbackRemovesAll(SlotMapping):
@@ -104,14 +104,16 @@ class HalfVisible(MemoryTransport):
         by_row = all(len(ref.rows) == 1 for ref in call.refs)
         if not half or not by_row or call.partition_id != "flow":
             return await super()._publish(call, ctx)
-        handles_: tuple[Any, ...] = ()
+        done: list[Published] = []
         for first, stop in ((0, half), (half, len(call.sample_ids))):
             refs = tuple(replace(r, rows=[r.rows[0] - first]) for r in call.refs if first <= r.rows[0] < stop)
             tags = None if call.tags is None else call.tags[first:stop]
-            part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags)
-            handles_ += await super()._publish(part, replace(ctx, op_id=f"{ctx.op_id}/{first}"))
+            lives = None if call.lives is None else call.lives[first:stop]
+            part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags, lives=lives)
+            done.append(await super()._publish(part, replace(ctx, op_id=f"{ctx.op_id}/{first}")))
             await anyio.sleep(0.02)
-        return handles_
+        one, two = done
+        return Published(one.handles + two.handles, (one.created or ()) + (two.created or ()))
 
 
 class TagsLater(MemoryTransport):

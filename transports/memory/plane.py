@@ -165,6 +165,7 @@ class Plane(Writing, Claiming):
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),
             tuple(lost),
+            tuple(RowHandle(row.incarnation) for row in rows),
         )
 
     def depth(self, partition_id: str) -> int:

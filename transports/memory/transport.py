@@ -22,7 +22,7 @@ from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import PLANES, Plane
 
 if TYPE_CHECKING:
-    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
 
 __all__ = ["MemoryTransport"]
 
@@ -162,7 +162,7 @@ class MemoryTransport(Transport):
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
         with plane.lock:
-            return plane.place(call.partition_id, call.sample_ids, call.fields)
+            return plane.place(call.partition_id, call.sample_ids, call.fields, call.only)
 
     @handles(s.Reserve)
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
@@ -182,11 +182,10 @@ class MemoryTransport(Transport):
             host.write(ctx.op_id, call.refs, call.block)
 
     @handles(s.Publish)
-    async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:
+    async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
-        args = (call.partition_id, call.sample_ids, call.refs, call.tags, call.specs, self._owner)
-        done = self._once(plane, ctx, lambda: plane.publish(*args))
+        done = self._once(plane, ctx, lambda: plane.publish(call, self._owner))
         self._known[call.partition_id] = plane.epoch
         return done
 
@@ -312,7 +311,7 @@ class MemoryTransport(Transport):
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
         await self._wire(call)
         plane = self.plane
-        args = (call.partition_id, call.sample_ids, call.owner, call.claims)
+        args = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
         return self._once(plane, ctx, lambda: plane.clear(*args))
 
     @handles(c.Ping)
@@ -442,4 +441,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_addressable=True,
     slot_writes=True,
     claim_dedup=True,
+    bound_mutations=True,
 )

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError
 from asyncdp.field_spec import FieldSpec
 from asyncdp.meta import RowHandle, Tags
-from asyncdp.slots import Placement, SlotRef
+from asyncdp.slots import Placement, Publish, Published, living_rows, stale_rows
 from asyncdp.transports.memory.base import PlaneBase
 from asyncdp.transports.memory.claims import Group, Row
 from asyncdp.transports.memory.host import Cell, least_loaded
 from asyncdp.transports.memory.partition import Partition
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Only
 
 __all__ = ["Writing"]
 
@@ -19,7 +23,9 @@ __all__ = ["Writing"]
 class Writing(PlaneBase):
     """Places, publishes and clears: everything is checked first, then everything changes."""
 
-    def place(self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str]) -> Placement:
+    def place(
+        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None
+    ) -> Placement:
         """Choose hosts, the least loaded first, and say what the partition fixed about the fields."""
         if self.auto_register and partition_id not in self.partitions:
             specs: Mapping[str, FieldSpec] = {}
@@ -30,7 +36,8 @@ class Writing(PlaneBase):
                 self._check_declared(part, fields)
             specs = {name: part.fields[name] for name in fields if name in part.fields}
             rows = part.rows
-        self._check_room(sum(i not in rows for i in sample_ids))
+        if only != "existing":
+            self._check_room(sum(i not in rows for i in sample_ids))
         left = len(sample_ids)
         shares = []
         hosts = least_loaded(self.hosts.values())
@@ -63,22 +70,20 @@ class Writing(PlaneBase):
             msg = f"the plane holds {self.samples} of at most {self.capacity} samples; {new} more do not fit"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
-    def publish(
-        self,
-        partition_id: str,
-        sample_ids: Sequence[str],
-        refs: Sequence[SlotRef],
-        tags: Sequence[Tags] | None,
-        specs: Mapping[str, FieldSpec],
-        owner: str,
-    ) -> tuple[tuple[RowHandle, ...], bool]:
-        """Make slots the content of samples: everything is checked first, then everything changes."""
+    def publish(self, call: Publish, owner: str) -> tuple[Published, bool]:
+        """Make slots the content of samples: everything is checked first, then everything changes.
+
+        Remembered also where all rows were left out as stale: sent again, it must leave them out again.
+        """
+        partition_id, sample_ids, refs = call.partition_id, call.sample_ids, call.refs
+        tags: Sequence[Tags | None] = call.tags or (None,) * len(sample_ids)
         part = self.partitions.get(partition_id)
         if part is None and self.auto_register:
             part = Partition(partition_id)
         if part is None:
             part = self.partition(partition_id)
-        merged = self._check_publish(part, sample_ids, tags, specs)
+        keep = self._written(part, call)
+        merged = self._check_publish(part, [(sample_ids[at], tags[at]) for at in keep], call.specs) if keep else {}
         for ref in refs:
             host = self.hosts[ref.host.id]
             host.answer(None)
@@ -86,9 +91,11 @@ class Writing(PlaneBase):
             if slot is None or slot.block is None:
                 msg = f"slot {ref.slot} of host {host.id!r} holds no finished write"
                 raise DataPlaneWriteError(msg, partition_id=partition_id)
-        self.partitions[partition_id] = part
+        if keep:
+            self.partitions[partition_id] = part
         part.fields.update(merged)
-        rows = [self._row(part, i, owner, None if tags is None else tags[at]) for at, i in enumerate(sample_ids)]
+        created = tuple(sample_id not in part.rows for sample_id in sample_ids)
+        rows = {at: self._row(part, sample_ids[at], owner, tags[at]) for at in keep}
         self._sequence += 1
         for ref in refs:
             host = self.hosts[ref.host.id]
@@ -96,25 +103,56 @@ class Writing(PlaneBase):
             assert slot.block is not None  # noqa: S101 - checked above
             sizes = {name: slot.block.columns[name].row_nbytes().tolist() for name in ref.fields}
             for index, position in zip(ref.index, ref.rows, strict=True):
-                self._store(rows[position], Cell(host, ref.host.epoch, slot, ref.generation, index), sizes)
-        for at, row in enumerate(rows):
-            self._tag(part, row, None if tags is None else tags[at])
+                cell = Cell(host, ref.host.epoch, slot, ref.generation, index)
+                if position in rows:
+                    self._store(rows[position], cell, sizes)
+                else:
+                    host.kill(cell)
+        for at, row in rows.items():
+            self._tag(part, row, tags[at])
         self.changed()
-        return tuple(RowHandle(row.incarnation) for row in rows), True
+        lives = (rows.get(at) for at in range(len(sample_ids)))
+        return Published(tuple(None if row is None else RowHandle(row.incarnation) for row in lives), created), True
+
+    def _written(self, part: Partition, call: Publish) -> Sequence[int]:
+        """Return the positions of the rows that a put may write, by the lives that it is bound to.
+
+        Raises:
+            StaleSlotError, DataPlaneBadRequest: It may not write all of them, and leaves none out.
+        """
+        ids = call.sample_ids
+        if call.only is None:
+            return range(len(ids))
+        if call.only == "new":
+            living = [i for i in ids if i in part.rows]
+            if living:
+                raise living_rows(part.id, living, len(ids))
+            return range(len(ids))
+        meant = call.lives or (None,) * len(ids)
+        keep = [at for at, (i, life) in enumerate(zip(ids, meant, strict=True)) if self._lives(part, i, life)]
+        if len(keep) < len(ids) and not call.skip_stale:
+            there = set(keep)
+            raise stale_rows(part.id, [i for at, i in enumerate(ids) if at not in there], len(ids))
+        return keep
+
+    @staticmethod
+    def _lives(part: Partition, sample_id: str, life: int | None) -> bool:
+        """Whether a row lives, in the life that is meant, or in any."""
+        row = part.rows.get(sample_id)
+        return row is not None and life in (None, row.incarnation)
 
     def _check_publish(
-        self, part: Partition, ids: Sequence[str], tags: Sequence[Tags] | None, specs: Mapping[str, FieldSpec]
+        self, part: Partition, puts: Sequence[tuple[str, Tags | None]], specs: Mapping[str, FieldSpec]
     ) -> dict[str, FieldSpec]:
         merged = {name: part.fields.get(name, FieldSpec()).merge(spec, name) for name, spec in specs.items()}
         if self.strict_schema:
             self._check_declared(part, list(specs))
-        new = [i for i in ids if i not in part.rows]
-        self._check_room(len(new))
+        self._check_room(sum(i not in part.rows for i, _ in puts))
         if part.group_size is None:
             return merged
         sizes: dict[str, int] = {}
-        for at, sample_id in enumerate(ids):
-            row_tags = {} if tags is None else tags[at]
+        for sample_id, told in puts:
+            row_tags = told or {}
             expected = row_tags.get("expected_num_keys")
             if expected is not None and expected > part.group_size:
                 msg = f"expected_num_keys {expected} of sample {sample_id!r} is above grpo_group_size {part.group_size}"
@@ -191,8 +229,9 @@ class Writing(PlaneBase):
         sample_ids: Sequence[str] | None,
         owner: str,
         claims: Sequence[tuple[str, ...] | None] | None,
+        lives: Sequence[int | None] | None = None,
     ) -> tuple[int, bool]:
-        """Remove samples; what is not there is no error.
+        """Remove samples; what is not there, or not in the life that is meant, is no error.
 
         Remembered also where nothing was there: the same request, late, would remove what was put meanwhile.
         """
@@ -201,14 +240,15 @@ class Writing(PlaneBase):
             return 0, True
         self.expire(part)
         ids = [row.id for row in part.rows.values() if row.owner == owner] if sample_ids is None else sample_ids
+        meant: Sequence[int | None] = lives or (None,) * len(ids)
         if claims is not None:
-            for sample_id, held in zip(ids, claims, strict=True):
-                self._check_claim(part, sample_id, held)
+            for sample_id, held, life in zip(ids, claims, meant, strict=True):
+                self._check_claim(part, sample_id, held, life)
         count = 0
-        for sample_id in ids:
-            row = part.rows.pop(sample_id, None)
-            if row is None:
+        for sample_id, life in zip(ids, meant, strict=True):
+            if not self._lives(part, sample_id, life):
                 continue
+            row = part.rows.pop(sample_id)
             count += 1
             for claim_id in row.claimed.values():
                 claim = part.claims.get(claim_id)
@@ -224,11 +264,10 @@ class Writing(PlaneBase):
             self.changed()
         return count, True
 
-    @staticmethod
-    def _check_claim(part: Partition, sample_id: str, held: tuple[str, ...] | None) -> None:
+    def _check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
         if held is None:
             return
-        row = part.rows.get(sample_id)
+        row = part.rows[sample_id] if self._lives(part, sample_id, life) else None
         if row is not None and any(claim_id in row.claimed.values() for claim_id in held):
             return
         if row is None and not any((claim_id, sample_id) in part.lost for claim_id in held):

@@ -14,7 +14,6 @@ from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
 
 if TYPE_CHECKING:
-    from asyncdp.meta import RowHandle
     from asyncdp.transports.ucxx.directory import Directory
     from asyncdp.transports.ucxx.obituary import Obituary
     from asyncdp.transports.ucxx.placing import Placing
@@ -164,7 +163,7 @@ class SlotCalls(Transport):
             raise DataPlaneUnavailable(msg, host=call.host.id, port=call.port, **told) from err
 
     @handles(s.Publish)
-    async def _publish(self, call: s.Publish, ctx: CallContext) -> tuple[RowHandle, ...]:
+    async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
         done = await self._directory.publish(
             op_of(ctx),
             call.partition_id,
@@ -176,7 +175,7 @@ class SlotCalls(Transport):
             self._owner,
         )
         await self._obituary.tell(done.replaced, ctx)
-        return done.handles
+        return s.Published(done.handles)
 
 
 def _refuse_unwritable(name: str) -> None:

@@ -47,6 +47,7 @@ pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgut
 
 from asyncdp.testing.contract.asyncio_native import AsyncioNative
 from asyncdp.testing.contract.base import Contract
+from asyncdp.testing.contract.bound import Bound
 from asyncdp.testing.contract.cancels import Cancels
 from asyncdp.testing.contract.claim_faults import ClaimFaults
 from asyncdp.testing.contract.claim_release import ClaimRelease
@@ -75,6 +76,7 @@ from asyncdp.testing.contract.stale import Stale
 
 __all__ = [
     "AsyncioNative",
+    "Bound",
     "Cancels",
     "ClaimFaults",
     "ClaimRelease",
@@ -119,6 +121,7 @@ class DataPlaneContract(
     Puts,
     PutFaults,
     PutLimits,
+    Bound,
     Interleavings,
     # 4, 5
     Claims,

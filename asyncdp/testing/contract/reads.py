@@ -98,8 +98,8 @@ class Reads(Contract):
         await rig.client.put_samples(["a"], "p", table(x=torch.zeros(1), y=torch.ones(1)))
         meta = KVBatchMeta("p", sample_ids=["a"])
         assert list((await rig.client.get_data(meta, ["y"])).keys()) == ["y"]
-        assert list((await rig.client.get_data(meta.with_fields(["x"]))).keys()) == ["x"]
-        assert list((await rig.client.get_data(meta.with_fields(["x"]), ["y"])).keys()) == ["y"]
+        assert list((await rig.client.get_data(meta.only_fields(["x"]))).keys()) == ["x"]
+        assert list((await rig.client.get_data(meta.only_fields(["x"]), ["y"])).keys()) == ["y"]
         with pytest.raises(DataPlaneBadRequest, match="select_fields"):
             await rig.client.get_data(meta)
 
