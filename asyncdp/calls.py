@@ -176,6 +176,7 @@ class CallContext:
         began: When the user called, by ``env.clock.now()``.
         attempt: 1 for the first wire request, counted by SlotRetry.
         tried: (host id, port) pairs that failed the attempt before: another port is better.
+        looks_once: The user gave no time to a verb that waits: it looks once, within the time of one attempt.
     """
 
     env: Env
@@ -185,6 +186,7 @@ class CallContext:
     began: float = 0.0
     attempt: int = 1
     tried: tuple[tuple[str, int], ...] = ()
+    looks_once: bool = False
 
     def remaining(self) -> float:
         """Seconds until the deadline; negative once it passed."""

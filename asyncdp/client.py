@@ -11,7 +11,7 @@ import random
 import threading
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
@@ -49,10 +49,17 @@ CLAIMS_REMEMBERED = 1 << 20
 CALLS_END_S = 1.0
 
 
-def _descendants(kind: type[Call[Any]]) -> Iterable[type[Call[Any]]]:
-    for child in kind.__subclasses__():
-        yield child
-        yield from _descendants(child)
+class _Served(dict[type[Call[Any]], Callable[..., Awaitable[Any]] | None]):
+    """The method that serves each kind of call; None where none does.
+
+    A call's subclass (PopSamples is a ClearSamples) goes to the method of its nearest ancestor that has one, whenever
+    it was defined: it is looked for when the first such call comes.
+    """
+
+    def __missing__(self, kind: type[Call[Any]]) -> Callable[..., Awaitable[Any]] | None:
+        near = next((ancestor for ancestor in kind.__mro__[1:] if self.get(ancestor) is not None), None)
+        method = self[kind] = None if near is None else self[near]
+        return method
 
 
 # --- the verbs, once ------------------------------------------------------------------------------------------------
@@ -77,13 +84,7 @@ class BaseClient:
             for name, member in vars(base).items():
                 for kind in getattr(member, "__handles__", ()):
                     marked[kind] = name
-        # A call's subclass (PopSamples is a ClearSamples) goes to the same method unless it has one of its own.
-        cls._methods = dict(marked)
-        for kind, name in marked.items():
-            for child in _descendants(kind):
-                nearest = next(k for k in child.__mro__ if k in marked)
-                if nearest is kind:
-                    cls._methods[child] = name
+        cls._methods = marked
 
     def __init__(self) -> None:
         """Begin open, at home in no event loop."""
@@ -99,9 +100,7 @@ class BaseClient:
         self.outermost = False
         #: How to make the client again, set by stack() and the factory: (function, arguments).
         self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
-        self._served: dict[type[Call[Any]], Callable[..., Awaitable[Any]]] = {
-            kind: getattr(self, name) for kind, name in self._methods.items()
-        }
+        self._served = _Served({kind: getattr(self, name) for kind, name in self._methods.items()})
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by recipe: unpickled, the client attaches to the same plane."""
@@ -114,7 +113,7 @@ class BaseClient:
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
         """Serve a call with the method marked for it; what none is marked for is DataPlaneUnsupported."""
-        method = self._served.get(type(call))
+        method = self._served[type(call)]
         if method is None:
             return self.unserved(call, ctx)
         return cast("Coroutine[Any, Any, R]", method(call, ctx))
@@ -175,7 +174,10 @@ class BaseClient:
         began = env.clock.now()
         env.budget.deposit(began)
         try:
-            return await self.execute(call, CallContext(env, env.next_op_id(), began + timeout_s, verb, began))
+            ctx = CallContext(env, env.next_op_id(), began + timeout_s, verb, began)
+            if not timeout_s and isinstance(call, (c.ClaimMeta, c.WaitPartition)):
+                ctx = replace(ctx, looks_once=True)
+            return await self.execute(call, ctx)
         except DataPlaneError as err:
             leaving = self.__leaving(err, call, verb, env.clock.now() - began)
             raise leaving from leaving.__cause__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncdp import calls as c
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from asyncdp.meta import KVBatchMeta
 
 __all__ = ["Transport"]
+
+#: Seconds that the one look of a claim with ``timeout_s=0`` may take without a stack; AttemptTimeout's default.
+LOOK_S = 10.0
 
 
 class Transport(BaseClient):
@@ -37,8 +41,13 @@ class Transport(BaseClient):
 
     @handles(c.ClaimMeta)
     async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        return await claim_until(self.execute, call, ctx)
+        return await claim_until(self.execute, call, _one_look(ctx))
 
     @handles(c.WaitPartition)
     async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
-        await partition_until(self.execute, call, ctx)
+        await partition_until(self.execute, call, _one_look(ctx))
+
+
+def _one_look(ctx: CallContext) -> CallContext:
+    """Give the one look of a call without time what AttemptTimeout would, where no such layer is above."""
+    return replace(ctx, deadline=ctx.env.clock.now() + LOOK_S) if ctx.looks_once else ctx

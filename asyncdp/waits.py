@@ -24,7 +24,8 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
     """Serve ClaimMeta: look until a batch is ready or time is up.
 
     All looks of one claim share its op_id, which is the claim id: a look whose answer was lost gets the same batch when
-    it is asked again. Faults that the layers below gave up on do not end a blocking claim before its time.
+    it is asked again. Faults that the layers below gave up on do not end a blocking claim before its time. Without time
+    (``timeout_s=0``) it looks once.
 
     Raises:
         ClaimNotReady: Too few samples by the deadline, nothing was claimed.
@@ -48,12 +49,12 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
 async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ctx: CallContext) -> KVBatchMeta:
     """Look again and again until there is a batch, or no time for another look."""
     env = ctx.env
-    margin = _margin(ctx.remaining())
+    margin = _margin(max(0.0, ctx.remaining()))
     unsure = False  # some look since the last answer may have claimed
     while True:
         began = env.clock.now()
         left = max(0.0, ctx.deadline - margin - began)
-        wait = min(env.long_poll_s, left)
+        wait = 0.0 if ctx.looks_once else min(env.long_poll_s, left)
         problem: DataPlaneError | None = None
         seen: ClaimTry | None = None
         try:
@@ -67,7 +68,7 @@ async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ct
         if seen is not None and seen.meta.size:
             return seen.meta
         ended = env.clock.now()
-        if ended < ctx.deadline - margin:
+        if ended < ctx.deadline - margin and not ctx.looks_once:
             if problem is not None or ended - began < wait:
                 await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
             if ctx.remaining() > 0:  # else overslept: a look without time would only hide what the last one said
@@ -102,10 +103,10 @@ async def partition_until(send: Send, call: WaitPartition, ctx: CallContext) -> 
         DataPlaneTimeout: Nobody registered it in time.
     """
     env = ctx.env
-    margin = _margin(ctx.remaining())
+    margin = _margin(max(0.0, ctx.remaining()))
     while True:
         began = env.clock.now()
-        wait = min(env.long_poll_s, max(0.0, ctx.deadline - margin - began))
+        wait = 0.0 if ctx.looks_once else min(env.long_poll_s, max(0.0, ctx.deadline - margin - began))
         problem: DataPlaneError | None = None
         try:
             if await send(TryPartition(call.partition_id, wait), ctx):
@@ -115,7 +116,7 @@ async def partition_until(send: Send, call: WaitPartition, ctx: CallContext) -> 
                 raise
             problem = err
         ended = env.clock.now()
-        if ended < ctx.deadline - margin:
+        if ended < ctx.deadline - margin and not ctx.looks_once:
             if ended - began < wait:
                 await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
             if ctx.remaining() > 0:  # else overslept, as in a claim

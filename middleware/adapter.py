@@ -94,7 +94,7 @@ class Adapter(BaseClient):
     async def _call(self, name: str, ctx: CallContext, *args: Any, **kwargs: Any) -> Any:
         verb = self._verb(name, ctx)
         if verb.takes("timeout_s"):
-            kwargs["timeout_s"] = max(0.0, ctx.remaining())
+            kwargs["timeout_s"] = 0.0 if ctx.looks_once else max(0.0, ctx.remaining())
         try:
             verb.check(*args, **kwargs)
         except TypeError as err:  # nothing was sent, which a TypeError out of the verb would not say

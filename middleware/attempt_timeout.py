@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -29,7 +30,8 @@ _WAITING = (TryClaim, TryPartition)
 class AttemptTimeout(Layer):
     """Bounds each attempt by ``attempt_timeout_s``, or by what is left of the call, whichever is less.
 
-    An attempt of a call that has no time left is not sent.
+    An attempt of a call that has no time left is not sent, but for a claim (or a wait for a partition) that the user
+    gave no time to: it looks once, and that look has ``attempt_timeout_s``.
 
     Args:
         inner: The next layer.
@@ -52,9 +54,11 @@ class AttemptTimeout(Layer):
         if life.closed:
             raise DataPlaneClosed("the client is closed", op=ctx.verb)
         began = env.clock.now()
-        if began >= ctx.deadline:
-            raise self._late(call, ctx, began, ctx.deadline, sent=False)
         limit = began + self.attempt_timeout_s
+        if ctx.looks_once:
+            ctx = replace(ctx, deadline=limit)
+        elif began >= ctx.deadline:
+            raise self._late(call, ctx, began, ctx.deadline, sent=False)
         if isinstance(call, _WAITING):
             limit += call.wait_s
         elif call.resend is Resend.NEVER:  # the backend serves the whole verb, waiting included
@@ -75,7 +79,7 @@ class AttemptTimeout(Layer):
         self, call: Call[Any], ctx: CallContext, began: float, limit: float, *, sent: bool = True
     ) -> DataPlaneTimeout:
         host = getattr(call, "host", None)
-        whole = limit >= ctx.deadline
+        whole = limit >= ctx.deadline and not ctx.looks_once
         waited = ctx.env.clock.now() - began
         given = ctx.deadline - ctx.began
         text = "the call ran out of time" if whole else f"no answer within {self.attempt_timeout_s:g} s"

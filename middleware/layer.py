@@ -37,7 +37,7 @@ class Layer(BaseClient):
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
         """Serve the call with the method marked for it, or pass it on without another frame."""
-        method = self._served.get(type(call))
+        method = self._served[type(call)]
         return self.inner.execute(call, ctx) if method is None else method(call, ctx)  # type: ignore[return-value]
 
     def get_capabilities(self) -> DataPlaneCapabilities:

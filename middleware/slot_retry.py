@@ -84,7 +84,7 @@ class SlotRetry(Layer):
             if not err.retryable:
                 raise
             return await self._again(call, ctx, err, lambda unsure: _may_resend(call, self.inner, unsure=unsure))
-        if type(call) is ReadSlots and result.errors:  # type: ignore[attr-defined]
+        if isinstance(call, ReadSlots) and result.errors:  # type: ignore[attr-defined]
             return await self._reread(call, ctx, result)  # type: ignore[arg-type,return-value]
         return result
 

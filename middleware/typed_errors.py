@@ -75,7 +75,7 @@ class TypedErrors(Layer):
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Pass the call on and translate what it raises."""
-        if type(call) is ReadSlots:
+        if isinstance(call, ReadSlots):
             return await self.read(call, ctx)  # type: ignore[return-value]
         try:
             return await self.inner.execute(call, ctx)

@@ -125,7 +125,7 @@ class Faults(Layer):
             await self._fail(last)
         if last is not None and last.kind == "lose_reply":
             await self._lose(call, ctx, last)
-        if type(call) is ReadSlots and any(hit.slots for hit in hits):
+        if isinstance(call, ReadSlots) and any(hit.slots for hit in hits):
             result: Any = await self._read(call, ctx, hits)
         else:
             result = await self.inner.execute(call, ctx)
@@ -250,7 +250,7 @@ def _by_slot(rule: Rule, request: Subject) -> bool:
 
 def _stops(rule: Rule, call: Call[Any]) -> bool:
     """Whether the request is not executed at all."""
-    if rule.kind == "error" and rule.where.sample is not None and type(call) is ReadSlots:
+    if rule.kind == "error" and rule.where.sample is not None and isinstance(call, ReadSlots):
         return False
     return rule.kind not in SLOT_KINDS and rule.kind not in ("delay", "lose_reply")
 

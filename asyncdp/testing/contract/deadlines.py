@@ -10,10 +10,8 @@ import anyio.lowlevel
 import pytest
 import torch
 
-from asyncdp import (
-    DataPlaneTimeout,
-)
-from asyncdp.testing.contract.faults import GET, Hold
+from asyncdp import ClaimNotReady, DataPlaneTimeout, DataPlaneUnavailable
+from asyncdp.testing.contract.faults import CLAIM, GET, Fail, Hold, Watch
 from asyncdp.testing.contract.rig import at_once, declare
 from asyncdp.testing.contract.same import check_same
 from asyncdp.testing.contract.steps import TICK_S
@@ -75,12 +73,68 @@ class Deadlines(Contract):
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_no_time_at_all_is_a_timeout(self, rig: Rig, verb: str) -> None:
-        """timeout_s=0 is a call like any other, with no time: it never hangs and never half-happens."""
+        """timeout_s=0: a claim and wait_partition look once, all others are DataPlaneTimeout and nothing is sent."""
+        watch = Watch()
+        client = await rig.attach(watch)
         await fill(rig, 1)
-        with anyio.fail_after(10):
-            (result,) = await at_once(VERBS[verb](rig.client, 0))
-        assert isinstance(result, DataPlaneTimeout) or not isinstance(result, Exception)
-        assert (await rig.client.describe("p")).size <= 2
+        before = await rig.client.describe("p")
+        (result,) = await at_once(VERBS[verb](client, 0))
+        if verb in {"claim_meta", "wait_partition"}:
+            assert not isinstance(result, Exception)
+            return
+        assert isinstance(result, DataPlaneTimeout)
+        assert (result.op, result.ambiguous, result.retryable, result.blames_port) == (verb, False, False, False)
+        assert not watch.seen
+        assert await rig.client.describe("p") == before
+
+    @pytest.mark.parametrize("least", [None, 2])
+    async def test_a_claim_without_time_takes_one_look(self, rig: Rig, least: int | None) -> None:
+        """U12: what is ready is claimed, else ClaimNotReady says how much is; the backend is asked once."""
+        watch = Watch(CLAIM)
+        client = await rig.attach(watch)
+        await declare(rig.client)
+        await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+        with pytest.raises(ClaimNotReady) as caught:
+            await client.claim_meta("p", "train", ["x"], 2, timeout_s=0, min_batch_size=least)
+        assert (caught.value.ready, caught.value.requested, caught.value.attempts) == (1, 2, 1)
+        assert len(watch.seen) == 1
+        assert (await client.claim_meta("p", "train", ["x"], 2, timeout_s=0, blocking=False)).size == 1
+        await rig.client.put_samples(["b", "c"], "p", {"x": torch.zeros(2)})
+        assert (await client.claim_meta("p", "train", ["x"], 2, timeout_s=0.0, min_batch_size=least)).sample_ids == [
+            "b",
+            "c",
+        ]
+
+    @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "at once"])
+    async def test_a_claim_without_time_says_why_its_look_failed(self, rig: Rig, *, blocking: bool) -> None:
+        """U12: a plane that is not there is that look's own error, after one attempt; nothing is claimed by it."""
+        fail = Fail(CLAIM, times=10_000)
+        client = await rig.attach(fail)
+        await fill(rig, 1)
+        with pytest.raises(DataPlaneUnavailable, match="refused"):
+            await client.claim_meta("p", "train", ["x"], 1, blocking=blocking, timeout_s=0)
+        assert fail.struck == 1
+        fail.times = 0
+        assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=0)).sample_ids == ["a"]
+
+    async def test_the_one_look_of_a_claim_without_time_ends_with_its_attempt(self, rig: Rig) -> None:
+        """U12: a plane that never answers costs attempt_timeout_s: DataPlaneTimeout; the batch is not lost."""
+        hold = Hold(CLAIM)
+        client = await rig.attach(hold, settings={"attempt_timeout_s": 0.1})
+        await fill(rig, 1)
+        (err,) = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0))
+        assert isinstance(err, DataPlaneTimeout)
+        assert "no answer within 0.1 s" in err.message
+        assert err.ambiguous
+        hold.go.set()
+        assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=9)).sample_ids == ["a"]
+
+    async def test_waiting_for_a_partition_without_time_looks_once(self, rig: Rig) -> None:
+        """U12: it is there, or DataPlaneTimeout says that nobody registered it."""
+        with pytest.raises(DataPlaneTimeout, match="'p'"):
+            await rig.client.wait_partition("p", timeout_s=0)
+        await declare(rig.mate)
+        await rig.client.wait_partition("p", timeout_s=0)
 
     async def test_endless_time_is_time(self, rig: Rig) -> None:
         """timeout_s=inf is allowed on every kind of call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,9 +10,12 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import (
+    CallContext,
     ClearSamples,
     DataPlaneBadRequest,
     DataPlaneUnsupported,
+    EvictSamples,
+    GetSamples,
     KVBatchMeta,
     Layer,
     handles,
@@ -173,3 +177,29 @@ class Misuse(Contract):
         with pytest.raises(DataPlaneUnsupported, match="ClearSamples") as caught:
             await client.clear_samples(["a"], "p")
         assert caught.value.capability == "ClearSamples"
+
+    async def test_a_calls_subclass_is_served_like_its_parent(self, rig: Rig) -> None:
+        """U17: whenever it was defined; each layer and the transport pass the call itself on, with its attributes."""
+        watch = Fault()
+        client = await rig.attach(watch)
+        await declare(client)
+        await client.put_samples(IDS, "p", {"x": X})
+        await client.evict(["a"], "p")  # its kind is known by now
+
+        @dataclass(frozen=True, slots=True)
+        class Retire(EvictSamples):
+            why: str = ""
+
+        @dataclass(frozen=True, slots=True)
+        class Read(GetSamples):
+            why: str = ""
+
+        def context(verb: str) -> CallContext:
+            now = client.env.clock.now()
+            return CallContext(client.env, client.env.next_op_id(), now + 10, verb, now)
+
+        got = await client.execute(Read(("b",), "p", ("x",), why="to look"), context("read"))
+        check_same(got["x"], X[:1])
+        assert await client.execute(Retire(("b", "gone"), "p", why="too old"), context("retire")) == 1
+        assert (await client.describe("p")).size == 0
+        assert [call.why for call in watch.seen if isinstance(call, Retire)] == ["too old"]
