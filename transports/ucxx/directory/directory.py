@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from asyncdp.transports.ucxx.directory.acl import excess_rights
 from asyncdp.transports.ucxx.directory.claiming import Claiming
 from asyncdp.transports.ucxx.directory.clearing import Clearing
 from asyncdp.transports.ucxx.directory.link import Link
@@ -82,6 +83,15 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         """Return the slot hosts' secret, where it is shared: an embedded plane does, for it has no other way."""
         blob: bytes | None = await self._link.command("GET", f"{self._settings.namespace}:secret")
         return None if blob is None else blob.decode()
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the server is reached by a unix socket: it is this machine's, and as a rule one plane's."""
+        return self._link.is_local
+
+    async def excess_rights(self) -> list[str]:
+        """Return the commands that this client's user may send although no plane needs them."""
+        return await excess_rights(self._link)
 
     async def close(self) -> None:
         """Close all connections and wake who waits; twice is fine."""

@@ -15,10 +15,10 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from asyncdp.errors import DataPlaneUnsupported
+from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.transports.ucxx.directory import library
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Link:
     def __init__(self, url: str, settings: DirectorySettings, *, now: Callable[[], float] = time.monotonic) -> None:
         """Connect to nothing yet."""
         self._settings = settings
+        self._version = library.version(settings.namespace)
         self.now = now
         # No socket_timeout: the caller bounds each call, and redis-py would use asyncio.wait_for for it.
         try:
@@ -62,6 +63,7 @@ class Link:
                 socket_timeout=None,
                 socket_connect_timeout=settings.connect_timeout_s,
                 health_check_interval=0,
+                driver_info=None,  # its two commands at each connect are none that a plane's user may send
             )
         except ValueError as err:
             msg = f"controller_address: {err}"  # the URL itself may hold a password
@@ -167,10 +169,10 @@ class Link:
 
     async def functions(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> list[Any]:
         """Call functions of the library: (verb, key, arguments) each; the library is loaded where it is missing."""
-        commands = [("FCALL", f"{verb}_{library.version()}", 1, key, *args) for verb, key, args in calls]
+        commands = [("FCALL", f"{verb}_{self._version}", 1, key, *args) for verb, key, args in calls]
         replies = await self.pipeline(commands)
         if any(isinstance(reply, ResponseError) and NO_FUNCTION in str(reply) for reply in replies):
-            await self._load()
+            await self.load()
             missing = [at for at, reply in enumerate(replies) if isinstance(reply, ResponseError)]
             for at, reply in zip(missing, await self.pipeline([commands[at] for at in missing]), strict=True):
                 replies[at] = reply
@@ -184,9 +186,18 @@ class Link:
         (reply,) = await self.functions([(verb, key, args)])
         return reply
 
-    async def _load(self) -> None:
+    async def load(self) -> None:
+        """Load the plane's functions where they are not loaded yet."""
+        namespace = self._settings.namespace
         try:
-            await self.command("FUNCTION", "LOAD", library.source())
+            await self.command("FUNCTION", "LOAD", library.source(namespace))
+        except NoPermissionError as err:
+            msg = (
+                f"the directory at {self._place} has no functions of this version for the namespace {namespace!r}, and"
+                " this user may not load them: an administrator of the server runs, with a URL of their own in"
+                f" ASYNCDP_DIRECTORY, asyncdp directory install --namespace {namespace}"
+            )
+            raise DataPlaneUnavailable(msg, retryable=False, blames_port=False) from err
         except ResponseError as err:
             if NO_COMMAND in str(err):
                 raise await self._too_old() from err
@@ -202,6 +213,11 @@ class Link:
             name = f"Valkey {told['valkey_version']}" if "valkey_version" in told else f"Redis {told['redis_version']}"
         msg = f"the directory at {self._place} cannot be used: {name} knows no functions; Redis 7 or Valkey is needed"
         return DataPlaneUnsupported(msg, capability="functions")
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is reached by a unix socket."""
+        return "path" in self._maker.connection_kwargs
 
     @property
     def _place(self) -> str:

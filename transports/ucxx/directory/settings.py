@@ -9,6 +9,8 @@ import msgspec
 __all__ = ["DirectorySettings"]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
+#: A namespace is a prefix of keys, ended by a colon, and part of patterns in the server's access rules.
+Namespace = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_.-]{1,64}\Z")]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 
 
@@ -29,7 +31,7 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
             connection, and a lease ends without one.
     """
 
-    namespace: str = "asyncdp"
+    namespace: Namespace = "asyncdp"
     max_connections: Positive = 32
     connect_timeout_s: Seconds = 5.0
     check_idle_s: Seconds = 0.05

@@ -20,15 +20,17 @@ def _text() -> str:
 
 
 @cache
-def version() -> str:
-    """Return the version of the library: a hash of its text, so that another text is another library.
+def version(namespace: str) -> str:
+    """Return the version of a plane's library: a hash of its text and namespace.
 
-    Clients of several versions may use one server at a time; each calls its own functions.
+    Clients of several versions may use one server at a time; each calls its own functions. Planes that share a server
+    share no library: to load or remove one plane's never touches another's.
     """
-    return hashlib.sha256(_text().encode()).hexdigest()[:12]
+    return hashlib.sha256(f"{namespace}\n{_text()}".encode()).hexdigest()[:12]
 
 
 @cache
-def source() -> str:
+def source(namespace: str) -> str:
     """Return what FUNCTION LOAD takes."""
-    return f"#!lua name={LIBRARY}_{version()}\n" + _text().replace("@VERSION@", version())
+    number = version(namespace)
+    return f"#!lua name={LIBRARY}_{number}\n" + _text().replace("@VERSION@", number)
