@@ -132,6 +132,13 @@ class Plane:
 def _opener(lane: str, *, ucx: bool) -> contract.Opener:
     @asynccontextmanager
     async def opened(config: dict[str, Any]) -> AsyncIterator[contract.Plane]:
+        # Clients, those that are unpickled too, have the secret from the environment: as long as the plane is open.
+        with mock.patch.dict(os.environ, {"ASYNCDP_SECRET": TEXT}):
+            async with _opened(config) as plane:
+                yield plane
+
+    @asynccontextmanager
+    async def _opened(config: dict[str, Any]) -> AsyncIterator[contract.Plane]:
         if sniffio.current_async_library() != "asyncio":
             pytest.skip("UCXX is a transport for asyncio")
         from asyncdp.transports.ucxx.transport import UCXXTransport
@@ -170,9 +177,7 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
             return UCXXTransport({**transport.attach_config(), **differing}, bootstrap=False)
 
         try:
-            # Who is unpickled has the secret from the environment only; it stays there as long as the plane.
-            with mock.patch.dict(os.environ, {"ASYNCDP_SECRET": os.environ.get("ASYNCDP_SECRET", TEXT)}):
-                yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
+            yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
         finally:
             left.update(plane.leftovers())
             thread.run(cut_off())
