@@ -24,7 +24,7 @@ PLANES = {
 class TestMemory(DataPlaneContract, ByConfig, MemoryOnly):
     """MemoryTransport keeps the contract."""
 
-    @pytest.fixture(params=PLANES)
+    @pytest.fixture(params=["memory", pytest.param("memory-split", marks=pytest.mark.slow)])
     def open_plane(self, request: pytest.FixtureRequest) -> Opener:
         """Open planes of each kind."""
         return PLANES[request.param]

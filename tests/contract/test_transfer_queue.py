@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from asyncdp.testing.contract import DataPlaneContract
+from asyncdp.testing.contract import (
+    Claims,
+    Clears,
+    Closing,
+    Contract,
+    DataPlaneContract,
+    Groups,
+    Puts,
+    Reads,
+    Rows,
+    Stale,
+)
 from tests.contract.by_config import ByConfig
 
 if TYPE_CHECKING:
@@ -27,8 +38,12 @@ def cluster_ends() -> Iterator[None]:
     CLUSTER.close()
 
 
-class TestTransferQueue(DataPlaneContract, ByConfig):
-    """TQTransport keeps the contract, as far as its capabilities say."""
+#: Themes that make test shows on it; the rest of them is slow.
+SLICE = (Rows, Reads, Stale, Puts, Claims, Groups, Clears, Closing)
+
+
+class OnRay:
+    """The contract on a cluster, as far as its capabilities say."""
 
     loops = ("asyncio",)
 
@@ -36,3 +51,13 @@ class TestTransferQueue(DataPlaneContract, ByConfig):
     def open_plane(self, request: pytest.FixtureRequest) -> Opener:
         """Open planes on the cluster."""
         return PLANES[request.param]
+
+
+class TestTransferQueue(OnRay, *SLICE, ByConfig):
+    """TQTransport keeps the contract."""
+
+
+class TestTransferQueueInFull(OnRay, *(theme for theme in DataPlaneContract.__bases__ if theme not in SLICE)):
+    """What is left of the contract."""
+
+    pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

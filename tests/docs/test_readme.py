@@ -31,6 +31,7 @@ def test_the_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert _run(blocks[at][1], tmp_path) == blocks[at + 1][1]
 
 
+@pytest.mark.slow
 def test_the_layer_of_the_readme_counts(tmp_path: Path) -> None:
     """The ten-line layer works in a stack."""
     code = next(code for language, code in _blocks("README.md") if "class CountPuts" in code)
@@ -52,6 +53,7 @@ anyio.run(main)
     assert _run(code + use, tmp_path) == "2\n"
 
 
+@pytest.mark.slow
 def test_the_fault_plan_of_the_readme_runs(tmp_path: Path) -> None:
     """The example with faults runs as shown."""
     code = next(code for language, code in _blocks("README.md") if "FaultPlan(seed=7)" in code)

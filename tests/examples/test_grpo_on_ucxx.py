@@ -91,6 +91,7 @@ def test_without_the_extra_the_demo_names_it(monkeypatch: pytest.MonkeyPatch) ->
     assert "asyncdp[ucxx,embedded]" in result.output
 
 
+@pytest.mark.slow
 def test_a_role_that_crashes_is_one_line() -> None:
     """Its process sends its reason before it ends; nobody has to look for a traceback."""
     wrong = {"enabled": True, "impl": "ucxx", "backend": "nonsense"}

@@ -19,7 +19,9 @@ from tests.planted.table import PLANTED, emptied
 BLOCK = 6
 
 
-@pytest.mark.parametrize("first", range(0, 36, BLOCK))
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BLOCK, 36, BLOCK))]
+)
 def test_random_stacks_keep_their_promises_on_asyncio(first: int) -> None:
     """Random stacks, weather and troubles break no promise."""
     for seed in range(first, first + BLOCK):
@@ -28,7 +30,7 @@ def test_random_stacks_keep_their_promises_on_asyncio(first: int) -> None:
         assert report.operations > 100
 
 
-@pytest.mark.parametrize("first", range(100, 112, BLOCK))
+@pytest.mark.parametrize("first", [pytest.param(100, marks=pytest.mark.slow), 100 + BLOCK])
 def test_random_stacks_keep_their_promises_on_trio(first: int) -> None:
     """The same on trio."""
     for seed in range(first, first + BLOCK):
@@ -36,7 +38,7 @@ def test_random_stacks_keep_their_promises_on_trio(first: int) -> None:
         assert not report.violations, "\n".join(report.told())
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def test_the_same_seed_is_the_same_history(backend: str) -> None:
     """Twice in this process, and in others whose strings hash otherwise, a seed gives the same events."""
     here = {simulate(11, backend, steps=25).history.digest() for _ in range(2)}

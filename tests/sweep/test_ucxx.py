@@ -20,7 +20,7 @@ from tests.ucxx.opener import on_lane, on_wire
 from tests.ucxx.test_namespace import pytestmark as in_a_namespace
 from tests.ucxx.test_namespace import run_inside
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 PLANES = {"lane": on_lane()}
 if os.environ.get("ASYNCDP_NETNS") and importlib.util.find_spec("ucxx"):  # a UCX listener binds everywhere
     PLANES["wire"] = on_wire()
@@ -48,6 +48,7 @@ async def test_a_verb_cancelled_at_any_checkpoint_leaves_nothing(verb: str, way_
 
 
 @pytest.mark.skipif(bool(os.environ.get("ASYNCDP_NETNS")), reason="we are inside")
+@pytest.mark.slow
 def test_over_the_wire() -> None:
     """All payload over UCX, whose listener binds to every address: run where there is but one."""
     verbs = "wire" if EVERYTHING else "put_samples-wire or get_samples-wire"  # those that move payload

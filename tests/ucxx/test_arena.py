@@ -70,6 +70,7 @@ def test_too_little_shared_memory_is_an_error_in_words() -> None:
     assert not caught.value.retryable
 
 
+@pytest.mark.slow
 def test_a_process_that_only_attached_leaves_the_arena_alone() -> None:
     """Python 3.11's SharedMemory would unlink it at that process's exit."""
     with segments.arena() as made:

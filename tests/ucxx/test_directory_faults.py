@@ -282,7 +282,7 @@ async def test_a_server_that_cannot_start_says_why(server: "EmbeddedServer", tmp
         await EmbeddedServer(tmp_path / ("x" * 100)).start()
 
 
-@pytest.mark.parametrize("end", ["kill", "exit", "return"])
+@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "return"))])
 async def test_it_dies_with_its_parent(server: "EmbeddedServer", end: str) -> None:
     """However the parent ends, by SIGKILL, sys.exit or at its end, the server ends too and its folder goes away."""
     code = f"""

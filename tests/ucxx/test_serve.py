@@ -107,7 +107,6 @@ def gone(pids: "dict[int, str]", segment: "set[str]", timeout_s: float = 20.0) -
     return False
 
 
-@slow
 def test_a_plane_in_one_command(tmp_path: Path) -> None:
     """It says what it starts, where clients attach and how it ends; no password is on the screen; nothing is left."""
     config = tmp_path / "plane.json"
