@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, SupportsIndex
 
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.meta import KVBatchMeta
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-
-    from asyncdp.meta import KVBatchMeta
 
 __all__ = ["ELEM_COUNTS_PER_GB", "MICRO_BATCH_INDICES", "MICRO_BATCH_LENGTHS", "shard_meta_for_dp"]
 
@@ -109,6 +108,7 @@ def shard_meta_for_dp(
         DataPlaneBadRequest: Nothing to split, no lengths, ``batch_size`` does not divide the batch or ``dp_world`` not
             the chunk, unknown or missing args, both kinds of args, or a row longer than a microbatch.
     """
+    meta = KVBatchMeta.of(meta)
     lengths = _lengths(meta)
     chunk = meta.size if batch_size is None else _count("batch_size", batch_size)
     if meta.size % chunk:

@@ -31,47 +31,80 @@ class Account:
     """Live bytes by partition, key and field, as far as this client put and removed them.
 
     The bytes of a put are spread evenly over its keys, the remainder on the first. A field that is put again replaces
-    what it had.
+    what it had; a key whose incarnation is another one holds nothing of the former.
     """
 
-    __slots__ = ("_held", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
+    __slots__ = ("_held", "_lives", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
 
     def __init__(self) -> None:
         """Begin with nothing held."""
         self._held: dict[str, dict[str, dict[str, int]]] = {}
+        self._lives: dict[tuple[str, str], int] = {}
         self.outstanding = self.peak = self.max_bytes_per_key_seen = self.last_put_bytes_per_key = 0
 
-    def put(self, partition_id: str, keys: Sequence[str], fields: Mapping[str, Any] | TensorDictBase | None) -> int:
-        """Enter a put; returns its bytes."""
-        return self.put_sizes(partition_id, keys, sizes_of(fields))
+    def put(
+        self,
+        partition_id: str,
+        keys: Sequence[str],
+        fields: Mapping[str, Any] | TensorDictBase | None,
+        written: Mapping[str, int | None] | None = None,
+    ) -> int:
+        """Enter a put; returns its bytes. ``written``: see :meth:`put_sizes`."""
+        return self.put_sizes(partition_id, keys, sizes_of(fields), written)
 
-    def put_sizes(self, partition_id: str, keys: Sequence[str], sizes: Mapping[str, int]) -> int:
-        """Enter a put of fields of these bytes; returns them all together."""
-        total = sum(sizes.values())
-        share, rest = divmod(total, len(keys))
+    def put_sizes(
+        self,
+        partition_id: str,
+        keys: Sequence[str],
+        sizes: Mapping[str, int],
+        written: Mapping[str, int | None] | None = None,
+    ) -> int:
+        """Enter a put of fields of these bytes; returns them all together.
+
+        ``written``: which keys were written, and their incarnations as far as they are known; default: all of them.
+        """
+        share, rest = divmod(sum(sizes.values()), len(keys))
         floors = {name: size // len(keys) for name, size in sizes.items()}
         held = self._held.setdefault(partition_id, {})
+        entered = 0
         for key in keys:
+            if written is not None:
+                if key not in written:
+                    continue
+                self._begin(partition_id, key, written[key])
             mine = held.setdefault(key, {})
             if floors:
                 first = next(iter(floors))
                 # Field by field, so that one of them can be replaced; together they are the even share.
                 entry = {**floors, first: floors[first] + share + rest - sum(floors.values())}
                 rest = 0
+                entered += sum(entry.values())
                 self.outstanding += sum(entry.values()) - sum(mine.get(name, 0) for name in entry)
                 mine.update(entry)
                 self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, sum(mine.values()))
         if sizes:
             self.last_put_bytes_per_key = share
         self.peak = max(self.peak, self.outstanding)
-        return total
+        return entered
 
-    def clear(self, partition_id: str, keys: Sequence[str] | None) -> int:
-        """Take removed keys off the account (None: all of the partition); returns how many were named."""
+    def _begin(self, partition_id: str, key: str, life: int | None) -> None:
+        """Forget what a former life of a key held."""
+        if life is not None and self._lives.setdefault((partition_id, key), life) != life:
+            self.clear(partition_id, (key,))
+            self._lives[partition_id, key] = life
+
+    def clear(self, partition_id: str, keys: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> int:
+        """Take removed keys off the account (None: all of the partition); returns how many were named.
+
+        ``lives``: the incarnation of each key that was removed, None for any; a key of another one stays.
+        """
         held = self._held.get(partition_id, {})
         named = list(held) if keys is None else keys
-        for key in named:
-            self.outstanding -= sum(held.pop(key, {}).values())
+        for key, life in zip(named, lives or (None,) * len(named), strict=True):
+            at = (partition_id, key)
+            if life is None or self._lives.get(at, life) == life:
+                self._lives.pop(at, None)
+                self.outstanding -= sum(held.pop(key, {}).values())
         return len(named)
 
     def by_partition(self) -> dict[str, int]:

@@ -100,7 +100,7 @@ class Metrics(Layer):
             elif isinstance(result, KVBatchMeta) and not isinstance(call, PutSamples):
                 n_keys = result.size
             elif call.mutates:
-                n_keys, n_bytes = self._enter(call, n_keys)
+                n_keys, n_bytes = self._enter(call, result, n_keys)
             self._ops += 1
             self._keys += n_keys
             self._bytes += n_bytes
@@ -122,12 +122,13 @@ class Metrics(Layer):
         finally:
             self._record(call, ctx, n_keys, n_bytes, status)
 
-    def _enter(self, call: Call[Any], n_keys: int) -> tuple[int, int]:
+    def _enter(self, call: Call[Any], result: Any, n_keys: int) -> tuple[int, int]:
         """Enter a mutation that happened into the account; returns its keys and bytes."""
         if isinstance(call, PutSamples):
-            return n_keys, self.account.put(call.partition_id, call.sample_ids, call.fields)
+            written = _written(result)
+            return len(written), self.account.put(call.partition_id, call.sample_ids, call.fields, written)
         if isinstance(call, ClearSamples):
-            return self.account.clear(call.partition_id, call.sample_ids), 0
+            return self.account.clear(call.partition_id, call.sample_ids, call.lives), 0
         if isinstance(call, DropPartition):
             self.account.clear(call.partition_id, None)
         return n_keys, 0
@@ -135,13 +136,16 @@ class Metrics(Layer):
     def _unknown(self, call: Call[Any], ctx: CallContext) -> None:
         """Keep what a mutation whose outcome nobody knows would enter; the oldest are forgotten first.
 
-        Not the call itself: its tensors would live on with it.
+        Not the call itself: its tensors would live on with it. A put that may have left rows out is not entered: nobody
+        learns which.
         """
         if isinstance(call, PutSamples):
+            if call.skip_stale:
+                return
             sizes = sizes_of(call.fields)
             self._unsure[ctx.op_id] = partial(self.account.put_sizes, call.partition_id, call.sample_ids, sizes)
         elif isinstance(call, ClearSamples):
-            self._unsure[ctx.op_id] = partial(self.account.clear, call.partition_id, call.sample_ids)
+            self._unsure[ctx.op_id] = partial(self.account.clear, call.partition_id, call.sample_ids, call.lives)
         elif isinstance(call, DropPartition):
             self._unsure[ctx.op_id] = partial(self.account.clear, call.partition_id, None)
         while len(self._unsure) > UNSURE_KEPT:
@@ -216,6 +220,12 @@ class Metrics(Layer):
     def bytes_outstanding_by_partition(self) -> dict[str, int]:
         """Return live bytes per partition."""
         return self.account.by_partition()
+
+
+def _written(meta: KVBatchMeta) -> dict[str, int | None]:
+    """Return the incarnation of each row that a put wrote, as far as it is told."""
+    handles = meta.handles or [None] * meta.size
+    return {i: None if h is None else h.incarnation for i, h in zip(meta.sample_ids, handles, strict=True)}
 
 
 def _quantiles(buckets: list[int]) -> dict[str, float]:

@@ -89,14 +89,18 @@ class SlotRetry(Layer):
         return result
 
     async def _watched(self, call: Call[R], ctx: CallContext) -> R:
-        """Send a mutation that the backend could not tell from a newer one."""
+        """Send a mutation that the backend could not tell from a newer one.
+
+        A put that is bound to lives is decided anew each time, and would not know its own rows: once only, if unsure.
+        """
+        once = getattr(call, "only", None) is not None
         with self._touches.watch(call) as watch:
             try:
                 return await self.inner.execute(call, ctx)
             except DataPlaneError as err:
                 if not err.retryable:
                     raise
-                return await self._again(call, ctx, err, lambda unsure: not unsure or not watch.touched)
+                return await self._again(call, ctx, err, lambda unsure: not unsure or not (watch.touched or once))
 
     async def _again(self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[bool], bool]) -> R:
         """Drive the retries of a call that failed as a whole; ``allowed`` is told whether it may have acted already."""

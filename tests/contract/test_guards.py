@@ -11,6 +11,7 @@ import torch
 from asyncdp import DataPlaneError, MemoryTransport
 from asyncdp.slots import WriteSlots
 from asyncdp.testing.contract import (
+    Bound,
     Cancels,
     ClaimFaults,
     ClaimRelease,
@@ -35,6 +36,7 @@ from asyncdp.testing.contract import rig as rig_module
 from asyncdp.testing.contract.faults import PUT, LoseReply
 from tests.contract import broken
 from tests.contract.memory_planes import memory
+from tests.planted import planes, puts
 
 pytestmark = pytest.mark.anyio
 
@@ -86,6 +88,12 @@ GUARDS = [
     plane(broken.ForgetsOpIds, Interleavings().test_a_put_that_is_sent_again_spares_a_newer_value),
     plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_clear_does_not_remove_a_newer_row),
     plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_put_of_tags_does_not_come_back),
+    plane(planes.WritesOtherLives, of(Bound().test_a_score_that_comes_late_is_not_written_to_the_next_life, "meta")),
+    plane(planes.RevivesRows, of(Bound().test_a_score_that_comes_late_revives_nothing, "columns", "evict")),
+    plane(planes.SkipsHalf, of(Bound().test_stale_rows_can_be_left_out, "fields")),
+    plane(planes.RemovesOtherLives, of(Bound().test_a_removal_that_comes_late_spares_the_next_life, "group", "pop")),
+    wire(puts.DecidesAnew, Bound().test_who_survived_is_decided_once),
+    plane(broken.ForgetsOpIds, Bound().test_a_put_that_left_all_out_stays_empty),
     plane(broken.ReplacesAll, Puts().test_a_put_again_replaces_the_same_fields_only),
     plane(broken.OverwritesTags, Puts().test_tags_merge_by_key),
     # 4

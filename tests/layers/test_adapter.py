@@ -15,14 +15,20 @@ from tensordict import TensorDict
 from asyncdp import (
     Adapter,
     DataPlaneError,
+    DataPlaneGroupMeta,
     DataPlaneReadError,
     DataPlaneTimeout,
     DataPlaneUnavailable,
     DataPlaneUnsupported,
+    KVBatchMeta,
+    MemoryTransport,
     Metrics,
+    RowHandle,
     SlotMapping,
+    StaleSlotError,
     layers_of,
     stack,
+    write_columns,
 )
 from asyncdp.testing.contract.same import check_same
 
@@ -323,10 +329,11 @@ async def test_a_timeout_is_passed_to_verbs_that_take_one() -> None:
 
 async def test_a_client_of_ours_may_stand_in_as_theirs() -> None:
     """The verbs of one stack, wrapped as a stranger's client, serve another stack."""
-    from asyncdp import MemoryTransport
-
     inner = stack(MemoryTransport())
-    verbs = ("register_partition", "put_samples", "get_samples", "get_data", "claim_meta", "depth", "pop", "close")
+    verbs = (
+        *("register_partition", "put_samples", "get_samples", "get_data", "claim_meta", "depth", "pop", "close"),
+        "get_capabilities",
+    )
     stranger = SimpleNamespace(**{name: getattr(inner, name) for name in verbs})
     async with stack(stranger, backoff_base_s=0.001, round_backoff_base_s=0.001) as client:
         await client.register_partition("p", ["x"], 2, ["train"])
@@ -338,3 +345,59 @@ async def test_a_client_of_ours_may_stand_in_as_theirs() -> None:
             await client.get_samples(["a", "nobody"], "p", ["x"])
         await client.pop(meta, "p")
         assert await client.depth("p") == 0
+
+
+@pytest.mark.parametrize("bound", ["by meta", "only existing", "only new", "removal", "by group", "columns"])
+async def test_what_a_client_cannot_bind_to_lives_is_never_done_unbound(bound: str) -> None:
+    """3a: a client without bound_mutations gets no put by meta and no bound removal: DataPlaneUnsupported, not sent."""
+    async with stack(SyncClient()) as client:
+        await client.put_samples(["a"], "p", {"x": torch.ones(1)})
+        meta = KVBatchMeta("p", sample_ids=["a"], handles=[RowHandle(1)])
+        group = DataPlaneGroupMeta(
+            "p", "g", ("a",), None, 0.0, committed=True, expected_num_keys=1, size_bytes=4, tags=({},)
+        )
+        x = {"x": torch.zeros(1)}
+        inner = layers_of(client)[-1]
+        assert isinstance(inner, Adapter)
+        before = list(inner.client.shelf.calls)
+        call = {
+            "by meta": lambda: client.put_samples(KVBatchMeta("p", sample_ids=["a"]), "p", x),
+            "only existing": lambda: client.put_samples(["a"], "p", x, only="existing"),
+            "only new": lambda: client.put_samples(["b"], "p", x, only="new"),
+            "removal": lambda: client.clear_samples(meta, "p"),
+            "by group": lambda: client.evict(group, "p"),
+            "columns": lambda: write_columns(client, meta, x),
+        }[bound]
+        with pytest.raises(DataPlaneUnsupported) as caught:
+            await call()
+        assert caught.value.capability == "bound_mutations"
+        assert inner.client.shelf.calls == before
+
+
+async def test_a_client_that_binds_gets_the_meta() -> None:
+    """3a: a stranger whose capabilities say bound_mutations is given lives and claims, and its errors come back."""
+    inner = stack(MemoryTransport())
+    verbs = (
+        "register_partition",
+        "put_samples",
+        "claim_meta",
+        "evict",
+        "pop",
+        "get_capabilities",
+        "list_metadata",
+        "close",
+    )
+    stranger = SimpleNamespace(**{name: getattr(inner, name) for name in verbs})
+    async with stack(stranger) as client:
+        await client.register_partition("p", ["x"], 2, ["train"])
+        await client.put_samples(["a", "b", "c"], "p", {"x": torch.arange(3)})
+        meta = await client.claim_meta("p", "train", ["x"], 3)
+        await inner.evict(["a"], "p")
+        await inner.put_samples(["a"], "p", {"x": torch.zeros(1)})
+        with pytest.raises(StaleSlotError) as caught:
+            await client.put_samples(meta, "p", {"x": torch.zeros(3)})
+        assert caught.value.sample_ids == ("a",)
+        done = await client.put_samples(meta, "p", {"x": torch.zeros(3)}, stale="skip")
+        assert (done.sample_ids, done.task_name) == (["b", "c"], "train")
+        await client.pop(meta, "p")
+        assert [group.keys for group in await client.list_metadata("p")] == [("a",)]

@@ -352,6 +352,22 @@ async def test_an_untouched_put_is_sent_again() -> None:
 
 
 @virtual
+@pytest.mark.parametrize("bound", ["new", "existing", "meta"])
+async def test_a_bound_put_is_not_sent_again_without_op_ids(bound: str) -> None:
+    """Sent again it would be decided anew, and take its own rows for others: it goes up as ambiguous."""
+    plan = FaultPlan().lose_reply("put_samples", times=1)
+    async with Rig(plan, transport=Forgetful) as rig:
+        meta = await rig.plain.put_samples(["a"], "p", {"x": rows(1, 1)})
+        named: Any = {"new": ["b"], "existing": ["a"], "meta": meta}[bound]
+        how: dict[str, Any] = {} if bound == "meta" else {"only": bound}
+        with pytest.raises(DataPlaneError) as caught:
+            await rig.client.put_samples(named, "p", {"x": rows(1, 3)}, **how)
+        assert caught.value.ambiguous
+        assert len(rig.wire("PutSamples")) == 1
+        assert await value(rig, "b" if bound == "new" else "a") == 3.0
+
+
+@virtual
 @pytest.mark.parametrize("other", ["put", "clear", "clear all"])
 async def test_a_touched_put_is_not_sent_again(other: str) -> None:
     """Without op_ids a lost put is not sent again once this client changed the same id: it goes up as ambiguous."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.slots import Resolved
+from asyncdp.meta import RowHandle
+from asyncdp.slots import Published, Resolved
 from asyncdp.transports.memory.plane import Plane
 
 if TYPE_CHECKING:
@@ -111,3 +113,52 @@ class AdmitsLateMutations(Plane):
 
     def refuse(self, op_id: str) -> None:
         """Forget it."""
+
+
+class WritesOtherLives(Plane):
+    """A put that is bound to lives writes whatever lives under their ids."""
+
+    def _written(self, part: Partition, call: Any) -> Any:
+        """Do not look at lives."""
+        return super()._written(part, replace(call, lives=None))
+
+
+class RevivesRows(Plane):
+    """A put that is bound to lives creates the rows that are gone."""
+
+    def _written(self, part: Partition, call: Any) -> Any:
+        """Write what is gone, and what lives in the life that is meant."""
+        ids, lives = call.sample_ids, call.lives or (None,) * len(call.sample_ids)
+        gone = [i not in part.rows for i in ids]
+        if call.only != "existing" or not any(gone):
+            return super()._written(part, call)
+        return [at for at, i in enumerate(ids) if gone[at] or self._lives(part, i, lives[at])]
+
+
+class SkipsHalf(Plane):
+    """A put that leaves stale rows out writes one half of the others, and says that it wrote them all."""
+
+    def publish(self, call: Any, owner: str) -> Any:
+        """Tell of all that live."""
+        part = self.partitions.get(call.partition_id)
+        told: dict[int, RowHandle] = {}
+        if call.skip_stale and part is not None:
+            keep = super()._written(part, call)
+            told = {at: RowHandle(part.rows[call.sample_ids[at]].incarnation) for at in keep}
+        done, changed = super().publish(call, owner)
+        handles = tuple(told.get(at, handle) for at, handle in enumerate(done.handles))
+        return Published(handles, done.created), changed
+
+    def _written(self, part: Partition, call: Any) -> Any:
+        """Write the first half."""
+        keep = super()._written(part, call)
+        return keep[: len(keep) // 2] if call.skip_stale and len(keep) > 1 else keep
+
+
+class RemovesOtherLives(Plane):
+    """A removal that is bound to lives removes whatever lives under their ids."""
+
+    def clear(self, partition_id: str, ids: Any, owner: str, claims: Any, lives: Any = None) -> Any:
+        """Do not look at lives."""
+        del lives
+        return super().clear(partition_id, ids, owner, claims)

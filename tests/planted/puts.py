@@ -124,3 +124,18 @@ class TagsLater(MemoryTransport):
         await anyio.sleep(0.02)
         await super()._publish(replace(call, refs=(), specs={}), replace(ctx, op_id=f"{ctx.op_id}/tags"))
         return handles_
+
+
+class DecidesAnew(MemoryTransport):
+    """A put that leaves stale rows out, sent again, is told which of them live by now."""
+
+    async def _publish(self, call: Any, ctx: Any) -> Any:
+        done = await super()._publish(call, ctx)
+        if not call.skip_stale or call.partition_id not in self.plane.partitions:
+            return done
+        rows = self.plane.partitions[call.partition_id].rows
+        now = [
+            handle if handle is not None and name in rows and rows[name].incarnation == handle.incarnation else None
+            for name, handle in zip(call.sample_ids, done.handles, strict=True)
+        ]
+        return Published(tuple(now), done.created)

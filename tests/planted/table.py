@@ -171,4 +171,9 @@ PLANTED = [
     Planted(Plane, planes.IgnoresIncarnations, "stale", crowded),
     Planted(Plane, planes.ClaimsTwice, "claim", flowing),
     Planted(Plane, planes.AdmitsLateMutations, "claim", flowing),
+    Planted(Plane, planes.WritesOtherLives, "life", crowded),
+    Planted(Plane, planes.RevivesRows, "life", crowded),
+    Planted(Plane, planes.SkipsHalf, "register", crowded),
+    Planted(Plane, planes.RemovesOtherLives, "register", crowded),
+    Planted(MemoryTransport, puts.DecidesAnew, "register", forgetful),
 ]

@@ -139,3 +139,18 @@ def test_the_peak_is_the_highest_there_ever_was() -> None:
     assert (account.outstanding, account.peak) == (4, 10)
     account.put_sizes("p", ["b"], {"x": 20})
     assert account.peak == 24
+
+
+def test_a_key_holds_what_its_life_holds() -> None:
+    """Another incarnation begins anew; a removal that means a former one takes nothing; rows left out hold nothing."""
+    account = Account()
+    account.put_sizes("p", ["a", "b"], {"x": 8}, {"a": 1, "b": 2})
+    assert account.put_sizes("p", ["a", "b"], {"y": 20}, {"a": 3}) == 10
+    assert account.outstanding == 4 + 10
+    account.clear("p", ["a", "b"], [1, 2])
+    assert (account.outstanding, account.keys()) == (10, 1)
+    account.clear("p", ["a"], [None])
+    assert (account.outstanding, account.keys()) == (0, 0)
+    account.put_sizes("p", ["a"], {"x": 4}, {"a": None})
+    account.clear("p", ["a"], [7])
+    assert account.outstanding == 0

@@ -36,7 +36,7 @@ class Rows:
 
     async def put_samples(
         self,
-        sample_ids: Sequence[str],
+        sample_ids: Sequence[str] | KVBatchMeta,
         partition_id: str,
         fields: TensorDict | None = None,
         tags: list[dict[str, Any]] | None = None,
@@ -44,6 +44,8 @@ class Rows:
     ) -> KVBatchMeta:
         """Keep the fields of rows that are all new, or all there."""
         self.calls.append(("put_samples", options))
+        if isinstance(sample_ids, KVBatchMeta):
+            sample_ids = sample_ids.sample_ids
         assert isinstance(sample_ids, list)
         assert fields is not None
         block = Block.from_fields(fields, len(sample_ids))

@@ -117,7 +117,7 @@ class Audit:
                     await self.verbs.pop(meta, timeout_s=10.0)
                 elif there is not None:
                     _, field = self.values.take(there.size)
-                    await self.verbs.put_samples(there.sample_ids, FLOW, {"y": field}, timeout_s=10.0)
+                    await self.verbs.put_samples(there, FLOW, {"y": field}, stale="skip", timeout_s=10.0)
         found += self._left_over()
         return found
 
@@ -138,9 +138,13 @@ class Audit:
         part = self.fabric.plane.partitions[FLOW]
         for group in part.groups.values():
             rows = list(group.rows.values())
+            revived = [row.id for row in rows if "x" not in row.cells]
+            if revived:
+                yield Violation("life", f"late scores made {revived} anew", FLOW, revived)
+                continue
             size = self.scenario.group_size
-            if any(row.id in lost or "x" not in row.cells for row in rows) or (size is not None and len(rows) < size):
-                continue  # a fault took it, or a late score made it anew
+            if any(row.id in lost for row in rows) or (size is not None and len(rows) < size):
+                continue  # a fault took it
             ids = [row.id for row in rows]
             states = {row.id: dict(row.claimed) for row in rows}
             yield Violation(NAME, f"nobody could claim {ids}: {states}", FLOW, ids)

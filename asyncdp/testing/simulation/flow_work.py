@@ -129,12 +129,13 @@ class Scorer(Consumer):
     needs = ("x",)
 
     async def work(self, meta: KVBatchMeta) -> bool:
-        """Read x, put y."""
+        """Read x, put y, to the rows that are still there; sometimes to all of them or none."""
         there = await self.read(meta)
         if there is None:
             return True
         _, field = self.values.take(there.size)
-        await self.verbs.put_samples(there.sample_ids, FLOW, {"y": field}, timeout_s=self.patience())
+        stale = self.rng.choice(["skip", "skip", "raise"])
+        await self.verbs.put_samples(there, FLOW, {"y": field}, timeout_s=self.patience(), stale=stale)
         return True
 
 
@@ -192,4 +193,5 @@ class Watcher(Worker):
         """Evict the oldest group, sometimes."""
         groups = await self.list()
         if len(groups) > 6:  # noqa: PLR2004 - it is no flow without samples
-            await self.verbs.evict(list(groups[0].keys), FLOW, timeout_s=self.patience())
+            keys = groups[0] if self.rng.random() < 0.5 else list(groups[0].keys)  # noqa: PLR2004
+            await self.verbs.evict(keys, FLOW, timeout_s=self.patience())

@@ -54,6 +54,10 @@ class Operation:
         task: Of a claim.
         lives, claims: Of a claim, per row: which life of the sample it is, and the claim's id. Of a pop or a release,
             ``claims`` are those it was made with.
+        only: Of a put: ``existing`` or ``new``, where it was bound so.
+        meant: Of a put or a removal by a meta: the life that each row was meant in, None where any was.
+        created: Of a put: which rows it created.
+        skipped: Of a put that left rows out as stale: ``{sample: life meant}``. They are not among ``ids`` any more.
         owner: Of ``release_claims``: whose.
         asked, least: Rows that were asked for, of a claim: at most, at least.
         groups: Of a claim, the group of each row, by its tag; where a group may be smaller than others: none.
@@ -81,11 +85,27 @@ class Operation:
     task: str = ""
     lives: Sequence[Hashable] = ()
     claims: Sequence[str | None] = ()
+    only: str = ""
+    meant: Sequence[Hashable] = ()
+    created: Sequence[bool] = ()
+    skipped: Mapping[str, Hashable] = field(default_factory=dict)
     owner: str = ""
     asked: int = 0
     least: int = 0
     groups: Sequence[str] = ()
     notes: str = ""
+
+    def life(self, sample_id: str) -> Hashable:
+        """Return which life of a sample the call told of, None where it told of none."""
+        return self._at(self.lives, sample_id)
+
+    def life_meant(self, sample_id: str) -> Hashable:
+        """Return which life of a sample the call was bound to, None where it was bound to none."""
+        return self._at(self.meant, sample_id)
+
+    def _at(self, rows: Sequence[Hashable], sample_id: str) -> Hashable:
+        at = self.ids.index(sample_id) if rows and sample_id in self.ids else None
+        return None if at is None or at >= len(rows) else rows[at]
 
     @property
     def happened(self) -> bool:
@@ -100,9 +120,12 @@ class Operation:
         shown: dict[str, Any] = {name: list(values)[:8] for name, values in self.values.items()}
         what = f" {shown}" if shown else ""
         by = f" claims={list(dict.fromkeys(self.claims))[:4]}" if self.claims else ""
+        bound = f" meant={list(self.meant)[:8]}" if any(m is not None for m in self.meant) else ""
+        bound += f" only={self.only}" if self.only else ""
+        bound += f" skipped={list(self.skipped)[:8]}" if self.skipped else ""
         cut = " cancelled" if self.cancelled_at is not None else ""
         return (
             f"#{self.number} [{self.began:.4f}, {until}] {self.client} {self.verb}({self.partition}: {rows})"
-            f"{self.task and f' task={self.task}'} -> {self.outcome}{said}{cut}{what}{by}"
+            f"{self.task and f' task={self.task}'} -> {self.outcome}{said}{cut}{what}{by}{bound}"
             f"{self.notes and f' ({self.notes})'}"
         )

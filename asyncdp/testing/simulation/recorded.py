@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from asyncdp.errors import PartialReadError
+from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from tensordict import TensorDict
 
-    from asyncdp.meta import KVBatchMeta, Tags
+    from asyncdp.meta import RowHandle, Tags
     from asyncdp.protocol import DataPlaneClient
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
@@ -88,40 +89,61 @@ class Recorded:
 
     async def put_samples(
         self,
-        sample_ids: Sequence[str],
+        sample_ids: Sequence[str] | KVBatchMeta,
         partition_id: str,
         fields: TensorDict | Mapping[str, Any] | None = None,
         tags: Sequence[Tags] | None = None,
         *,
         timeout_s: float | None = None,
+        **bound: Any,
     ) -> KVBatchMeta:
-        """Put, and record."""
+        """Put, and record; ``bound`` are ``only`` and ``stale``."""
+        ids, meant = _named(sample_ids)
         values: dict[str, Sequence[Hashable]] = {} if fields is None else {n: self.values(v) for n, v in fields.items()}
         for tag in self.tags:
             if tags and tag in tags[0]:
                 values[f"#{tag}"] = [row[tag] for row in tags]
-        op = self._begin("put_samples", partition_id, sample_ids, timeout_s, values=values)
-        put = self.client.put_samples(sample_ids, partition_id, fields, tags, timeout_s=timeout_s)
+        only = bound.get("only") or ("" if ids is sample_ids else "existing")
+        op = self._begin("put_samples", partition_id, ids, timeout_s, values=values, only=only, meant=meant)
+        put = self.client.put_samples(sample_ids, partition_id, fields, tags, timeout_s=timeout_s, **bound)
         meta = await self._run(op, put)
-        self.history.ended(op, lives=[None if h is None else h.incarnation for h in meta.handles or ()])
+        told: dict[str, Any] = {"lives": _lives(meta.handles), "created": meta.created or ()}
+        if meta.size < len(ids):
+            there = set(meta.sample_ids)
+            at = [i for i, sample_id in enumerate(ids) if sample_id in there]
+            told["skipped"] = {i: op.life_meant(i) for i in ids if i not in there}
+            told["ids"] = tuple(ids[i] for i in at)
+            told["values"] = {name: [rows[i] for i in at] for name, rows in values.items()}
+            told["meant"] = [meant[i] for i in at] if meant else ()
+        self.history.ended(op, **told)
         return meta
 
-    async def clear_samples(self, sample_ids: Sequence[str], partition_id: str, timeout_s: float | None = None) -> None:
+    async def clear_samples(
+        self,
+        sample_ids: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta,
+        partition_id: str,
+        timeout_s: float | None = None,
+    ) -> None:
         """Clear these, and record."""
-        op = self._begin("clear_samples", partition_id, sample_ids, timeout_s)
+        ids, meant = _named(sample_ids)
+        op = self._begin("clear_samples", partition_id, ids, timeout_s, meant=meant)
         await self._run(op, self.client.clear_samples(sample_ids, partition_id, timeout_s=timeout_s))
         self.history.ended(op)
 
-    async def evict(self, keys: Sequence[str], partition_id: str, timeout_s: float | None = None) -> None:
+    async def evict(
+        self, keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta, partition_id: str, timeout_s: float | None = None
+    ) -> None:
         """Evict, and record."""
-        op = self._begin("evict", partition_id, keys, timeout_s)
+        ids, meant = _named(keys)
+        op = self._begin("evict", partition_id, ids, timeout_s, meant=meant)
         await self._run(op, self.client.evict(keys, partition_id, timeout_s=timeout_s))
         self.history.ended(op)
 
     async def pop(self, meta: KVBatchMeta, timeout_s: float | None = None) -> None:
         """Pop what a claim gave, and record."""
         claims = _claims(meta)
-        op = self._begin("pop", meta.partition_id, meta.sample_ids, timeout_s, claims=claims, task=meta.task_name or "")
+        known = {"claims": claims, "task": meta.task_name or "", "meant": _lives(meta.handles)}
+        op = self._begin("pop", meta.partition_id, meta.sample_ids, timeout_s, **known)
         await self._run(op, self.client.pop(meta, meta.partition_id, timeout_s=timeout_s))
         self.history.ended(op)
 
@@ -145,7 +167,7 @@ class Recorded:
     ) -> TensorDict:
         """Read what a meta means, and record."""
         fields = tuple(meta.fields or () if select_fields is None else select_fields)
-        lives = [None if h is None else h.incarnation for h in meta.handles or ()]
+        lives = _lives(meta.handles)
         op = self._begin(
             *("get_data", meta.partition_id, meta.sample_ids, timeout_s),
             fields=fields,
@@ -193,7 +215,7 @@ class Recorded:
             ids=tuple(meta.sample_ids),
             came=range(meta.size),
             values=values,
-            lives=[None if h is None else h.incarnation for h in meta.handles or ()],
+            lives=_lives(meta.handles),
             claims=_claims(meta),
             groups=_groups(meta),
         )
@@ -236,6 +258,19 @@ def _groups(meta: KVBatchMeta) -> list[str]:
     tags = meta.tags or []
     told = [row.get("group_id") for row in tags if "expected_num_keys" not in row]
     return [str(group) for group in told] if None not in told and len(told) == len(tags) else []
+
+
+def _lives(handles: Sequence[RowHandle | None] | None) -> list[int | None]:
+    return [None if h is None else h.incarnation for h in handles or ()]
+
+
+def _named(given: Any) -> tuple[Sequence[str], list[int | None]]:
+    """Return the ids that are given, plain or by a meta or group, and the lives that these mean."""
+    if isinstance(given, KVBatchMeta):
+        return given.sample_ids, _lives(given.handles)
+    if isinstance(given, DataPlaneGroupMeta):
+        return given.keys, _lives(given.handles)
+    return given, []
 
 
 def _claims(meta: KVBatchMeta) -> list[str | None]:

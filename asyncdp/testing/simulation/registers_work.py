@@ -30,6 +30,9 @@ class Registers(Worker):
             *[self.get_data] * 3,
             *[self.look] * 6,
             *[self.clear] * 3,
+            *[self.put_bound] * 3,
+            *(self.put_existing, self.put_new),
+            *[self.remove_bound] * 2,
             *(self.evict, self.tag, self.list),
         ]
 
@@ -50,6 +53,28 @@ class Registers(Worker):
             ids, REGISTERS, dict.fromkeys(self.fields(), field), tags, timeout_s=self.patience()
         )
         self.metas = [*self.metas[-3:], meta]
+
+    async def put_bound(self) -> None:
+        """Put by the meta of an earlier put of this task, to the rows that still live in its life."""
+        if self.metas:
+            await self.write(self.rng.choice(self.metas), stale=self.rng.choice(["raise", "skip"]))
+
+    async def put_existing(self) -> None:
+        """Put to rows that live, in whatever life."""
+        await self.write(self.some(), only="existing", stale=self.rng.choice(["raise", "skip"]))
+
+    async def put_new(self) -> None:
+        """Create rows."""
+        await self.write(self.some(), only="new")
+
+    async def write(self, rows: list[str] | KVBatchMeta, **bound: Any) -> None:
+        """Put some fields of rows, bound."""
+        numbers, field = self.values.take(len(rows))
+        fields = dict.fromkeys(self.fields(), field)
+        tags = [{"v": n} for n in numbers] if self.rng.random() < 0.5 else None  # noqa: PLR2004
+        meta = await self.verbs.put_samples(rows, REGISTERS, fields, tags, timeout_s=self.patience(), **bound)
+        if meta.size:
+            self.metas = [*self.metas[-3:], meta]
 
     async def tag(self) -> None:
         """Put tags only."""
@@ -74,9 +99,20 @@ class Registers(Worker):
         """Evict some."""
         await self.verbs.evict(self.some(), REGISTERS, timeout_s=self.patience())
 
-    async def list(self) -> None:
+    async def remove_bound(self) -> None:
+        """Remove what an earlier put of this task put, or a group that is listed, in that life."""
+        if self.metas and self.rng.random() < 0.6:  # noqa: PLR2004
+            verb = self.rng.choice([self.verbs.evict, self.verbs.clear_samples])
+            await verb(self.rng.choice(self.metas), REGISTERS, timeout_s=self.patience())
+            return
+        groups = await self.list()
+        if groups:
+            await self.verbs.evict(self.rng.choice(groups), REGISTERS, timeout_s=self.patience())
+
+    async def list(self) -> list[Any]:
         """List all."""
-        await self.verbs.list_metadata(REGISTERS, timeout_s=self.patience())
+        groups: list[Any] = await self.verbs.list_metadata(REGISTERS, timeout_s=self.patience())
+        return groups
 
     async def look(self) -> None:
         """Ask something that changes nothing."""

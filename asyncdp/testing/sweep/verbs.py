@@ -163,6 +163,21 @@ def _put(first: str, second: str) -> Callable[[BaseClient, str, Any], Awaitable[
     return lambda c, p, _: c.put_samples([first, second], p, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
 
 
+async def _listed(client: BaseClient, partition: str) -> KVBatchMeta:
+    """Return a meta of the first two samples, in the lives that a listing names."""
+    groups = [group for group in await client.list_metadata(partition) if group.keys[0] in IDS[:2]]
+    return groups[0].meta().concat(groups[1].meta())
+
+
+def _by(client: BaseClient, meta: KVBatchMeta) -> Any:
+    """Return what names rows: their meta, or their ids where the backend cannot bind to lives."""
+    return meta if client.get_capabilities().bound_mutations else meta.sample_ids
+
+
+def _put_bound(client: BaseClient, partition: str, meta: KVBatchMeta) -> Awaitable[Any]:
+    return client.put_samples(_by(client, meta), partition, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
+
+
 #: {name: verb}; some verbs are there several times.
 VERBS: Mapping[str, SweptVerb] = {
     "register_partition": SweptVerb(lambda c, p, _: c.register_partition(p, ["z"], 8, [TASK]), check=unharmed),
@@ -176,6 +191,7 @@ VERBS: Mapping[str, SweptVerb] = {
     "check_consumption_status": SweptVerb(lambda c, p, _: c.check_consumption_status(p, [TASK]), check=unharmed),
     "put_samples": SweptVerb(_put("n0", "n1"), check=whole_or_absent(_PUT_NEW)),
     "put_samples, again": SweptVerb(_put("s0", "s1"), check=whole_or_absent(_PUT_OLD)),
+    "put_samples, by meta": SweptVerb(_put_bound, prepare=_claim, check=whole_or_absent(_PUT_OLD)),
     "get_samples": SweptVerb(lambda c, p, _: c.get_samples(IDS, p, ["x"]), check=unharmed),
     "clear_samples": SweptVerb(lambda c, p, _: c.clear_samples(IDS[:2], p), check=absent),
     "ping": SweptVerb(lambda c, _p, _: c.ping(), check=unharmed),
@@ -183,6 +199,7 @@ VERBS: Mapping[str, SweptVerb] = {
     "depth": SweptVerb(lambda c, p, _: c.depth(p), check=unharmed),
     "pop": SweptVerb(lambda c, p, meta: c.pop(meta, p), prepare=_claim, check=absent),
     "evict": SweptVerb(lambda c, p, _: c.evict(IDS[:2], p), check=absent),
+    "evict, by meta": SweptVerb(lambda c, p, meta: c.evict(_by(c, meta), p), prepare=_listed, check=absent),
     "release_claim": SweptVerb(lambda c, _p, meta: c.release_claim(meta), prepare=_claim, check=some_claims),
     "list_claims": SweptVerb(lambda c, p, _: c.list_claims(p, TASK), check=unharmed),
     "release_claims": SweptVerb(lambda c, p, _: c.release_claims(p, c.owner), prepare=_claim, check=some_claims),

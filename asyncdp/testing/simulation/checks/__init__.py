@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pops, misshapen_batches, untagged_claims
 from asyncdp.testing.simulation.checks.liveness import still_failing
+from asyncdp.testing.simulation.checks.lives import groundless_refusals, unbound_puts
 from asyncdp.testing.simulation.checks.outcomes import late_calls, raw_errors, short_batches
 from asyncdp.testing.simulation.checks.ports import doubled_probes
 from asyncdp.testing.simulation.checks.presence import phantom_claims, wrong_listings
@@ -31,6 +32,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "wrong listings": wrong_listings,
     "groundless stale errors": groundless_stale_errors,
     "other lives": other_lives,
+    "unbound puts": unbound_puts,
+    "groundless refusals": groundless_refusals,
     "doubled claims": doubled_claims,
     "foreign pops": foreign_pops,
     "misshapen batches": misshapen_batches,

@@ -64,7 +64,7 @@ def doubled_claims(history: History) -> Iterator[Violation]:
                 for op in releases
             )
             if life is None and (row := rows.get((partition, sample_id))) is not None:  # it may be another life
-                freed = freed or any(r.start < two.op.end and r.end > one.op.start for r in row.removals)
+                freed = freed or any(r.start < two.op.end and r.end > one.op.start for r in row.may_remove())
             if not freed:
                 text = f"task {task!r} was given sample {sample_id!r} twice"
                 yield Violation(NAME, text, partition, (sample_id,), (one.op, two.op))
@@ -157,5 +157,5 @@ def _removed_meanwhile(history: History, op: Operation, ids: Collection[str] | N
         removal.start < op.end and removal.end > op.start
         for (partition, sample_id), row in rows_of(history).items()
         if partition == op.partition and (ids is None or sample_id in ids)
-        for removal in row.removals
+        for removal in row.may_remove()
     )

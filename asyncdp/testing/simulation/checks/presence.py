@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
 
-__all__ = ["phantom_claims", "wrong_listings"]
+__all__ = ["is_there", "phantom_claims", "wrong_listings"]
 
 
 def phantom_claims(history: History) -> Iterator[Violation]:
@@ -48,7 +48,7 @@ def wrong_listings(history: History) -> Iterator[Violation]:
             if partition != op.partition or not row.puts:
                 continue
             if sample_id not in shown:
-                put = _is_there(row, op)
+                put = is_there(row, sample_id, op)
                 if put is not None:
                     text = f"sample {sample_id!r} was put, acknowledged, never removed, and is not listed"
                     yield Violation("register", text, op.partition, (sample_id,), (put, op))
@@ -66,10 +66,11 @@ def _may_be_there(puts: Iterable[Span], row: Rows, op: Operation) -> bool:
     )
 
 
-def _is_there(row: Rows, op: Operation) -> Operation | None:
+def is_there(row: Rows, sample_id: str, op: Operation) -> Operation | None:
     """Return a put that was acknowledged before a call and that nothing can have undone before its end."""
     put = max((p for p in row.puts if p.op.outcome == "ok" and p.end < op.start), key=lambda p: p.start, default=None)
     if put is None or any(put.start < at < op.end for at in row.lost):
         return None
-    undone = any(r.start < op.end and r.end > put.start and r.settler is not put.op for r in row.removals)
+    removals = row.may_remove(put.op.life(sample_id))
+    undone = any(r.start < op.end and r.end > put.start and r.settler is not put.op for r in removals)
     return None if undone else put.op

@@ -40,7 +40,8 @@ def wrong_reads(history: History) -> Iterator[Violation]:
     for (partition, sample_id), row in rows.items():
         for name, known in row.registers.items():
             where = f"field {name!r} of sample {sample_id!r}"
-            for text, ops in (*_strange(name, known, homes), *_out_of_order(known, row), *_vanished(known, row)):
+            found = (*_strange(name, known, homes), *_out_of_order(known, row), *_vanished(known, row, sample_id))
+            for text, ops in found:
                 yield Violation(NAME, f"{where} {text}", partition, (sample_id,), ops)
 
 
@@ -65,7 +66,7 @@ def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, s
 
 def _changes(op: Operation, name: str) -> bool:
     """Whether a mutation ends the time of a field's former value."""
-    return op.verb in REMOVALS or name in op.values
+    return (op.verb in REMOVALS and not any(op.meant)) or name in op.values
 
 
 class Zone(NamedTuple):
@@ -126,7 +127,7 @@ def _out_of_order(known: Register, row: Rows) -> Iterator[Finding]:
             yield text, tuple(dict.fromkeys((*outer.ops, *inner.ops)))
 
 
-def _vanished(known: Register, row: Rows) -> Iterator[Finding]:
+def _vanished(known: Register, row: Rows, sample_id: str) -> Iterator[Finding]:
     """Find reads of nothing where an acknowledged put stood and nothing can have removed it.
 
     A removal that alone explains two such reads, with a put in between, would have happened twice.
@@ -141,7 +142,8 @@ def _vanished(known: Register, row: Rows) -> Iterator[Finding]:
         if any(put.start < at < op.end for at in row.lost):
             continue
         # What the put itself settled was over before it.
-        removals = [r.op for r in row.removals if r.start < op.end and r.end > put.start and r.settler is not put.op]
+        may = row.may_remove(put.op.life(sample_id))
+        removals = [r.op for r in may if r.start < op.end and r.end > put.start and r.settler is not put.op]
         if not removals:
             yield "was put, acknowledged, never removed, and is not there", (put.op, op)
         elif len(removals) == 1:

@@ -41,12 +41,20 @@ class Register:
 
 @dataclass(slots=True)
 class Rows:
-    """One sample: its registers, what put and removed it. ``lost``: from when on a fault may have taken it away."""
+    """One sample: its registers, what put and removed it. ``lost``: from when on a fault may have taken it away.
+
+    ``removals`` removed whatever there was; ``bound`` ones what was there of one life, where there may be others.
+    """
 
     registers: dict[str, Register] = field(default_factory=dict)
     puts: list[Span] = field(default_factory=list)
     removals: list[Span] = field(default_factory=list)
+    bound: list[tuple[Span, Hashable]] = field(default_factory=list)
     lost: list[float] = field(default_factory=list)
+
+    def may_remove(self, life: Hashable = None) -> list[Span]:
+        """Return what may have removed a life of the sample; None: a life that is not known."""
+        return self.removals + [span for span, meant in self.bound if life is None or meant == life]
 
 
 def rows_of(history: History) -> dict[tuple[str, str], Rows]:
@@ -77,7 +85,12 @@ def _sorted(history: History) -> dict[tuple[str, str], Rows]:
             keys = [key for key in rows if key[0] == op.partition] if whole else [(op.partition, i) for i in op.ids]
             for key in keys:
                 span = Span(op.start, ends[op.number], op, settlers.get((op.number, key[1])))
-                rows.setdefault(key, Rows()).removals.append(span)
+                row = rows.setdefault(key, Rows())
+                meant = op.life_meant(key[1])
+                if meant is None or sum(put.op.only != "existing" for put in row.puts) <= 1:  # it has one life
+                    row.removals.append(span)
+                else:
+                    row.bound.append((span, meant))
     for lost in history.lost:
         for sample_id in lost.ids:
             rows.setdefault((lost.partition, sample_id), Rows()).lost.append(lost.at)

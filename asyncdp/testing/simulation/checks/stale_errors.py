@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdp.testing.simulation.history import History
     from asyncdp.testing.simulation.operation import Operation
 
-__all__ = ["groundless_stale_errors", "other_lives"]
+__all__ = ["first_told", "groundless_stale_errors", "other_lives"]
 
 NAME = "stale"
 
@@ -29,11 +29,11 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
     rows = rows_of(history)
     mutations: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for key, row in rows.items():
-        spans = [(r.start, r.end) for r in row.removals] + [(at, math.inf) for at in row.lost]
+        spans = [(r.start, r.end) for r in row.may_remove()] + [(at, math.inf) for at in row.lost]
         for register in row.registers.values():
             spans += [(put.start, put.end) for put in register.puts.values()]
         mutations[key] = spans
-    made = _metas(history)
+    made = first_told(history)
     for op in history.operations:
         if op.verb not in READS:
             continue
@@ -58,7 +58,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
 def other_lives(history: History) -> Iterator[Violation]:
     """Find reads by a meta that brought a value of a later life than the meta's."""
     rows = rows_of(history)
-    made = _metas(history)
+    made = first_told(history)
     for op in history.operations:
         if op.verb != "get_data" or not op.came:
             continue
@@ -75,7 +75,7 @@ def other_lives(history: History) -> Iterator[Violation]:
                     yield Violation(NAME, text, op.partition, (op.ids[at],), (told, between[0].op, put.op, op))
 
 
-def _metas(history: History) -> dict[tuple[str, str, object], Operation]:
+def first_told(history: History) -> dict[tuple[str, str, object], Operation]:
     """By which call each life of each sample was first told to somebody."""
     made: dict[tuple[str, str, object], Operation] = {}
     for op in history.operations:
