@@ -167,3 +167,21 @@ class MemoryOnly(Contract):
             await lost.ping()
         with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
             await lost.register_partition("p", ["x"], 1, [], timeout_s=1)
+
+    @pytest.mark.parametrize("per_slot", [None, 1, 3])
+    async def test_slots_of_rows_left_out_are_free_at_once(self, rig: Rig, per_slot: int | None) -> None:
+        """3a: the slots of rows that a put leaves out are freed by its publish, also where some rows share them."""
+        client = await rig.open(memory={"rows_per_slot": per_slot, "slots_per_host": 8}, num_storage_units=1)
+        await declare(client, "x", "y")
+        (host,) = rig.transport(client).plane.hosts.values()
+        for gone, left in ((2, 4), (4, 0)):
+            meta = await client.put_samples(list("abcd"), "p", {"x": torch.zeros(4)})
+            await client.clear_samples(list("abcd")[:gone], "p")
+            before = host.counts()["ready"], host.rows
+            done = await client.put_samples(meta, "p", {"y": torch.zeros(4)}, stale="skip")
+            assert done.size == 4 - gone
+            assert host.rows == left
+            more = len({at // (per_slot or 4) for at in range(gone, 4)})
+            assert (host.counts()["ready"], host.counts()["writing"]) == (before[0] + more, 0)
+            await client.clear_samples(list("abcd"), "p")
+            assert (host.rows, host.counts()["ready"]) == (0, 0)

@@ -357,7 +357,7 @@ async def test_what_a_client_cannot_bind_to_lives_is_never_done_unbound(bound: s
             "p", "g", ("a",), None, 0.0, committed=True, expected_num_keys=1, size_bytes=4, tags=({},)
         )
         x = {"x": torch.zeros(1)}
-        inner = layers_of(client)[-1]
+        inner = list(layers_of(client))[-1]
         assert isinstance(inner, Adapter)
         before = list(inner.client.shelf.calls)
         call = {
@@ -390,7 +390,7 @@ async def test_a_client_that_binds_gets_the_meta() -> None:
     stranger = SimpleNamespace(**{name: getattr(inner, name) for name in verbs})
     async with stack(stranger) as client:
         await client.register_partition("p", ["x"], 2, ["train"])
-        await client.put_samples(["a", "b", "c"], "p", {"x": torch.arange(3)})
+        await client.put_samples(["a", "b", "c"], "p", {"x": torch.arange(3.0)})
         meta = await client.claim_meta("p", "train", ["x"], 3)
         await inner.evict(["a"], "p")
         await inner.put_samples(["a"], "p", {"x": torch.zeros(1)})

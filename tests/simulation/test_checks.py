@@ -471,7 +471,7 @@ def test_some_checks_can_be_chosen() -> None:
     history.begin("r", "ping")
     assert check(history, ["wrong reads"]) == []
     assert check(history, ["late calls"])
-    assert len(CHECKS) == 19
+    assert len(CHECKS) == 21
     with pytest.raises(KeyError):
         check(history, ["no such check"])
 
@@ -547,3 +547,144 @@ def test_an_error_of_no_kind_is_no_reading() -> None:
     done(history, 1)
     read(history, None, DataPlaneError("?"))
     assert check(history) == []
+
+
+def bound(history: History, value: int, meant: int | None = None, **known: Any) -> Operation:
+    """Begin a put of sample a to rows that live."""
+    return put(history, value, only="existing", meant=[meant] if meant else (), **known)
+
+
+def born(history: History, life: int, value: int) -> Operation:
+    """Put sample a, which gets a life."""
+    return history.ended(put(history, value), lives=[life], created=[True])
+
+
+def test_a_bound_put_writes_the_life_that_it_means() -> None:
+    """Another life, one that had ended, and one that it created are wrong; one that ends meanwhile is not."""
+    history = History()
+    born(history, 1, 1)
+    history.ended(bound(history, 2, 1), lives=[1], created=[False])
+    late = bound(history, 3, 1)
+    clear(history)
+    history.ended(late, lives=[1], created=[False])
+    born(history, 2, 4)
+    assert check(history) == []
+    history.ended(bound(history, 5, 1), lives=[2], created=[False])
+    assert "was written in life 2 by a put that meant life 1" in texts(history)
+    history = History()
+    born(history, 1, 1)
+    clear(history)
+    history.ended(bound(history, 5), lives=[9], created=[True])
+    assert "was created by a put of existing rows" in texts(history)
+    history = History()
+    born(history, 1, 1)
+    clear(history)
+    history.ended(bound(history, 5, 1), lives=[1], created=[False])
+    assert "in a life that had ended" in texts(history)
+    history = History()
+    born(history, 1, 1)
+    born(history, 2, 2)  # somebody removed it in between
+    history.ended(bound(history, 5, 1), lives=[1], created=[False])
+    assert "in a life that had ended" in texts(history)
+
+
+def test_new_rows_were_not_there() -> None:
+    """A put of new rows that went well is wrong where a row stood, or where it created none."""
+    history = History()
+    born(history, 1, 1)
+    gone = history.begin("v", "clear_samples", "p", ["a"])
+    history.ended(put(history, 2, only="new"), lives=[2], created=[True])
+    history.ended(gone)
+    assert check(history) == []
+    history.ended(put(history, 3, only="new"), lives=[3], created=[True])
+    assert "was created although it was there" in texts(history)
+    history = History()
+    history.ended(put(history, 3, only="new"), lives=[3], created=[False])
+    assert "was replaced by a put of new rows" in texts(history)
+
+
+@pytest.mark.parametrize("skips", [False, True])
+@pytest.mark.parametrize("meant", [None, 1])
+def test_what_is_refused_or_left_out_is_gone(meant: int | None, *, skips: bool) -> None:
+    """A row whose life nothing ended is not stale; one that is removed meanwhile, or lives again, is."""
+
+    def refused(history: History, value: int) -> None:
+        op = bound(history, value, meant)
+        if skips:
+            history.ended(op, ids=(), values={"x": []}, meant=(), lives=[], skipped={"a": meant})
+        else:
+            history.ended(op, StaleSlotError(sample_ids=["a"]))
+
+    history = History()
+    born(history, 1, 1)
+    gone = history.begin("v", "clear_samples", "p", ["a"])
+    refused(history, 2)
+    history.ended(gone)
+    refused(history, 3)
+    assert check(history) == []
+    history = History()
+    born(history, 1, 1)
+    refused(history, 2)
+    assert "was said to be stale, and nothing ended its life" in texts(history)
+
+
+def test_a_bound_removal_explains_the_end_of_its_life_only() -> None:
+    """A row is gone after a removal of a former life: wrong; after one of its own life: right."""
+    for meant, wrong in ((1, True), (2, False)):
+        history = History()
+        born(history, 1, 1)
+        clear(history)
+        born(history, 2, 2)
+        clear(history, meant=[meant])
+        read(history, None, SampleNotFound())
+        assert ("is not there" in texts(history)) is wrong
+    history = History()
+    born(history, 1, 1)
+    clear(history)
+    born(history, 2, 2)
+    clear(history, meant=[1])
+    read(history, 2)
+    assert check(history) == []
+
+
+def test_what_was_left_out_was_not_written() -> None:
+    """A value of a row that a put said it left out is nobody's."""
+    history = History()
+    born(history, 1, 1)
+    op = bound(history, 2, 1)
+    clear(history)
+    history.ended(op, ids=(), values={"x": []}, meant=(), lives=[], skipped={"a": 1})
+    read(history, 2)
+    assert "that nobody put" in texts(history)
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_bound_puts_and_removals_are_recorded(backend: str) -> None:
+    """The recorder keeps which lives were meant, what was created, and what was left out."""
+    history = History()
+
+    async def main() -> None:
+        plane = stack(MemoryTransport())
+        alice = Recorded(plane, history, "alice")
+        await alice.call("register_partition", "p", ["x"], 4, ["t"])
+        meta = await alice.put_samples(["a", "b"], "p", {"x": torch.tensor([1, 2])}, only="new")
+        await alice.evict(meta.subset([0]), "p")
+        await alice.put_samples(["a"], "p", {"x": torch.tensor([3])})
+        done = await alice.put_samples(meta, "p", {"x": torch.tensor([4, 5])}, stale="skip")
+        assert done.sample_ids == ["b"]
+        with pytest.raises(StaleSlotError):
+            await alice.put_samples(meta, "p", {"x": torch.tensor([6, 7])})
+        await alice.clear_samples(meta, "p")
+        (group,) = await alice.list_metadata("p")
+        await alice.evict(group, "p")
+        await alice.get_samples(["a"], "p", ["x"])
+
+    with pytest.raises(SampleNotFound):
+        run_virtual(main, backend)
+    assert check(history) == []
+    puts = [op for op in history.operations if op.verb == "put_samples"]
+    assert [op.only for op in puts] == ["new", "", "existing", "existing"]
+    assert (puts[2].ids, list(puts[2].skipped), puts[2].values) == (("b",), ["a"], {"x": [5]})
+    assert puts[0].created == [True, True]
+    assert str(puts[2]).endswith("skipped=['a']")
+    assert [bool(op.meant) for op in history.operations if op.verb in ("evict", "clear_samples")] == [True] * 3
