@@ -53,10 +53,10 @@ class SingleController:
         await self._evict([group for group in groups if newest - _version(group) > self.config.max_age], "stale")
 
     async def _evict(self, groups: Sequence[DataPlaneGroupMeta], reason: str) -> None:
-        keys = [key for group in groups for key in group.keys]
-        if keys:
-            await insist(lambda: self.plane.evict(keys, ROLLOUTS))
-            self.account.evicted(keys, reason)
+        if groups:
+            rows = groups[0].meta().concat(group.meta() for group in groups[1:])
+            await insist(lambda: self.plane.evict(rows, ROLLOUTS))
+            self.account.evicted(rows.sample_ids, reason)
 
     async def evict_lost(self) -> None:
         """Evict groups of which a row was lost with the storage that held it.

@@ -80,7 +80,8 @@ class Trainer:
         meta, data = batch
         advantages = grpo_advantages(data["rewards"], _groups(meta))
         try:
-            await self.plane.put_samples(meta.sample_ids, ROLLOUTS, {"advantages": advantages})
+            # By meta: groups that the controller evicted meanwhile are left out, not brought back.
+            await self.plane.put_samples(meta, ROLLOUTS, {"advantages": advantages}, stale="skip")
         except FAULTS:
             # Written or not, the same advantages may be written again: let a later round claim these groups once more.
             await self._release(meta)

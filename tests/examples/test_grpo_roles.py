@@ -295,7 +295,7 @@ def test_not_ready_that_is_ambiguous_is_not_repeated() -> None:
     class _Plane:
         calls = 0
 
-        async def put_samples(self, *_: Any) -> None:
+        async def put_samples(self, *_: Any, **__: Any) -> None:
             self.calls += 1
             raise DataPlaneNotReady("full", ambiguous=True)
 
@@ -318,7 +318,7 @@ def test_a_put_is_noted_before_it_is_sent() -> None:
             noted: list[int] = []
 
             class _Plane:
-                async def put_samples(self, *_: Any) -> None:
+                async def put_samples(self, *_: Any, **__: Any) -> None:
                     noted.append(roles.account.puts["unanswered"])
 
             real, roles.worker.plane = roles.worker.plane, _Plane()  # type: ignore[assignment]
