@@ -44,6 +44,10 @@ async def use(ctx: CallContext) -> None:
     async for meta, data in client.batches("p", "t", ["x"], 4):
         assert_type(meta, KVBatchMeta)
         assert_type(data, TensorDict)
+        assert_type(await protocol.put_samples(meta, "p", data, stale="skip"), KVBatchMeta)
+        await protocol.pop(meta, "p")
+    for group in await protocol.list_metadata("p"):
+        await protocol.evict(group, "p")
 
 
 if TYPE_CHECKING:
