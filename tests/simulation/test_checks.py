@@ -596,6 +596,8 @@ def test_new_rows_were_not_there() -> None:
     history.ended(put(history, 2, only="new"), lives=[2], created=[True])
     history.ended(gone)
     assert check(history) == []
+    history = History()
+    born(history, 1, 1)
     history.ended(put(history, 3, only="new"), lives=[3], created=[True])
     assert "was created although it was there" in texts(history)
     history = History()

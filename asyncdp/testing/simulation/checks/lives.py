@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from asyncdp.errors import StaleSlotError
 from asyncdp.testing.simulation.checks.presence import is_there
-from asyncdp.testing.simulation.checks.rows import rows_of
+from asyncdp.testing.simulation.checks.rows import Rows, rows_of
 from asyncdp.testing.simulation.checks.stale_errors import first_told
 from asyncdp.testing.simulation.violation import Violation
 
@@ -60,7 +60,7 @@ def _ended(history: History, told: Told) -> dict[tuple[str, str, Hashable], Oper
         if life is not None:
             by_row.setdefault((partition, sample_id), []).append((life, op))
     for (partition, sample_id), lives in by_row.items():
-        row = rows[partition, sample_id]
+        row = rows.get((partition, sample_id), Rows())
         for life, first in lives:
             over = [span.op for span in row.removals if span.op.outcome == "ok" and span.start > first.end]
             over += [span.op for span, meant in row.bound if span.op.outcome == "ok" and meant == life]
