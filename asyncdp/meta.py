@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, NamedTuple, cast
 
 from asyncdp.errors import DataPlaneBadRequest
@@ -34,6 +34,20 @@ class RowHandle(NamedTuple):
     incarnation: int
     claim_id: str | None = None
     hint: Any = None
+
+
+def _restore(self: Any, state: Any) -> None:
+    """Take the state of a pickle; attributes that the release which made it did not know get their defaults."""
+    known = fields(self)
+    if isinstance(state, tuple):
+        state = state[1]
+    values = state if isinstance(state, dict) else dict(zip((f.name for f in known), state, strict=False))
+    for one in known:
+        value = values.get(one.name, one.default)
+        if value is MISSING:
+            msg = f"this {type(self).__name__} was pickled by another release of asyncdp: it has no {one.name}"
+            raise DataPlaneBadRequest(msg, field=one.name)
+        object.__setattr__(self, one.name, value)
 
 
 @dataclass(slots=True)
@@ -67,6 +81,15 @@ class KVBatchMeta:
     tags: list[Tags] | None = None
     handles: list[RowHandle | None] | None = None
     created: list[bool] | None = None
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """Return what a pickle holds; what says nothing is left out, so that releases without it read the rest."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        if self.created is None:
+            del state["created"]
+        return None, state
+
+    __setstate__ = _restore
 
     def __post_init__(self) -> None:
         """Check that the per-row lists agree."""
@@ -253,6 +276,8 @@ class DataPlaneGroupMeta:
     lost_keys: tuple[str, ...] = ()
     handles: tuple[RowHandle | None, ...] = ()
 
+    __setstate__ = _restore
+
     def meta(self, keys: Iterable[str] | None = None) -> KVBatchMeta:
         """Return a meta of all keys, or of some (such as ``lost_keys``), with their tags and handles.
 
@@ -341,6 +366,8 @@ class DataPlaneCapabilities:
     slot_writes: bool = False
     claim_dedup: bool = False
     bound_mutations: bool = False
+
+    __setstate__ = _restore
 
 
 def is_meta(given: Any) -> bool:

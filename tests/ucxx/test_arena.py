@@ -122,6 +122,33 @@ def test_a_damaged_or_foreign_segment_is_not_adopted() -> None:
         made._given_up[0] = 1
 
 
+def test_an_arena_of_another_version_is_refused_by_name() -> None:
+    """Its rows are neither read as something else nor thrown away, unless that is asked for (adoption off)."""
+    with segments.arena() as made:
+        name = made.name
+        made.close()
+        made.data[8] += 1  # the version, behind eight bytes of magic
+        with pytest.raises(DataPlaneUnavailable, match=f"{name} is of version 2, .* version 1: .* without adoption"):
+            Arena.adopt(name, "h")
+        assert Arena.attach(name, "h", 7) is None
+        assert name in segments.leftovers()
+        made.data[8] -= 1
+        again = Arena.adopt(name, "h")
+        assert again is not None
+        again.close()
+
+
+def test_the_header_is_the_one_of_its_version() -> None:
+    """What version 1 means: the bytes that a host of commit 125739f wrote. Another form needs another version."""
+    with segments.arena(64 << 10) as made:
+        header = bytes(made.data[:176])
+    assert header[:48].hex() == (
+        "4144504152454e410100000000400000040000000000000007000000000000000020000000000000"
+        "0020010000000000"
+    )  # fmt: skip
+    assert header[48:] == b"h" + bytes(127)
+
+
 CRASH = """
 from asyncdp.transports.ucxx.arena import Arena
 from asyncdp.transports.ucxx.slot_table import SlotTable

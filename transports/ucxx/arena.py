@@ -42,6 +42,7 @@ WORDS: Final = HEADER_BYTES // 8
 PREFIX: Final = "asyncdp-"
 _HEADER: Final = struct.Struct("<8sIIQQQQ128s")
 _MAGIC: Final = b"ADPARENA"
+#: Of the headers and of how rows lie in slots. Magic and version stay where they are, whatever else changes.
 _VERSION: Final = 1
 _GIVEN_UP_AT: Final = PAGE - 8
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
@@ -78,6 +79,10 @@ def _open(name: str, flags: int) -> int:
     return fd
 
 
+class _OtherVersionError(ValueError):
+    """A segment is an arena, of another version."""
+
+
 class Arena:
     """A mapped segment.
 
@@ -106,8 +111,10 @@ class Arena:
         header = self._map[: _HEADER.size]
         magic, version, unit, units, epoch, data_at, nbytes, host = _HEADER.unpack(header)
         (crc,) = struct.unpack_from("<I", self._map, _HEADER.size)
-        if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(header):
-            raise ValueError(f"segment {name} is no arena of this version")
+        if magic == _MAGIC and version != _VERSION:
+            raise _OtherVersionError(f"the arena {name} is of version {version}, this asyncdp reads version {_VERSION}")
+        if magic != _MAGIC or crc != zlib.crc32(header):
+            raise ValueError(f"segment {name} is no arena")
         if nbytes > self.nbytes or data_at < PAGE + units * HEADER_BYTES or data_at + unit * units > nbytes:
             raise ValueError(f"segment {name} is shorter than its header says")
         self.host_id = host.rstrip(b"\0").decode()
@@ -163,15 +170,18 @@ class Arena:
         """Take over the segment that an earlier life of the host left; None where there is none that can be used.
 
         Raises:
-            DataPlaneUnavailable: A host that lives holds it.
+            DataPlaneUnavailable: A host that lives holds it, or another version of asyncdp wrote it.
         """
         fd = _locked(name)
         if fd is None:
             return None
         try:
             arena = cls(name, fd, owned=True)
-        except ValueError:
+        except ValueError as err:
             os.close(fd)
+            if isinstance(err, _OtherVersionError):
+                msg = f"{err}: start that version to serve its rows, or a host without adoption, which gives them up"
+                raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
             return None
         if arena.host_id == host_id and not arena.given_up:
             return arena

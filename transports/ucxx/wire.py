@@ -278,8 +278,10 @@ def unpack_head(head: bytes | bytearray, most: int) -> int:
         WireError: It is no head of a frame, or the body would be longer than ``most``.
     """
     magic, version, spare, length = _HEAD.unpack(head)
+    if magic == MAGIC and version != _VERSION and spare == b"\0\0\0":
+        raise WireError(f"it speaks version {version} of the wire, this asyncdp version {_VERSION}: use one release")
     if magic != MAGIC or version != _VERSION or spare != b"\0\0\0":
-        raise WireError(f"no frame of version {_VERSION}: {bytes(head)!r}")
+        raise WireError(f"no frame of asyncdp: {bytes(head)!r}")
     if length > most:
         raise WireError(f"a frame of {length} bytes, {most} are allowed")
     return int(length)

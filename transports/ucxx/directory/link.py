@@ -239,13 +239,21 @@ class Link:
         return self._synced_at is not None and self.now() - self._synced_at < self._settings.sync_clock_s
 
     async def _sync(self) -> None:
-        key = f"{self._settings.namespace}:plane"
-        _, epoch = await self.pipeline([("SET", key, uuid.uuid4().hex, "NX"), ("GET", key)])
+        key, kept = f"{self._settings.namespace}:plane", f"{self._settings.namespace}:format"
+        made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
+        *_, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
         sent = self.now()  # after connecting: only the way there and back is in between
         clock = await self.command("TIME")
         came = self.now()
-        if isinstance(epoch, Exception):
-            raise epoch
+        for reply in (epoch, version):
+            if isinstance(reply, Exception):
+                raise reply
+        if version not in (None, str(library.FORMAT).encode()):  # None: a full or read-only server keeps no note
+            msg = (
+                f"the directory at {self._place} holds a plane of data format {version.decode(errors='replace')}, this "
+                f"asyncdp reads {library.FORMAT}: use the release that wrote it, or another namespace"
+            )
+            raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
         self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
         self.epoch = epoch.decode()
         self._synced_at = came

@@ -6,7 +6,11 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["LIBRARY", "source", "version"]
+__all__ = ["FORMAT", "LIBRARY", "source", "version"]
+
+#: Of what is kept in the server, as head.lua describes it: to be changed when another release would misread it. A plane
+#: that says nothing is of version 1.
+FORMAT = 1
 
 #: In the order in which they need each other.
 PARTS = ("head", "ready", "publish", "claim", "clear", "list", "host", "tail")
