@@ -16,7 +16,7 @@ import anyio
 
 from asyncdp.block import FieldSpec
 from asyncdp.calls import RegisterPartition
-from asyncdp.slots import HostRef, SlotRef
+from asyncdp.slots import HostRef, Publish, SlotRef
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, Op
 
 HOST = HostRef("host", 1, (1, 2, 3, 4))
@@ -61,11 +61,11 @@ class Bench:
 
     async def publish(self, partition: str, first: int, rows: int, group: int = 8) -> None:
         """Publish rows of one slot with four fields and tags."""
-        ids = [f"prompt{(first + i) // group}_g{(first + i) % group}" for i in range(rows)]
-        tags = [{"weight_version": 3, "input_lengths": 100 + i, "reward": 0.25} for i in range(rows)]
+        ids = tuple(f"prompt{(first + i) // group}_g{(first + i) % group}" for i in range(rows))
+        tags = tuple({"weight_version": 3, "input_lengths": 100 + i, "reward": 0.25} for i in range(rows))
         ref = SlotRef(HOST, first, 1, FIELDS, range(rows), range(rows))
-        nbytes = {name: [1024] * rows for name in FIELDS}
-        await self.directory.publish(self.op(), partition, ids, [ref], tags, SPECS, nbytes, "bench")
+        nbytes = dict.fromkeys(FIELDS, (1024,) * rows)
+        await self.directory.publish(self.op(), Publish(ids, partition, (ref,), tags, SPECS, nbytes), "bench")
 
 
 async def run(rounds: int, group: int | None) -> None:

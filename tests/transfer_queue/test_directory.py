@@ -43,12 +43,12 @@ def directory(clock: Time) -> Directory:
     return made
 
 
-def put(directory: Directory, *ids: str, op_id: str = "put", owner: str = "me", **more: Any) -> list[int]:
+def put(directory: Directory, *ids: str, op_id: str = "put", owner: str = "me", **more: Any) -> list[int | None]:
     """Place and publish a put of ``x``."""
     placed = directory.place("p", ids, ["x"], op_id, 1, more.pop("avoid", ()), 10.0)
     if placed[0] == "done":
-        return placed[1]
-    return directory.publish("p", ids, op_id, NEVER, owner, None, placed[1], FORMS, SPECS, {"x": 16}, **more)
+        return placed[1][0]
+    return directory.publish("p", ids, op_id, NEVER, owner, None, placed[1], FORMS, SPECS, {"x": 16}, **more)[0]
 
 
 def where(directory: Directory, *ids: str) -> dict[str, tuple[str, int]]:
@@ -275,3 +275,49 @@ def test_groups_come_in_pages(directory: Directory, monkeypatch: pytest.MonkeyPa
         pages += 1
     assert sorted(seen) == ["a", "b", "c", "d"]
     assert pages > 1
+
+
+def test_a_bound_put_that_is_refused_leaves_nothing_behind(directory: Directory) -> None:
+    """3a: what was written for it is garbage in the step that refuses it; sent again, it is refused again."""
+    lives = put(directory, "a", "b")
+    directory.clear("p", ["b"], "clear", NEVER, "me", None)
+    garbage(directory)
+    for _ in range(2):
+        placed = directory.place("p", ["a", "b"], ["x"], "late", 1, (), 10.0, "existing")
+        written = placed[1][0]
+        with pytest.raises(Refused) as caught:
+            directory.publish(
+                *("p", ["a", "b"], "late", NEVER, "me", None, placed[1], FORMS, SPECS, {"x": 16}),
+                bound=("existing", lives, False),
+            )
+        assert (caught.value.kind, caught.value.info["sample_ids"]) == ("StaleSlotError", ("b",))
+        assert not directory.pending
+        assert garbage(directory)[1] == {(written[0], written[1]), (written[0], written[1] + 1)}
+    assert where(directory, "a", "b").keys() == {"a"}
+
+
+def test_a_put_that_leaves_rows_out_is_remembered_with_who_survived(directory: Directory) -> None:
+    """3a: the storage keys of rows that are left out are garbage at once; sent again, it leaves out the same ones."""
+    lives = put(directory, "a", "b")
+    directory.clear("p", ["b"], "clear", NEVER, "me", None)
+    garbage(directory)
+    (unit, first, _), *_ = directory.place("p", ["b", "a"], ["x"], "late", 1, (), 10.0, "existing")[1]
+    late = lambda: directory.publish(  # noqa: E731
+        *("p", ["b", "a"], "late", NEVER, "me", None, [(unit, first, 2)], FORMS, SPECS, {"x": 16}),
+        bound=("existing", lives[::-1], True),
+    )
+    assert late() == ([None, lives[0]], [False, False])
+    put(directory, "b", op_id="anew")
+    assert late() == ([None, lives[0]], [False, False])
+    assert where(directory, "a") == {"a": (unit, first + 1)}
+    assert (unit, first) in garbage(directory)[1]
+
+
+def test_rows_that_live_need_no_room(directory: Directory) -> None:
+    """3a: in a full plane a bound put is told who is stale, not that there is no room."""
+    room = directory.config["capacity"]
+    ids = [f"r{at}" for at in range(room)]
+    put(directory, *ids)
+    with pytest.raises(Refused, match="do not fit"):
+        directory.place("p", ["more"], ["x"], "unbound", 1, (), 10.0)
+    assert directory.place("p", ["more"], ["x"], "bound", 1, (), 10.0, "existing")[0] == "shares"

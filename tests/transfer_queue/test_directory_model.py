@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, lengths_of
-from asyncdp.slots import ClaimTry, HostRef, Located, Resolved, SlotRef
+from asyncdp.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef
 from asyncdp.transports.transfer_queue.directory.reads import Directory
 from asyncdp.transports.transfer_queue.directory.state import Refused
 from asyncdp.transports.transfer_queue.link import refusal
@@ -19,10 +19,7 @@ from asyncdp.transports.transfer_queue.rows import spec_from_wire, spec_to_wire
 from tests.ucxx.test_directory_model import NAMES, PATTERN, STEPS, Twins
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from asyncdp.calls import RegisterPartition
-    from asyncdp.field_spec import FieldSpec
 
 R = TypeVar("R")
 
@@ -35,10 +32,16 @@ class Op(NamedTuple):
 
 
 class Published(NamedTuple):
-    """What a put returned; ``replaced`` is the memory plane's, here it is garbage of the directory's own."""
+    """What a put returned; ``dead`` is of the ucxx directory, here it is garbage of the directory's own."""
 
-    handles: list[RowHandle]
-    replaced: tuple[()] = ()
+    handles: tuple[RowHandle | None, ...]
+    created: tuple[bool, ...]
+    dead: tuple[()] = ()
+
+    @classmethod
+    def of(cls, answer: tuple[list[int | None], list[bool]]) -> Published:
+        """Read the directory's answer."""
+        return cls(tuple(None if one is None else RowHandle(one) for one in answer[0]), tuple(answer[1]))
 
 
 class Cleared(NamedTuple):
@@ -76,39 +79,30 @@ class OnController:
         args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
         served(lambda: self.real.register(*args, dict(call.enums)))
 
-    async def publish(
-        self,
-        op: Op,
-        p: str,
-        ids: Sequence[str],
-        refs: Sequence[SlotRef],
-        tags: Any,
-        specs: Mapping[str, FieldSpec],
-        nbytes: Mapping[str, Sequence[int]],
-        owner: str,
-    ) -> Published:
+    async def publish(self, op: Op, call: Publish, owner: str) -> Published:
         """put_samples: what the transport asks for before and after it writes to the units."""
-        names = list(specs)
+        p, ids, names = call.partition_id, call.sample_ids, list(call.specs)
         shares = []
         refused = None
         if names:
             try:
-                placed = self.real.place(p, ids, names, op.id, 2, (), max(0.0, op.left_s))
+                placed = self.real.place(p, ids, names, op.id, 2, (), max(0.0, op.left_s), call.only)
             except Refused as err:
                 refused = err  # what is asked for next is refused as well, and may have a reason that counts more
             else:
                 if placed[0] == "done":
-                    return Published([RowHandle(one) for one in placed[1]])
+                    return Published.of(placed[1])
                 shares = placed[1]
-        wire = {name: spec_to_wire(spec) for name, spec in specs.items()}
+        wire = {name: spec_to_wire(spec) for name, spec in call.specs.items()}
         forms = {name: ("d", spec[1], spec[2]) for name, spec in wire.items()}
-        args = (p, ids, op.id, self.until(op), owner, tags, shares, forms, wire, nbytes)
+        bound = None if call.only is None else (call.only, call.lives, call.skip_stale)
+        args = (p, ids, op.id, self.until(op), owner, call.tags, shares, forms, wire, call.nbytes, bound)
         try:
-            handles = [RowHandle(one) for one in served(lambda: self.real.publish(*args))]
+            done = Published.of(served(lambda: self.real.publish(*args)))
         finally:
             self.real.abort(op.id, settled=True)
         assert refused is None
-        return Published(handles)
+        return done
 
     async def claim(
         self,
@@ -145,9 +139,9 @@ class OnController:
         """Give back a claim that nobody got."""
         served(lambda: self.real.abandon(p, claim_id))
 
-    async def clear(self, op: Op, p: str, ids: Sequence[str] | None, owner: str, held: Any) -> Cleared:
+    async def clear(self, op: Op, p: str, ids: Sequence[str] | None, owner: str, held: Any, lives: Any) -> Cleared:
         """clear_samples, pop."""
-        return Cleared(served(lambda: self.real.clear(p, ids, op.id, self.until(op), owner, held))[0])
+        return Cleared(served(lambda: self.real.clear(p, ids, op.id, self.until(op), owner, held, lives))[0])
 
     async def drop(self, op: Op, p: str) -> tuple[()]:
         """drop_partition."""
@@ -185,7 +179,8 @@ class OnController:
         """list_metadata."""
         page, after = served(lambda: self.real.groups(p, 0))
         assert after is None
-        return sorted((DataPlaneGroupMeta(p, *facts[:-1]) for facts in page), key=lambda group: group.created_at)
+        found = [DataPlaneGroupMeta(p, *facts, (), tuple(map(RowHandle, lives))) for *facts, _, lives in page]
+        return sorted(found, key=lambda group: group.created_at)
 
     async def list_claims(self, p: str, task: str) -> list[ClaimInfo]:
         """list_claims."""

@@ -14,7 +14,7 @@ import torch
 from zmq.sugar.context import Context
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, build_data_plane_client
-from asyncdp.transports.transfer_queue import connecting
+from asyncdp.transports.transfer_queue import connecting, link
 from asyncdp.transports.transfer_queue.canary import Canary
 
 if TYPE_CHECKING:
@@ -53,6 +53,23 @@ async def test_a_dead_controller_ends_the_first_call_at_once(plane: Begin, serve
     assert time.monotonic() - began < 3.0
     assert not caught.value.ambiguous
     await worker.close()
+
+
+async def test_a_directory_of_another_version_is_refused_by_name(
+    plane: Begin, lasting: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Old clients of a new plane and new ones of an old: said at the first call, and no plane is begun beside it."""
+    owner = plane(lasting)
+    monkeypatch.setattr(link, "VERSION", 1)
+    worker = build_data_plane_client(owner.attach_config(), bootstrap=False)
+    words = "runs version 2 of asyncdp's directory, this client speaks 1: use one release"
+    with pytest.raises(DataPlaneUnavailable, match=words):
+        await worker.put_samples(["a"], "p", {"x": torch.ones(1)})
+    await worker.close()
+    with pytest.raises(DataPlaneUnavailable, match=words):
+        plane(lasting)
+    monkeypatch.undo()
+    await owner.ping()
 
 
 async def test_a_connection_that_nobody_waits_for_is_closed(

@@ -54,7 +54,7 @@ def test_it_runs_where_asyncdp_is_not_installed() -> None:
         placed = ask("place", "p", ["a"], ["x"], "op", 1, (), 9.0)[2]
         spec = {"x": ("object", "", (), False, ())}
         put = ("p", ["a"], "op", 1e18, "me", None, placed[1], {"x": ("o",)}, spec, {"x": 3})
-        print(len(ask("publish", *put)[2]), ask("claim", "p", "t", ["x"], 1, 1, "c", 1e18, "me", None)[2][1])
+        print(len(ask("publish", *put)[2][0]), ask("claim", "p", "t", ["x"], 1, 1, "c", 1e18, "me", None)[2][1])
         print(ask("groups", "nowhere", 0)[0], any(name.startswith("asyncdp") for name in sys.modules))
         """
     )

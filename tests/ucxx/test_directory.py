@@ -18,7 +18,7 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.slots import HostRef, Resolved, SlotRef
+from asyncdp.slots import HostRef, Publish, Resolved, SlotRef
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, Op, Published
@@ -42,7 +42,9 @@ async def put(
     ref = SlotRef(HOST, slot, 1, ("x",), range(len(ids)), range(len(ids)))
     spec = {"x": FieldSpec("object")}
     named = how.get("op", op())
-    return await directory.publish(named, how.get("p", "p"), ids, [ref], tags, spec, {"x": [8] * len(ids)}, "me")
+    told = None if tags is None else tuple(tags)
+    call = Publish(tuple(ids), how.get("p", "p"), (ref,), told, spec, {"x": (8,) * len(ids)}, **how.get("bound", {}))
+    return await directory.publish(named, call, "me")
 
 
 async def slots(directory: "Directory", ids: list[str]) -> list[int]:
@@ -82,7 +84,7 @@ async def test_a_resent_put_leaves_the_newer_value(plane: "Directory") -> None:
     newer = await put(plane, ["a"], 2)
     assert await put(plane, ["a"], 1, op=op("old")) == first
     assert await slots(plane, ["a"]) == [2]
-    assert [(cells.slot.slot, cells.index, cells.fields) for cells in newer.replaced] == [(1, (0,), None)]
+    assert [(cells.slot.slot, cells.index, cells.fields) for cells in newer.dead] == [(1, (0,), None)]
 
 
 async def test_a_resolved_put_never_comes_back(plane: "Directory") -> None:
@@ -374,7 +376,7 @@ async def test_two_clients_that_widen_one_schema_at_once(connect: Callable[..., 
         for i in range(10):
             ref = SlotRef(HOST, 1, 1, (f"{name}{i}",), [0], [0])
             spec = {f"{name}{i}": FieldSpec("object")}
-            await client.publish(op(), "p", [name], [ref], None, spec, {}, "me")
+            await client.publish(op(), Publish((name,), "p", (ref,), None, spec), "me")
 
     async with anyio.create_task_group() as group:
         for at, client in enumerate(clients):

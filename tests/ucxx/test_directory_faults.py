@@ -16,6 +16,7 @@ import pytest
 
 from asyncdp.calls import RegisterPartition
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed, DataPlaneUnavailable
+from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer, Op
@@ -32,7 +33,7 @@ def op(name: str, left_s: float = 10.0) -> "Op":
 
 async def tag(directory: "Directory", name: str, ids: list[str]) -> None:
     """Put samples that are tags only."""
-    await directory.publish(op(name), "p", ids, [], [{"k": 1}] * len(ids), {}, {}, "me")
+    await directory.publish(op(name), Publish(tuple(ids), "p", (), ({"k": 1},) * len(ids), {}), "me")
 
 
 @pytest.fixture
@@ -149,7 +150,7 @@ async def test_a_paused_server_hangs_nobody(frail: "EmbeddedServer", connect: Ca
     assert frail.pid is not None
     os.kill(frail.pid, signal.SIGSTOP)
     with anyio.move_on_after(0.1) as scope:
-        await directory.publish(op("put", 0.1), "p", ["a"], [], [{"k": 1}], {}, {}, "me")
+        await directory.publish(op("put", 0.1), Publish(("a",), "p", (), ({"k": 1},), {}), "me")
     assert scope.cancelled_caught
     with anyio.fail_after(2.0), pytest.raises(ConnectionRefusedError, match="cannot be reached"):
         await directory.depth("p")  # a new connection: the greeting is not answered
@@ -162,7 +163,9 @@ async def test_cancelled_at_random_everybody_gets_his_own_reply(directory: "Dire
     """Calls cancelled at any moment: the next one on the same client gets its own reply, and all connections work."""
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
     ids = [f"s{i}" for i in range(20)]
-    made = await directory.publish(op("put"), "p", ids, [], [{"k": i} for i in range(20)], {}, {}, "me")
+    made = await directory.publish(
+        op("put"), Publish(tuple(ids), "p", (), tuple({"k": i} for i in range(20)), {}), "me"
+    )
     rng = random.Random(1)
     answered = 0
 

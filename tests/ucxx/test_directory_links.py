@@ -16,6 +16,7 @@ import pytest
 from asyncdp import stack
 from asyncdp.calls import RegisterPartition
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
@@ -120,9 +121,9 @@ async def test_a_user_over_tls(server: "EmbeddedServer", connect: Connect, certi
     async with tunnel(server, certificates) as door:
         directory = connect(f"rediss://tls:pw@localhost:{door.port}/0?ssl_ca_certs={certificates / 'ca.crt'}")
         await directory.register(RegisterPartition("p", (), 1, ("t",)))
-        await directory.publish(op("put"), "p", ["a", "b"], [], [{"k": 1}] * 2, {}, {}, "me")
+        await directory.publish(op("put"), Publish(("a", "b"), "p", (), ({"k": 1},) * 2, {}), "me")
         waits = asyncio.ensure_future(directory.claim(op("c"), "p", "t", [], 3, 3, "me", wait_s=10.0))
-        await directory.publish(op("more"), "p", ["c"], [], [{"k": 1}], {}, {}, "me")
+        await directory.publish(op("more"), Publish(("c",), "p", (), ({"k": 1},), {}), "me")
         assert (await waits).meta.sample_ids == ["a", "b", "c"]  # the notice came over TLS as well
         assert (await directory.clear(op("clear"), "p", ["a"])).count == 1
         await directory.close()

@@ -16,7 +16,7 @@ from asyncdp.block import PICKLE, Block, FieldSpec
 from asyncdp.calls import RegisterPartition
 from asyncdp.errors import DataPlaneError
 from asyncdp.meta import RowHandle
-from asyncdp.slots import SlotRef
+from asyncdp.slots import Publish, SlotRef
 from asyncdp.transports.memory.host import Host, State
 from asyncdp.transports.memory.plane import Plane
 
@@ -56,6 +56,12 @@ puts = st.fixed_dictionaries(
         "owner": st.sampled_from(OWNERS),
         "tags": st.none() | st.lists(tags, min_size=6, max_size=6),
     }
+)
+#: What a put is bound to, and whether it leaves stale rows out.
+bounds = st.sampled_from(
+    [(None, False)] * 6
+    + [("new", False), ("existing", False), ("existing", True)]
+    + [("lives", False), ("lives", True)] * 2
 )
 partitions = st.sampled_from(PARTITIONS[:1] * 5 + PARTITIONS)
 
@@ -190,30 +196,52 @@ class Twins:
         call = RegisterPartition(p, tuple(fields), 3, tuple(tasks), size, enums)
         self.both(lambda: self.plane.register(call), lambda: self.directory.register(call))
 
-    def put(self, p: str, put: dict[str, Any], left_s: float, given_up: object) -> None:
+    def lives(self, data: st.DataObject, ids: Sequence[str]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+        """Choose which life of each sample is meant: any, one that was seen, mostly the last of these."""
+        seen = [self.handles.get(sample_id, []) for sample_id in ids]
+        meant = [data.draw(st.sampled_from([*past, *past[-1:] * 9, None])) for past in seen]
+        mine, theirs = ([None if pair is None else pair[at].incarnation for pair in meant] for at in (0, 1))
+        return tuple(mine), tuple(theirs)
+
+    def put(
+        self,
+        data: st.DataObject,
+        p: str,
+        put: dict[str, Any],
+        left_s: float,
+        given_up: object,
+        bound: tuple[str | None, bool],
+    ) -> None:
         """publish, of slots that were written before."""
         op = f"put{next(self.ops)}"
         ids = put["ids"]
         if given_up:
             self.resolve(p, op)
         refs, specs, nbytes = self.loop.run(self.write(op, put))
-        rows = None if put["tags"] is None else put["tags"][: len(ids)]
-        args = (p, ids, refs, rows, specs)
+        rows = None if put["tags"] is None else tuple(put["tags"][: len(ids)])
+        only, skip = bound
+        mine, theirs = self.lives(data, ids) if only == "lives" else (None, None)
+        how: dict[str, Any] = {"only": "existing" if only == "lives" else only, "skip_stale": skip}
+        calls = [
+            Publish(tuple(ids), p, tuple(refs), rows, specs, nbytes, lives=meant, **how) for meant in (mine, theirs)
+        ]
 
         def send() -> None:
             got = self.both(
-                lambda: self.plane.once(op, left_s, lambda: self.plane.publish(*args, put["owner"])),
-                lambda: self.directory.publish(self.op(op, left_s), *args, nbytes, put["owner"]),
+                lambda: self.plane.once(op, left_s, lambda: self.plane.publish(calls[0], put["owner"])),
+                lambda: self.directory.publish(self.op(op, left_s), calls[1], put["owner"]),
             )
             if got is None:
                 return
-            for sample_id, a, b in zip(ids, got[0], got[1].handles, strict=True):
+            for at, (sample_id, a, b) in enumerate(zip(ids, got[0].handles, got[1].handles, strict=True)):
                 self.same_incarnation(a, b)
-                self.handles.setdefault(sample_id, []).append((a, b))
+                if a is not None:
+                    assert got[0].created[at] is got[1].created[at]
+                    self.handles.setdefault(sample_id, []).append((a, b))
             if op not in published:
                 published.add(op)
                 self.live |= {(r.host.id, r.slot, r.generation, i) for r in refs for i in r.index}
-                self.kill(got[1].replaced)
+                self.kill(got[1].dead)
 
         published: set[str] = set()
         send()
@@ -234,7 +262,7 @@ class Twins:
             for name, width in zip(names, itertools.cycle(put["widths"]), strict=False)
         }
         block = Block.from_fields(TensorDict(wide, [n]), n, {}, PICKLE)
-        nbytes = {name: column.row_nbytes().tolist() for name, column in block.columns.items()}
+        nbytes = {name: tuple(column.row_nbytes().tolist()) for name, column in block.columns.items()}
         refs = []
         cut = min(put["cut"], n)
         for host, first, last in ((self.hosts[0], 0, cut), (self.hosts[1], cut, n)):
@@ -335,8 +363,8 @@ class Twins:
                 lambda: self.plane.abandon(chosen[1], chosen[0]), lambda: self.directory.abandon(chosen[1], chosen[0])
             )
 
-    def clear(self, data: st.DataObject, p: str, ids: list[str], how: int) -> None:
-        """clear_samples, pop: of ids, of what an owner put, with a claim or without."""
+    def clear(self, data: st.DataObject, p: str, ids: list[str], how: int, bound: object) -> None:
+        """clear_samples, pop: of ids, of lives, of what an owner put, with a claim or without."""
         op = f"clear{next(self.ops)}"
         wanted: list[str] | None = ids
         held: list[Any] | None = None
@@ -348,12 +376,13 @@ class Twins:
             wanted = list(dict.fromkeys([*chosen[3], *ids]))
             held = [(chosen[0], "other") if sample_id in chosen[3] else None for sample_id in wanted]
             p = chosen[1]
+        mine, theirs = self.lives(data, wanted) if bound and wanted is not None else (None, None)
         cleared: list[bool] = []
 
         def send() -> None:
             got = self.both(
-                lambda: self.plane.once(op, 5.0, lambda: self.plane.clear(p, wanted, owner, held)),
-                lambda: self.directory.clear(self.op(op, 5.0), p, wanted, owner, held),
+                lambda: self.plane.once(op, 5.0, lambda: self.plane.clear(p, wanted, owner, held, mine)),
+                lambda: self.directory.clear(self.op(op, 5.0), p, wanted, owner, held, theirs),
             )
             if got is not None:
                 assert got[0] == got[1].count
@@ -429,6 +458,8 @@ class Twins:
             self.near(a.created_at, b.created_at)
             for one, other in zip(a.tags, b.tags, strict=True):
                 self.same_tags(one, other)
+            for mine, theirs in zip(a.handles, b.handles, strict=True):
+                self.same_incarnation(mine, theirs)
 
     def look_at_claims(self, p: str, task: str) -> None:
         """list_claims, check_consumption_status, list_partitions."""
@@ -466,6 +497,7 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
             "put": puts,
             "left_s": st.sampled_from([5.0] * 9 + [-1.0]),
             "given_up": st.sampled_from([False] * 9 + [True]),
+            "bound": bounds,
         },
     ),
     "claim": (
@@ -482,7 +514,15 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "release": (2, {"part": st.integers(1, 7), "extra": st.sampled_from([None] * 4 + IDS)}),
     "rarely": (1, {"what": st.sampled_from(["release_owner", "abandon", "resolve", "drop"])}),
-    "clear": (2, {"p": partitions, "ids": st.lists(st.sampled_from(IDS), max_size=4), "how": st.integers(0, 3)}),
+    "clear": (
+        2,
+        {
+            "p": partitions,
+            "ids": st.lists(st.sampled_from(IDS), max_size=4),
+            "how": st.integers(0, 3),
+            "bound": st.booleans(),
+        },
+    ),
     "again": (2, {}),
     "locate": (
         2,

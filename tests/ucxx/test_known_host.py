@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdp.calls import RegisterPartition
-from asyncdp.slots import SlotRef
+from asyncdp.slots import Publish, SlotRef
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of, spawned
 from tests.ucxx.segments import rows
 
@@ -25,7 +25,7 @@ async def publish(directory: "Directory", refs: Any, ids: tuple[str, ...]) -> An
 
     specs = rows(1).observed()
     nbytes = {"a": (32,) * len(ids)}
-    return await directory.publish(Op(f"publish-{ids[0]}", 30.0), "p", ids, refs, None, specs, nbytes, "me")
+    return await directory.publish(Op(f"publish-{ids[0]}", 30.0), Publish(ids, "p", refs, None, specs, nbytes), "me")
 
 
 async def register(directory: "Directory") -> None:

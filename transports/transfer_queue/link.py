@@ -14,9 +14,10 @@ from zmq.constants import SocketOption, SocketType
 
 from asyncdp import errors
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.slots import living_rows, stale_rows
 from asyncdp.transports.transfer_queue.canary import Canary
 from asyncdp.transports.transfer_queue.connecting import connect
-from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, VERSION
+from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, LEAVES_GARBAGE, VERSION
 from asyncdp.transports.transfer_queue.directory_server import PORT
 from asyncdp.transports.transfer_queue.endpoints import Server
 
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Link"]
 
 #: Requests that are answered with garbage to sweep.
-_SWEEPING = frozenset({"publish", "clear", "drop", "sweep"})
+_LEAVING = frozenset(LEAVES_GARBAGE)
+_SWEEPING = _LEAVING | {"sweep"}
 
 
 class NoDirectoryError(DataPlaneUnavailable):
@@ -128,7 +130,7 @@ class Link:
             raise DataPlaneError(msg)
         if finished:  # another request may have reported some of them meanwhile
             self.finished = [ticket for ticket in self.finished if ticket not in finished]
-        return (rest[0], rest[1]) if op in ("publish", "clear", "drop") else rest[0]
+        return (rest[0], rest[1]) if op in _LEAVING else rest[0]
 
     async def _send(self, payload: bytes) -> bytes | None:
         """Carry a request to the directory, wherever it runs."""
@@ -160,18 +162,19 @@ class Link:
             DataPlaneUnavailable: The controller does not answer, or a directory beside it that is not gone.
         """
         try:
-            await self.ask("hello", (), deadline)
+            _check_version(await self.ask("hello", (), deadline))
         except NoDirectoryError:
             where = await self.directory.guard(lambda: self.client.find_directory(self.partition), deadline)
             if where is None:
                 return False
             self.move_to(Server.from_config(where))
             try:
-                await self.ask("hello", (), deadline)
+                facts = await self.ask("hello", (), deadline)
             except DataPlaneUnavailable:
                 if not await self.directory.is_gone():
                     raise
                 return False
+            _check_version(facts)
         return True
 
     async def hello(self, deadline: float) -> bool:
@@ -186,9 +189,7 @@ class Link:
             if not await self.find_directory(deadline):
                 raise
             facts = await self.ask("hello", (), deadline)
-        if facts["version"] != VERSION:
-            msg = f"the controller runs version {facts['version']} of asyncdp's directory, this client speaks {VERSION}"
-            raise DataPlaneUnavailable(msg, blames_port=False, retryable=False)
+        _check_version(facts)
         if "config" not in facts:
             return False
         self.config = {**facts["config"], "units": facts["units"]}
@@ -253,8 +254,20 @@ class Link:
         self.client.close()
 
 
+def _check_version(facts: Mapping[str, Any]) -> None:
+    if facts["version"] != VERSION:
+        msg = (
+            f"the controller runs version {facts['version']} of asyncdp's directory, this client speaks {VERSION}: "
+            "use one release of asyncdp on both sides, or a controller of its own for each"
+        )
+        raise DataPlaneUnavailable(msg, blames_port=False, retryable=False)
+
+
 def refusal(kind: str, message: str, info: Mapping[str, Any]) -> DataPlaneError:
     """Make the error that the directory named."""
+    if "bound" in info:  # to lives; said in the same words on every transport
+        made_of = stale_rows if kind == "StaleSlotError" else living_rows
+        return made_of(info["partition_id"], info["sample_ids"], info["bound"])
     made: type[DataPlaneError] = getattr(errors, kind)
     marks = {key: info[key] for key in ("no_plane", "unknown_partition") if key in info}
     err = made(message, **{key: value for key, value in info.items() if key not in marks})

@@ -9,6 +9,7 @@ import anyio
 import torch
 
 from asyncdp import calls as c
+from asyncdp import slots as s
 from asyncdp.block import Block, field_names, raw_leaf
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import (
@@ -16,7 +17,7 @@ from asyncdp.errors import (
     DataPlaneError,
     DataPlaneWriteError,
 )
-from asyncdp.meta import KVBatchMeta, RowHandle, lengths_of
+from asyncdp.meta import RowHandle
 from asyncdp.transports.transfer_queue.checksums import MARK, sums_of
 from asyncdp.transports.transfer_queue.reading import Reading, maybe_in_a_thread, nbytes_of
 from asyncdp.transports.transfer_queue.rows import (
@@ -26,11 +27,13 @@ from asyncdp.transports.transfer_queue.rows import (
     spec_from_wire,
     spec_to_wire,
 )
+from asyncdp.writes import written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncdp.column import Column
+    from asyncdp.meta import KVBatchMeta
 
 __all__ = ["Transfers"]
 
@@ -70,11 +73,16 @@ class Transfers(Reading):
             {name: self._form(column) for name, column in block.columns.items()},
             {name: spec_to_wire(spec) for name, spec in block.observed().items()},
             {name: sizes_of(column) for name, column in block.columns.items()},
+            None if call.only is None else (call.only, call.lives, call.skip_stale),
         )
-        incarnations, (ticket, garbage) = await self._mutate("publish", args, ctx, call.partition_id)
-        if ticket:
-            await self._sweep(ticket, garbage, min(ctx.deadline, anyio.current_time() + SWEEP_S))
-        return _meta(call, names, incarnations)
+        try:
+            done, (ticket, garbage) = await self._mutate("publish", args, ctx, call.partition_id)
+        except DataPlaneError as err:
+            if not err.ambiguous:
+                await self._give_up(ctx, settled=False)
+            raise
+        await self._sweep_briefly(ticket, garbage, ctx)
+        return _meta(call, names, done)
 
     def _form(self, column: Column) -> tuple[Any, ...]:
         form = form_of(column)
@@ -93,7 +101,7 @@ class Transfers(Reading):
         self, ids: Sequence[str], call: c.PutSamples, names: tuple[str, ...], wanted: int, ctx: CallContext
     ) -> tuple[Any, ...]:
         silent = (await self._session.link(ctx.deadline)).silent()
-        args = (call.partition_id, ids, names, ctx.op_id, wanted, tuple(silent), max(0.0, ctx.remaining()))
+        args = (call.partition_id, ids, names, ctx.op_id, wanted, tuple(silent), max(0.0, ctx.remaining()), call.only)
         placed: tuple[Any, ...] = await self._ask("place", args, ctx, call.partition_id)
         return placed
 
@@ -158,7 +166,8 @@ class Transfers(Reading):
         """Return reserved space, as far as time and the plane allow; else it comes back by itself."""
         if ctx.remaining() > 0:
             try:
-                await self._ask("abort", (ctx.op_id, settled), ctx)
+                _, (ticket, garbage) = await self._ask("abort", (ctx.op_id, settled), ctx)
+                await self._sweep_briefly(ticket, garbage, ctx)
             except DataPlaneError:
                 return
 
@@ -183,6 +192,12 @@ class Transfers(Reading):
                 raise type(worst)(msg, host=worst.host, retryable=worst.retryable, cause=worst)
         return int(count)
 
+    async def _sweep_briefly(
+        self, ticket: int, garbage: Mapping[str, Sequence[tuple[int, int]]], ctx: CallContext
+    ) -> None:
+        if ticket:
+            await self._sweep(ticket, garbage, min(ctx.deadline, anyio.current_time() + SWEEP_S))
+
     async def _sweep(
         self, ticket: int, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
     ) -> dict[str, DataPlaneError]:
@@ -193,12 +208,7 @@ class Transfers(Reading):
         return failed
 
 
-def _meta(call: c.PutSamples, names: tuple[str, ...], incarnations: Sequence[int]) -> KVBatchMeta:
-    return KVBatchMeta(
-        call.partition_id,
-        sample_ids=list(call.sample_ids),
-        fields=list(names),
-        sequence_lengths=lengths_of(call.tags),
-        tags=None if call.tags is None else [dict(row) for row in call.tags],
-        handles=[RowHandle(incarnation) for incarnation in incarnations],
-    )
+def _meta(call: c.PutSamples, names: tuple[str, ...], done: tuple[list[int | None], list[bool]]) -> KVBatchMeta:
+    lives, created = done
+    handles_ = tuple(None if life is None else RowHandle(life) for life in lives)
+    return written(call, names, s.Published(handles_, tuple(created)))

@@ -112,8 +112,8 @@ class TQTransport(Transfers):
 
     @handles(c.ClearSamples, c.PopSamples, c.EvictSamples)
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
-        args = (call.partition_id, call.sample_ids, ctx.op_id, await self._not_after(ctx), call.owner, call.claims)
-        return await self._removed("clear", args, ctx)
+        args = (call.partition_id, call.sample_ids, ctx.op_id, await self._not_after(ctx), call.owner)
+        return await self._removed("clear", (*args, call.claims, call.lives), ctx)
 
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
@@ -157,9 +157,10 @@ class TQTransport(Transfers):
         while after is not None:
             page, after = await self._ask("groups", (call.partition_id, after), ctx, call.partition_id)
             silent = await self._silent(ctx)
-            for *facts, units in page:
+            for *facts, units, lives in page:
                 lost = tuple(key for key, at in zip(facts[1], units, strict=True) if not silent.isdisjoint(at))
-                groups[facts[0]] = replace(DataPlaneGroupMeta(call.partition_id, *facts), lost_keys=lost)
+                group = DataPlaneGroupMeta(call.partition_id, *facts)
+                groups[facts[0]] = replace(group, lost_keys=lost, handles=tuple(map(RowHandle, lives)))
         return sorted(groups.values(), key=lambda group: group.created_at)
 
     @handles(c.Depth)
@@ -191,4 +192,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_addressable=True,
     slot_writes=False,
     claim_dedup=True,
+    bound_mutations=True,
 )

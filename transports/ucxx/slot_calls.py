@@ -58,7 +58,7 @@ class SlotCalls(Transport):
 
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
-        places = await self._directory.place(call.partition_id, call.sample_ids, call.fields)
+        places = await self._directory.place(call.partition_id, call.sample_ids, call.fields, call.only)
         taking = [host for host in places.hosts if not host.draining]
         hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
@@ -164,18 +164,9 @@ class SlotCalls(Transport):
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
-        done = await self._directory.publish(
-            op_of(ctx),
-            call.partition_id,
-            call.sample_ids,
-            call.refs,
-            call.tags,
-            call.specs,
-            call.nbytes,
-            self._owner,
-        )
-        await self._obituary.tell(done.replaced, ctx)
-        return s.Published(done.handles)
+        done = await self._directory.publish(op_of(ctx), call, self._owner)
+        await self._obituary.tell(done.dead, ctx)
+        return s.Published(done.handles, done.created)
 
 
 def _refuse_unwritable(name: str) -> None:

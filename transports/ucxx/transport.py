@@ -180,7 +180,7 @@ class UCXXTransport(SlotCalls):
 
     @handles(c.ClearSamples, c.PopSamples, c.EvictSamples)
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
-        named = (call.partition_id, call.sample_ids, call.owner, call.claims)
+        named = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
         cleared = await self._directory.clear(op_of(ctx), *named)
         await self._obituary.tell(cleared.freed, ctx)
         return cleared.count
@@ -265,4 +265,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_addressable=True,
     slot_writes=True,
     claim_dedup=True,
+    bound_mutations=True,
 )

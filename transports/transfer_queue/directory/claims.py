@@ -42,11 +42,11 @@ class Claims(Writes):
             part.claims.pop(claim.id, None)
             self.refuse(claim.id)
 
-    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None) -> None:
+    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
         """Refuse the removal of a sample whose claim is not the caller's any more."""
         if held is None:
             return
-        row = part.rows.get(sample_id)
+        row = part.rows[sample_id] if part.lives(sample_id, life) else None
         if row is not None and any(claim_id in row.claimed.values() for claim_id in held):
             return
         if row is None and not any((claim_id, sample_id) in part.lost for claim_id in held):

@@ -6,7 +6,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from asyncdp.transports.transfer_queue.directory.state import Partition, Pending, Refused
@@ -135,6 +135,18 @@ class Core:
         after = self.monotonic() + grace_s
         for unit, first, count in pending.ranges:
             self.garbage.setdefault(unit, []).append((first, count, after))
+
+    def give_back(self, op_id: str, shares: Sequence[tuple[str, int, int]]) -> None:
+        """Make garbage of what a refused put has written; what it still writes elsewhere stays reserved for it."""
+        pending = self.pending.get(op_id)
+        if pending is None:
+            return
+        for share in shares:
+            if share in pending.ranges:
+                pending.ranges.remove(share)
+                self.garbage.setdefault(share[0], []).append((share[1], share[2], 0.0))
+        if not pending.ranges:
+            del self.pending[op_id]
 
     def expire_pending(self) -> None:
         """Give up the puts whose writers cannot publish any more."""

@@ -12,15 +12,15 @@ from typing import Any
 from asyncdp.transports.transfer_queue.directory.reads import Directory
 from asyncdp.transports.transfer_queue.directory.state import Refused
 
-__all__ = ["ARGUMENT", "VERSION", "answer"]
+__all__ = ["ARGUMENT", "LEAVES_GARBAGE", "VERSION", "answer"]
 
 #: Name of the argument that carries a request to TransferQueue's controller, and of the metadata with its answer; also
 #: where a home keeps its directory.
 ARGUMENT = "asyncdp"
 #: Of the requests and answers. Both sides say it; another one is refused.
-VERSION = 1
+VERSION = 2
 #: Requests that are answered with garbage to sweep, and which of their arguments is the op_id.
-LEAVES_GARBAGE = {"publish": 2, "clear": 2, "drop": 1}
+LEAVES_GARBAGE = {"publish": 2, "abort": 0, "clear": 2, "drop": 1}
 
 
 def answer(home: dict[str, Any], request: bytes) -> bytes:

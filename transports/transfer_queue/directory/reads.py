@@ -104,6 +104,7 @@ class Directory(Claims):
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),
             tuple(_units(row) for row in rows),
+            tuple(row.incarnation for row in rows),
         )
 
     def groups(self, partition_id: str, after: int) -> tuple[list[tuple[Any, ...]], int | None]:

@@ -76,6 +76,11 @@ class Partition:
         #: Which rows waited for an index: until when that counts, since when the oldest of them waits, the first ids.
         self.waits: dict[ReadyIndex, tuple[float, float | None, tuple[str, ...]]] = {}
 
+    def lives(self, sample_id: str, life: int | None) -> bool:
+        """Whether a sample is there, in the life that is meant, or (None) in any."""
+        row = self.rows.get(sample_id)
+        return row is not None and life in (None, row.incarnation)
+
     def touch(self, row: Row, group: Group) -> None:
         """Tell the ready indexes that something about a sample changed."""
         for index in self.indexes.values():

@@ -10,7 +10,12 @@ from asyncdp.transports.transfer_queue.directory.core import Core
 from asyncdp.transports.transfer_queue.directory.specs import NOTHING, Spec, describe, merge
 from asyncdp.transports.transfer_queue.directory.state import Cell, Partition, Pending, Refused, Share, Tags
 
-__all__ = ["Writes"]
+__all__ = ["Bound", "Published", "Writes"]
+
+#: What a put is bound to: ``only``, ``lives``, ``skip_stale`` of :class:`asyncdp.calls.PutSamples`.
+Bound = tuple[str, Sequence["int | None"] | None, bool]
+#: The incarnation of each row, None where it was left out as stale; and which rows the put created.
+Published = tuple[list["int | None"], list[bool]]
 
 
 class Writes(Core):
@@ -65,8 +70,9 @@ class Writes(Core):
         wanted: int,
         avoid: Sequence[str],
         left_s: float,
+        only: str | None = None,
     ) -> tuple[Any, ...]:
-        """Choose units for the rows of a put and give out storage keys.
+        """Choose units for the rows of a put and give out storage keys; one of rows that live needs no room for more.
 
         Returns:
             ``("done", result)`` where this op_id was published already, else ``("shares", [(unit, first key, count)],
@@ -85,7 +91,7 @@ class Writes(Core):
             specs = {name: part.fields[name] for name in fields if name in part.fields}
             rows = part.rows
         pending = self.pending.get(op_id)
-        new = sum(i not in rows for i in sample_ids)
+        new = 0 if only == "existing" else sum(i not in rows for i in sample_ids)
         self._check_room(new, except_for=op_id)
         units = sorted((u for u in self.units if u not in avoid), key=lambda u: self.load.get(u, 0))
         if not units:
@@ -118,7 +124,7 @@ class Writes(Core):
         if self.pending:
             self.expire_pending()
             room -= sum(p.new for op_id, p in self.pending.items() if op_id != except_for)
-        if new > room:
+        if new and new > room:
             text = f"the plane holds {self.samples} of at most {self.config['capacity']} samples; {new} more do not fit"
             raise Refused("DataPlaneNotReady", text, retry_after_s=0.05)
 
@@ -134,55 +140,91 @@ class Writes(Core):
         forms: Mapping[str, tuple[Any, ...]],
         specs: Mapping[str, Spec],
         sizes: Mapping[str, int | Sequence[int]],
-    ) -> list[int]:
-        """Make what was written the content of samples, all at once, tags included. Returns their incarnations."""
+        bound: Bound | None = None,
+    ) -> Published:
+        """Make what was written the content of samples, all at once, tags included.
 
-        def act() -> tuple[list[int], bool]:
+        Which rows may be written is decided here, once: remembered also where all of them are left out.
+        """
+
+        def act() -> tuple[Published, bool]:
             if shares and op_id not in self.pending:
                 raise Refused(
                     "DataPlaneWriteError", "this put was given up: its storage keys are not reserved any more"
                 )
-            return self._publish(partition_id, sample_ids, op_id, owner, tags, shares, forms, specs, sizes), True
+            try:
+                stored = (op_id, shares, forms, sizes)
+                done = self._publish(partition_id, sample_ids, owner, tags, specs, bound, stored)
+            except Refused:
+                self.give_back(op_id, shares)
+                raise
+            return done, True
 
-        result: list[int] = self.once(op_id, not_after, act)
+        result: Published = self.once(op_id, not_after, act)
         return result
 
     def _publish(
         self,
         partition_id: str,
         sample_ids: Sequence[str],
-        op_id: str,
         owner: str,
         tags: Sequence[Tags] | None,
-        shares: Sequence[tuple[str, int, int]],
-        forms: Mapping[str, tuple[Any, ...]],
         specs: Mapping[str, Spec],
-        sizes: Mapping[str, int | Sequence[int]],
-    ) -> list[int]:
+        bound: Bound | None,
+        stored: tuple[str, Sequence[tuple[str, int, int]], Mapping[str, Any], Mapping[str, Any]],
+    ) -> Published:
         part = self.partitions.get(partition_id)
         if part is None:
             part = Partition(partition_id) if self.config["auto_register"] else self.partition(partition_id)
-        merged = {name: merge(part.fields.get(name, NOTHING), spec, name) for name, spec in specs.items()}
-        self._check_declared(part, list(specs))
-        self._check_room(sum(i not in part.rows for i in sample_ids), except_for=op_id)
-        self._check_groups(part, sample_ids, tags)
-        # Nothing is refused from here on.
-        self.partitions[partition_id] = part
-        part.fields.update(merged)
+        told: Sequence[Tags | None] = (None,) * len(sample_ids) if tags is None else tags
+        keep = self._fit(part, sample_ids, bound)
+        if keep:
+            merged = {name: merge(part.fields.get(name, NOTHING), spec, name) for name, spec in specs.items()}
+            self._check_declared(part, list(specs))
+            self._check_room(sum(sample_ids[at] not in part.rows for at in keep), except_for=stored[0])
+            self._check_groups(part, [(sample_ids[at], told[at]) for at in keep])
+            # Nothing is refused from here on.
+            self.partitions[partition_id] = part
+            part.fields.update(merged)
         self.sequence += 1
-        rows = [self._row(part, i, owner, None if tags is None else tags[at]) for at, i in enumerate(sample_ids)]
-        if shares:
-            self._store(rows, op_id, shares, forms, sizes)
-        for at, row in enumerate(rows):
-            self._tag(part, row, None if tags is None else tags[at])
-        return [row.incarnation for row in rows]
+        new = {at for at in keep if sample_ids[at] not in part.rows}
+        rows = {at: self._row(part, sample_ids[at], owner, told[at]) for at in keep}
+        if stored[1]:
+            self._store(rows, *stored)
+        for at, row in rows.items():
+            self._tag(part, row, told[at])
+        every = range(len(sample_ids))
+        return [rows[at].incarnation if at in rows else None for at in every], [at in new for at in every]
 
-    def _check_groups(self, part: Partition, ids: Sequence[str], tags: Sequence[Tags] | None) -> None:
+    @staticmethod
+    def _fit(part: Partition, ids: Sequence[str], bound: Bound | None) -> Sequence[int]:
+        """Return the positions of the rows that a put may write by the lives that it is bound to.
+
+        What it refuses with is put into words by the client, as on every transport.
+        """
+        if bound is None:
+            return range(len(ids))
+        only, lives, skip = bound
+        info = {"partition_id": part.id, "bound": len(ids)}
+        if only == "new":
+            living = tuple(sample_id for sample_id in ids if sample_id in part.rows)
+            if living:
+                raise Refused("DataPlaneBadRequest", "rows live already", sample_ids=living, **info)
+            return range(len(ids))
+        meant = (None,) * len(ids) if lives is None else lives
+        keep = [at for at, (i, life) in enumerate(zip(ids, meant, strict=True)) if part.lives(i, life)]
+        if len(keep) < len(ids) and not skip:
+            there = set(keep)
+            stale = tuple(sample_id for at, sample_id in enumerate(ids) if at not in there)
+            raise Refused("StaleSlotError", "rows are gone, or live again", sample_ids=stale, **info)
+        return keep
+
+    def _check_groups(self, part: Partition, puts: Sequence[tuple[str, Tags | None]]) -> None:
         if part.group_size is None:
             return
         sizes: dict[str, int] = {}
-        for at, sample_id in enumerate(ids):
-            row_tags = {} if tags is None else tags[at]
+        for sample_id, told in puts:
+            row_tags = told or {}
             expected = row_tags.get("expected_num_keys")
             where = {"partition_id": part.id, "sample_ids": (sample_id,)}
             if isinstance(expected, (int, float)) and expected > part.group_size:
@@ -213,21 +255,24 @@ class Writes(Core):
 
     def _store(
         self,
-        rows: Sequence[Row],
+        rows: Mapping[int, Row],
         op_id: str,
         shares: Sequence[tuple[str, int, int]],
         forms: Mapping[str, tuple[Any, ...]],
         sizes: Mapping[str, int | Sequence[int]],
     ) -> None:
-        """Give rows their new fields; what they replace becomes garbage."""
+        """Give rows, by position, their new fields; what they replace becomes garbage, as do those of no row."""
         layout = self._layout(forms)
         names = list(forms)
-        at = 0
+        start = 0
         for unit, first, count in shares:
             share = Share(unit, layout)
             self.load[unit] = self.load.get(unit, 0) + count
-            for key in range(first, first + count):
-                row = rows[at]
+            for at, key in enumerate(range(first, first + count), start):
+                row = rows.get(at)
+                if row is None:
+                    self.discard(unit, key)
+                    continue
                 cell: Any = Cell(share, key)
                 replaced = {id(old): old for name in names if (old := row.cells.get(name)) is not None}
                 for name in names:
@@ -237,7 +282,7 @@ class Writes(Core):
                     row.produced.setdefault(name, self.sequence)
                 if replaced:
                     self._let_go(row, replaced.values())
-                at += 1
+            start += count
         used = set(shares)
         pending = self.pending.pop(op_id)
         after = self.monotonic() + 5.0
@@ -298,8 +343,11 @@ class Writes(Core):
         not_after: float,
         owner: str,
         claims: Sequence[tuple[str, ...] | None] | None,
+        lives: Sequence[int | None] | None = None,
     ) -> tuple[int, tuple[str, ...]]:
-        """Remove samples; what is not there is no error. Returns how many there were, and on which units.
+        """Remove samples; what is not there, or not in the life that is meant, is no error.
+
+        Returns how many there were, and on which units.
 
         Remembered also where nothing was there: the same request, late, would remove what was put meanwhile.
         """
@@ -310,11 +358,15 @@ class Writes(Core):
                 return (0, ()), True
             self.expire(part)
             ids = [row.id for row in part.rows.values() if row.owner == owner] if sample_ids is None else sample_ids
+            meant = (None,) * len(ids) if lives is None else lives
             if claims is not None:
-                for sample_id, held in zip(ids, claims, strict=True):
-                    self.check_claim(part, sample_id, held)
+                for sample_id, held, life in zip(ids, claims, meant, strict=True):
+                    self.check_claim(part, sample_id, held, life)
             units: set[str] = set()
-            count = sum(self._remove(part, sample_id, units) for sample_id in ids)
+            count = sum(
+                part.lives(sample_id, life) and self._remove(part, sample_id, units)
+                for sample_id, life in zip(ids, meant, strict=True)
+            )
             return (count, tuple(units)), True
 
         result: tuple[int, tuple[str, ...]] = self.once(op_id, not_after, act)
@@ -369,6 +421,6 @@ class Writes(Core):
         """Take back claims whose lease is over."""
         raise NotImplementedError
 
-    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None) -> None:
+    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
         """Refuse the removal of a sample whose claim is not the caller's any more."""
         raise NotImplementedError

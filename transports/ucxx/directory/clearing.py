@@ -10,6 +10,7 @@ from asyncdp.slots import Resolved
 from asyncdp.transports.ucxx.directory.base import ERROR, OK
 from asyncdp.transports.ucxx.directory.cells import DeadCells, dead_cells
 from asyncdp.transports.ucxx.directory.listing import Listing
+from asyncdp.transports.ucxx.directory.rows import rid_of
 from asyncdp.transports.ucxx.directory.texts import load, pack
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Clearing(Listing):
         sample_ids: Sequence[str] | None,
         owner: str = "",
         claims: Sequence[tuple[str, ...] | None] | None = None,
+        lives: Sequence[int | None] | None = None,
     ) -> Cleared:
         """Remove samples (None: all that ``owner`` put and that still live); what is not there is no error.
 
@@ -50,6 +52,7 @@ class Clearing(Listing):
             sample_ids: Which.
             owner: Whose, where no ids are given.
             claims: Per id the claim ids of which one must still be live, or None.
+            lives: Per id the incarnation that is meant, or None; another one is as good as gone.
 
         Returns:
             What was removed. The server is busy for 13 us a row that is claimed.
@@ -57,7 +60,7 @@ class Clearing(Listing):
         Raises:
             ClaimLost: A claim is not, or no longer, its holder's; nothing was removed.
         """
-        meant: list[bytes] = []
+        meant: Sequence[bytes | str | bool] = [] if lives is None else [rid_of(life) for life in lives]
         ids: Sequence[str] = () if sample_ids is None else tuple(sample_ids)
         if sample_ids is None:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncdp.meta import DataPlaneGroupMeta
+from asyncdp.meta import DataPlaneGroupMeta, RowHandle
 from asyncdp.transports.ucxx.directory.cells import pieces, slot_name
 from asyncdp.transports.ucxx.directory.hosts import Hosts
 from asyncdp.transports.ucxx.directory.rows import Rows
@@ -54,6 +54,7 @@ class Listing(Hosts):
                 sum(rows.nbytes[i] for i in at),
                 tags,
                 tuple(rows.ids[i] for i in at if self._lost(rows, i)),
+                tuple(RowHandle(int(rows.rids[i])) for i in at),
             )
             out.append(meta)
         return out

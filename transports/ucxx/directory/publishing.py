@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
-from asyncdp.meta import RowHandle, Tags
+from asyncdp.meta import RowHandle
+from asyncdp.slots import living_rows, stale_rows
 from asyncdp.transports.ucxx.directory.cells import DeadCells, cells_of, replaced_cells
 from asyncdp.transports.ucxx.directory.hosts import HostInfo, Hosts
 from asyncdp.transports.ucxx.directory.partitions import Partitions
+from asyncdp.transports.ucxx.directory.rows import rid_of
 from asyncdp.transports.ucxx.directory.texts import load, pack, pack_tags, text
 
 if TYPE_CHECKING:
     from asyncdp.block import FieldSpec
-    from asyncdp.slots import SlotRef
+    from asyncdp.calls import Only
+    from asyncdp.slots import Publish
     from asyncdp.transports.ucxx.directory.link import Link
     from asyncdp.transports.ucxx.directory.op import Op
     from asyncdp.transports.ucxx.directory.schema import Schema
@@ -42,10 +45,17 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """One handle per row, and what the put replaced."""
+    """What a put did.
 
-    handles: tuple[RowHandle, ...]
-    replaced: tuple[DeadCells, ...]
+    Attributes:
+        handles: The life of each row that was written; None for one that was left out as stale.
+        created: Whether the put created the row.
+        dead: What the put replaced, and what was written for rows that it left out.
+    """
+
+    handles: tuple[RowHandle | None, ...]
+    created: tuple[bool, ...]
+    dead: tuple[DeadCells, ...]
 
 
 class Publishing(Partitions, Hosts):
@@ -101,8 +111,12 @@ class Publishing(Partitions, Hosts):
 
     # -- writing
 
-    async def place(self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str]) -> Places:
+    async def place(
+        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None = None
+    ) -> Places:
         """Say which hosts there are for a put, and what the partition fixed about the fields.
+
+        A put of rows that live (``only`` is ``"existing"``) needs no room for more.
 
         Raises:
             DataPlaneBadRequest: No such partition, or an undeclared field under strict_schema.
@@ -116,7 +130,7 @@ class Publishing(Partitions, Hosts):
 
         answer = await self._serve("place", partition_id, make, create=self._auto)
         held, new = load(answer.blob)
-        if new:
+        if new and only != "existing":
             held += await self._held_elsewhere(partition_id)
             if held + new > self._capacity:
                 raise self._full(held, new, partition_id)
@@ -126,76 +140,60 @@ class Publishing(Partitions, Hosts):
         hosts.sort(key=lambda host: host.load)
         return Places(tuple(hosts), specs, new)
 
-    async def publish(
-        self,
-        op: Op,
-        partition_id: str,
-        sample_ids: Sequence[str],
-        refs: Sequence[SlotRef],
-        tags: Sequence[Tags] | None,
-        specs: Mapping[str, FieldSpec],
-        nbytes: Mapping[str, Sequence[int]],
-        owner: str,
-    ) -> Published:
+    async def publish(self, op: Op, call: Publish, owner: str) -> Published:
         """Make written slots the content of samples, all at once, tags included: everything, or an error and nothing.
+
+        Which rows live is decided here, once, and remembered with the answer.
 
         Args:
             op: Names the put.
-            partition_id: Where.
-            sample_ids: Which samples; each once.
-            refs: Which slots hold them; ``rows`` are positions in sample_ids.
-            tags: Merged into the samples' tags.
-            specs: What the put observed about its fields.
-            nbytes: Payload bytes per field, one per sample.
+            call: What is put, and which lives it is bound to; each sample once.
             owner: Who puts them; of a sample, the first who did counts.
 
         Returns:
-            A handle per sample, and the cells that the put replaced, for their hosts to be told. The server is busy
+            What became of each sample, and the cells that died, for their hosts to be told. The server is busy
             for 8 us a row, 13 with whole groups: a put of 10,000 rows keeps others waiting for 0.1 s.
 
         Raises:
-            DataPlaneBadRequest: No such partition, a field that holds something else, a group that would be too large.
+            StaleSlotError: Rows are gone, or live again, and are not to be left out.
+            DataPlaneBadRequest: No such partition, a field that holds something else, a group that would be too large,
+                a row that lives although all are to be new.
             DataPlaneNotReady: The plane is full.
             DataPlaneWriteError: The put was given up before.
             DataPlaneTimeout: It came too late.
         """
+        partition_id, sample_ids = call.partition_id, call.sample_ids
         if len(set(sample_ids)) != len(sample_ids):
             raise DataPlaneBadRequest("a put names a sample twice", partition_id=partition_id, field="sample_ids")
-        fixed = self._columns(sample_ids, tags, owner)
+        fixed = self._columns(call, owner)
         await self._open()
         fixed["elsewhere"] = await self._held_elsewhere(partition_id)
         if self._auto:
             await self._link.command("SADD", self._names, partition_id.encode("utf-8", "surrogatepass"))
-        last: Schema | None = None
-
-        def make(schema: Schema) -> bytes:
-            nonlocal last
-            last = schema.merged(specs)
-            if self._strict and schema.version != b"0":
-                schema.check_declared(partition_id, list(specs))
-            payload = dict(fixed)
-            if refs:
-                cells, sizes, shapes, shape = cells_of(len(sample_ids), refs, last.numbers, nbytes)
-                payload.update(cells=[cell or False for cell in cells], bytes=sizes, shapes=shapes)
-                payload["shape"] = shape if len(shapes) > 1 else False
-            if last is not schema or schema.version == b"0":
-                payload.update(doc=last.dump(), gsize=last.group_size or 0, nt=len(last.tasks))
-            return pack(payload)
+        put = _Put(call, fixed, strict=self._strict)
 
         def wrong(why: list[Any]) -> DataPlaneError:
-            return self._wrong_put(why, partition_id, sample_ids, fixed["groups"])
+            return put.refusal(why) or self._wrong_put(why, partition_id, sample_ids, fixed["groups"])
 
-        answer = await self._serve("publish", partition_id, make, op, create=self._auto, wrong=wrong)
-        first, n, rids, dead, version = load(answer.blob)
-        if last is not None and last is not answer.schema:
-            self._schemas[partition_id] = replace(last, version=version)
-        numbers = [int(rid) for rid in rids] if rids else range(int(first) + 1, int(first) + 1 + n)
-        names = tuple((last or answer.schema).fields)
-        return Published(tuple(RowHandle(number) for number in numbers), replaced_cells(dead, names))
+        answer = await self._serve("publish", partition_id, put.payload, op, create=self._auto, wrong=wrong)
+        first, n, rids, new, dead, version = load(answer.blob)
+        if version and put.merged is not None and put.merged is not answer.schema:
+            self._schemas[partition_id] = replace(put.merged, version=version)
+        gone = replaced_cells(dead, tuple((put.merged or answer.schema).fields))
+        if first:
+            handles = tuple(RowHandle(number) for number in range(int(first) + 1, int(first) + 1 + n))
+            return Published(handles, (True,) * n, gone)
+        created = set(new)
+        lived = tuple(RowHandle(int(rid)) if rid else None for rid in rids or (None,) * n)
+        return Published(lived, tuple(at in created for at in range(1, n + 1)), gone)
 
-    def _columns(self, sample_ids: Sequence[str], tags: Sequence[Tags] | None, owner: str) -> dict[str, Any]:
-        """Say what the server has to know about the tags; the tags themselves are bytes to it."""
-        payload: dict[str, Any] = {"ids": tuple(sample_ids), "owner": owner, "capacity": self._capacity}
+    def _columns(self, call: Publish, owner: str) -> dict[str, Any]:
+        """Say what the server has to know about lives and tags; the tags themselves are bytes to it."""
+        sample_ids, tags = call.sample_ids, call.tags
+        payload: dict[str, Any] = {"ids": sample_ids, "owner": owner, "capacity": self._capacity}
+        if call.only is not None:
+            lives = call.lives or ()
+            payload.update(only=call.only, skip=call.skip_stale, lives=[rid_of(life) for life in lives] or False)
         if tags is None:
             payload["groups"] = [self._group_of(sample_id) for sample_id in sample_ids]
             return payload
@@ -233,6 +231,60 @@ class Publishing(Partitions, Hosts):
             msg = f"group {groups[at]!r} would have {count} rows, grpo_group_size is {size}"
             field = "group_id"
         return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=(sample_id,), field=field)
+
+
+class _Put:
+    """Writes the payload of one put by the schema that it is to follow.
+
+    Attributes:
+        merged: The schema after the put, once that was worked out.
+    """
+
+    def __init__(self, call: Publish, fixed: Mapping[str, Any], *, strict: bool) -> None:
+        """Keep what does not depend on the schema."""
+        self.merged: Schema | None = None
+        self._call = call
+        self._fixed = fixed
+        self._strict = strict
+        self._clash: DataPlaneError | None = None
+
+    def payload(self, schema: Schema) -> bytes:
+        """Say where the rows lie, and what the schema is after the put.
+
+        What does not fit the schema is raised here. A bound put is sent all the same: the server decides about lives
+        first, and only what may be written has to fit.
+        """
+        call, merged, clash = self._call, schema, None
+        try:
+            merged = schema.merged(call.specs)
+            if self._strict and schema.version != b"0":
+                schema.check_declared(call.partition_id, list(call.specs))
+        except DataPlaneError as err:
+            if call.only is None:
+                raise
+            clash = err
+        self.merged, self._clash = merged, clash
+        payload = dict(self._fixed)
+        if call.refs:
+            numbers = merged.numbers if clash is None else dict.fromkeys(call.specs, 0)
+            cells, sizes, shapes, shape = cells_of(len(call.sample_ids), call.refs, numbers, call.nbytes)
+            payload.update(cells=[cell or False for cell in cells], bytes=sizes, shapes=shapes)
+            payload["shape"] = shape if len(shapes) > 1 else False
+        if clash is not None:
+            payload["clash"] = True
+        elif merged is not schema or schema.version == b"0":
+            payload.update(doc=merged.dump(), gsize=merged.group_size or 0, nt=len(merged.tasks))
+        return pack(payload)
+
+    def refusal(self, why: list[Any]) -> DataPlaneError | None:
+        """Make the error of what the server objects to, where that is about lives or the schema."""
+        ids = self._call.sample_ids
+        if why[0] == b"clash":
+            return self._clash
+        if why[0] == b"bound":
+            made = living_rows if self._call.only == "new" else stale_rows
+            return made(self._call.partition_id, [ids[at - 1] for at in why[1]], len(ids))
+        return None
 
 
 _ABSENT: Mapping[str, Any] = {"exp": False, "com": 0, "st": 0, "cr": False}

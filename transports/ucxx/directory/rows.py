@@ -13,7 +13,12 @@ if TYPE_CHECKING:
 
     from asyncdp.meta import Tags
 
-__all__ = ["Rows", "full_tags"]
+__all__ = ["Rows", "full_tags", "rid_of"]
+
+
+def rid_of(life: int | None) -> str | bool:
+    """Return the key of an incarnation in the library's tables; False where there is none."""
+    return False if life is None else f"{life:016d}"
 
 
 def full_tags(blob: bytes | None, created_at: float, size0: int) -> Tags:

@@ -53,18 +53,21 @@ local function settle_claims(P, rids)
   end
 end
 
--- Payload: {ids, claims per id or false, rid per id or false}. With rids only rows that are still these ones go.
+-- Payload: {ids, claims per id or false, rids or false; a rid per id or false}. Another rid than the one meant is as good as gone.
 local function clear(K, P, args)
   if not P then return { OK, pack({ 0, {} }) }, false end
   local a = unpack_(args[4])
   local ids, claims, meant = a[1], a[2], a[3]
   expire(P)
   local found = hmget(K .. 'i', ids)
+  if meant then
+    for j, rid in ipairs(meant) do if rid and found[j] ~= rid then found[j] = false end end
+  end
   local wrong = claims and lost_claim(P, ids, found, claims)
   if wrong then return { ERROR, pack({ 'lost', wrong }) } end
   local rids, names, seen = {}, {}, {}
   for j, rid in ipairs(found) do
-    if rid and not seen[rid] and (not meant or meant[j] == rid) then
+    if rid and not seen[rid] then
       seen[rid] = true
       rids[#rids + 1] = rid
       names[#names + 1] = ids[j]

@@ -116,6 +116,43 @@ local function stamp(P, a, i, seq, rid, row, groups)
   end
 end
 
+-- Which rows a put may write by the lives that it is bound to, and which not; by position. Without a life any will do.
+local function bound(a, rids)
+  local keep, unfit = {}, {}
+  for i = 1, #a.ids do
+    local life, fits = a.lives and a.lives[i], rids[i]
+    if a.only == 'new' then fits = not fits elseif fits and life then fits = life == rids[i] end
+    if fits then keep[#keep + 1] = i else unfit[#unfit + 1] = i end
+  end
+  return keep, unfit
+end
+
+-- The columns that have an entry per row.
+local COLUMNS = { 'ids', 'groups', 'told', 'exp', 'com', 'st', 'cr', 'tags', 'cells', 'bytes', 'shape' }
+
+-- Leaves rows out of a put; what was written for them dies.
+local function leave_out(a, keep, unfit, dead)
+  for _, i in ipairs(unfit) do
+    for _, piece in ipairs(a.cells and a.cells[i] and unpack_(a.cells[i]) or {}) do
+      dead[#dead + 1] = { piece[1], piece[2], false }
+    end
+  end
+  for _, name in ipairs(COLUMNS) do
+    local column = a[name]
+    if column then
+      local kept = {}
+      for j, i in ipairs(keep) do kept[j] = column[i] end
+      a[name] = kept
+    end
+  end
+end
+
+-- The answer of a put of n rows: their incarnations, from `first` on where all are new, and which of them are new; the
+-- version of the schema, where it may have changed.
+local function published(n, first, rids, new, dead, ver)
+  return { OK, pack({ first and string.format('%.0f', first) or false, n, rids, new, dead, ver }) }
+end
+
 -- Payload: columns over the rows (absent where they say nothing), see publishing.py. Checked first, then changed.
 local function publish(K, P, args, now)
   if not P then
@@ -125,11 +162,25 @@ local function publish(K, P, args, now)
     return schema(P)
   end
   local a = unpack_(args[4])
-  local n, new = #a.ids, 0
+  local total, at, dead = #a.ids, nil, {} -- at: the position in the put of each row that is written, where not all are
   local rids = hmget(K .. 'i', a.ids)
-  for i = 1, n do if not rids[i] then new = new + 1 end end
+  if a.only then
+    local keep, unfit = bound(a, rids)
+    if #unfit > 0 then
+      if a.only == 'new' or not a.skip then return { ERROR, pack({ 'bound', unfit }) } end
+      leave_out(a, keep, unfit, dead)
+      local found = rids
+      at, rids = keep, {}
+      for j, i in ipairs(keep) do rids[j] = found[i] end
+    end
+    -- Remembered: a row that lives by the time when this is sent again is left out as well.
+    if #a.ids == 0 then return published(total, false, {}, {}, dead, false), false end
+    if a.clash then return { ERROR, pack({ 'clash' }) } end
+  end
+  local n, new = #a.ids, {}
+  for i = 1, n do if not rids[i] then new[#new + 1] = i end end
   local held = redis.call('HLEN', K .. 'i') + a.elsewhere
-  if new > 0 and held + new > a.capacity then return { ERROR, pack({ 'full', held, new }) } end
+  if #new > 0 and held + #new > a.capacity then return { ERROR, pack({ 'full', held, #new }) } end
   local old, groups, names = load_old(P, rids), {}, {}
   for i = 1, n do
     names[#names + 1] = a.groups[i]
@@ -138,7 +189,10 @@ local function publish(K, P, args, now)
   load_groups(P, names, groups)
   if P.gsize then
     local wrong = check_groups(P, a, old, groups)
-    if wrong then return { ERROR, pack(wrong) } end
+    if wrong then
+      wrong[2] = at and at[wrong[2]] or wrong[2]
+      return { ERROR, pack(wrong) }
+    end
   end
   -- from here on everything happens
   if a.doc then
@@ -146,7 +200,7 @@ local function publish(K, P, args, now)
     set_schema(P, a.doc, a.gsize, a.nt)
   end
   local first, seq = P.inc, P.seq + 1
-  local list, is_new, dead, added = {}, {}, {}, 0
+  local list, is_new, added = {}, {}, 0
   local set_i, set_r, set_c, set_t = {}, {}, {}, {}
   for i = 1, n do
     if old[i] then
@@ -196,5 +250,12 @@ local function publish(K, P, args, now)
   save_groups(P, groups)
   touch(P, rids, list, is_new, groups)
   save(P)
-  return { OK, pack({ new == n and string.format('%.0f', first) or false, n, new < n and rids or false, dead, P.ver }) }, true
+  if #new == total then return published(total, first, false, false, dead, P.ver), true end
+  if at then
+    local written = rids
+    rids = {}
+    for i = 1, total do rids[i] = false end
+    for j, i in ipairs(at) do rids[i] = written[j] end
+  end
+  return published(total, false, rids, new, dead, P.ver), true
 end
