@@ -12,7 +12,7 @@ import structlog.testing
 import torch
 
 from asyncdp import DataPlaneUnavailable, DataPlaneUnsupported, stack
-from asyncdp.testing.contract import ClaimFaults, DataPlaneContract, ReadFaults, Rows, Stale
+from asyncdp.testing.contract import Bound, ClaimFaults, DataPlaneContract, ReadFaults, Rows, Stale
 from asyncdp.transports.transfer_queue import TQTransport
 from asyncdp.transports.transfer_queue.private import CLEAR, GET, INFO, META, PUT, self_test
 from tests.transfer_queue.another_release import CALLS, release_without
@@ -28,13 +28,13 @@ pytestmark = pytest.mark.slow
 FULL = os.environ.get("ASYNCDP_PUBLIC") == "full"
 
 
-class _UnitThemes(*((DataPlaneContract,) if FULL else (Rows, ReadFaults, Stale))):  # type: ignore[misc]
+class _UnitThemes(*((DataPlaneContract,) if FULL else (Rows, ReadFaults, Stale, Bound))):  # type: ignore[misc]
     """What storage units have a part in."""
 
     loops = ("asyncio",)
 
 
-class _DirectoryThemes(*((DataPlaneContract,) if FULL else (ClaimFaults, Stale))):  # type: ignore[misc]
+class _DirectoryThemes(*((DataPlaneContract,) if FULL else (ClaimFaults, Stale, Bound))):  # type: ignore[misc]
     """What the directory has a part in."""
 
     loops = ("asyncio",)
