@@ -22,6 +22,8 @@ __all__ = ["Guards", "add_options"]
 
 #: Rounds and seconds in which tasks that a test has ended may still be ending.
 ROUNDS, TASKS_S = 20, 1.0
+#: Under which name a process of pytest-xdist hands over the segments that it suspects.
+_SUSPECTS = "asyncdp_suspects"
 _ALLOWED = pytest.StashKey[tuple[str, ...] | None]()
 
 
@@ -103,12 +105,24 @@ class Guards:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Tell of segments that are still there, with the test in which each appeared."""
+        """Tell of segments that are still there, with the test in which each appeared.
+
+        A process of pytest-xdist has nobody to tell: the one that shares out the tests looks, when all have ended.
+        """
+        told = getattr(session.config, "workeroutput", None)
+        if told is not None:
+            told[_SUSPECTS] = dict(self._guard.suspects())
+            return (yield)
         result = yield
         if (suspects := self._guard.suspects()) and session.exitstatus in (0, 1):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
             self._told = [f"shared-memory segment {name}, since {test}" for name, test in suspects.items()]
         return result
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over the suspects of a process that has ended."""
+        self._guard.suspect(getattr(node, "workeroutput", {}).get(_SUSPECTS, {}))
 
     _told: list[str] = []  # noqa: RUF012 - replaced, never changed
 

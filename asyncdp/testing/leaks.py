@@ -198,6 +198,10 @@ class LeakGuard:
             for text in there.values()
         ]
 
+    def suspect(self, found: Mapping[str, str]) -> None:
+        """Take over what another process suspects: segments with their tests."""
+        self._suspects.update(found)
+
     def suspects(self) -> Mapping[str, str]:
         """Return the segments that were suspected, are still there, and are mapped by nobody; with their tests."""
         there = set(_segments()) & self._suspects.keys()

@@ -126,7 +126,8 @@ def test_what_is_no_leak_is_left_alone(leaking: Run) -> None:
         assert f"test_a.py::{test} PASSED" in leaking.text
 
 
-def test_a_segment_that_nobody_has_open_is_told_at_the_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shared", [(), ("-n", "1")], ids=["one process", "xdist"])
+def test_a_segment_that_nobody_has_open_is_told_at_the_end(tmp_path: Path, shared: tuple[str, ...]) -> None:
     """It may be another program's, so it counts only if it is still there when the session ends."""
     project = Project(tmp_path).write(
         test_a="""
@@ -144,7 +145,7 @@ def test_a_segment_that_nobody_has_open_is_told_at_the_end(tmp_path: Path) -> No
                 pathlib.Path(f"/dev/shm/asyncdp-brief-{os.getpid()}").unlink()
         """
     )
-    run = project.apart()
+    run = project.apart(*shared)
     left = list(Path("/dev/shm").glob("asyncdp-leak-*"))
     try:
         assert run.code == 1, run.text
