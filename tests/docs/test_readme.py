@@ -18,7 +18,7 @@ def _blocks(document: str) -> list[tuple[str, str]]:
 def _run(code: str, tmp_path: Path) -> str:
     script = tmp_path / "example.py"
     script.write_text(code)
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

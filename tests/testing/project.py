@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["Project", "Run"]
 
 #: Seconds until a run that hangs is ended.
-PATIENCE_S = 100
+PATIENCE_S = 240
 OPTIONS = ("-p", "no:cacheprovider", "--strict-markers")
 
 

@@ -45,7 +45,7 @@ def test_it_is_there_and_imports_nothing(tmp_path: Path) -> None:
     path = tmp_path / "test_nothing.py"
     path.write_text(empty)
     command = [sys.executable, "-c", code, str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
     names = ["asyncdp", *(f"asyncdp.testing{m}" for m in ("", *MODULES))]

@@ -32,7 +32,7 @@ def run(code: str, *args: str) -> subprocess.CompletedProcess[str]:
     """Run a script in a process of its own, to its end."""
     script = "import os, signal, sys\nfrom tests.ucxx import segments\n" + code
     return subprocess.run(
-        [sys.executable, "-c", script, *args], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", script, *args], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -301,7 +301,7 @@ async def test_it_dies_with_its_parent(server: "EmbeddedServer", end: str) -> No
     """
     done = await anyio.to_thread.run_sync(
         lambda: subprocess.run(
-            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=240, check=False
         )
     )
     assert done.returncode == (-signal.SIGKILL if end == "kill" else 0), done.stderr

@@ -117,7 +117,7 @@ async def test_an_engine_at_rest_does_not_poll(pair: tuple[Engine, Any, Any]) ->
     await asyncio.sleep(0.1)
     spent = time.process_time()
     await asyncio.sleep(1.0)
-    assert time.process_time() - spent < 0.1
+    assert time.process_time() - spent < 0.5  # polling takes all of the second
     engine.abandon(far)
     await engine.drained()
     assert operation.completed

@@ -38,7 +38,7 @@ def test_without_the_extra_opening_names_it_and_keeps_the_cause(
 ) -> None:
     """X5: asyncdp imports; opening the impl says what to install."""
     code = BLOCKED.format(missing=missing, config={**CONFIG, **keys})
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"asyncdp[{extra}]" in done.stdout
     assert "cause: ModuleNotFoundError" in done.stdout or "cause: ImportError" in done.stdout

@@ -276,7 +276,7 @@ async def test_standard_input_that_nobody_holds_cannot_be_watched(stdin: str) ->
     whole = command if stdin == "a file" else ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     env = {key: value for key, value in os.environ.items() if key != "ASYNCDP_DIRECTORY"}
     done = await asyncio.to_thread(
-        subprocess.run, whole, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=90
+        subprocess.run, whole, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 1
     assert "standard input is to be watched" in done.stderr.strip().splitlines()[-1]

@@ -80,7 +80,7 @@ def _on_wildcard(*setup: str) -> str:
     """What a host on 0.0.0.0 publishes, or why it does not, in a namespace with these links and no others."""
     script = " && ".join([*setup, 'exec "$@"'])
     command = ["unshare", "-rn", "sh", "-c", script, "sh", sys.executable, "-c", HOST]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     told: str = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('"')))  # among its log
     return told
 
@@ -137,7 +137,7 @@ def test_who_is_let_in_from_where() -> None:
     """Without a secret the host's own machine, by loopback; with one whoever has it; all others are told why not."""
     setup = "ip link set lo up; ip addr add 10.77.0.5/24 dev lo; ip route add default via 10.77.0.1 dev lo"
     command = ["unshare", "-rn", "sh", "-c", f'{setup}; exec "$@"', "sh", sys.executable, "-c", STRANGER]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     told = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     assert told.pop("||127.0.0.1") == "let in"
     assert "set ASYNCDP_SECRET on both sides" in told.pop("||10.77.0.5")

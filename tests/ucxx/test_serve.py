@@ -62,7 +62,7 @@ def until(process: "subprocess.Popen[str]", text: str) -> list[str]:
 def end(process: "subprocess.Popen[str]", number: signal.Signals = signal.SIGTERM) -> tuple[int, str]:
     """Tell it to end; its exit code, and what it said."""
     process.send_signal(number)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=240)
     return process.returncode, said
 
 
@@ -195,7 +195,7 @@ def test_a_host_joins_a_plane_and_leaves_it(tmp_path: Path) -> None:
             assert "***" in said
             assert url not in said
         with serving("--no-ucx", "--name", "host-0", ASYNCDP_DIRECTORY=url) as namesake:
-            _, said = namesake.communicate(timeout=60)
+            _, said = namesake.communicate(timeout=240)
             assert namesake.returncode == 1
             assert "'host-0' lives already" in said
         put_and_get(config)
@@ -235,7 +235,7 @@ def test_it_can_be_told_to_end_while_it_starts(number: signal.Signals) -> None:
 def test_a_host_that_cannot_start_is_said_in_a_line() -> None:
     """More shared memory than there is: the numbers, the exit code 1."""
     with serving("--no-ucx", "--arena", "900T") as process:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=240)
         assert process.returncode == 1
         assert "of shared memory" in said
         assert "/dev/shm" in said

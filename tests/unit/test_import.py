@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 def run(*args: str, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a fresh interpreter with nothing in its environment but `env`."""
     return subprocess.run(
-        [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=240, check=False
     )
 
 

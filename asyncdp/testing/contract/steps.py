@@ -23,7 +23,7 @@ IDS = [f"s{i}" for i in range(8)]
 #: Long enough for the last look of a claim to be answered well before the end, on a busy machine too.
 SHORT_S = 0.3
 #: One tick of the loop, on a machine that is busy with other things; what hangs takes far longer.
-TICK_S = 2.0
+TICK_S = 8.0
 
 
 async def fill(rig: Rig, ids: list[str] = IDS, **more: Any) -> None:
