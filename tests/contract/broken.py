@@ -404,6 +404,16 @@ class RegisterResetsCursors(Plane):
             part.touch(row, part.groups[row.group])
 
 
+# --- 10b: a process may fork
+
+
+class LivesInChildren(Plane):
+    """A forked child may use its copy."""
+
+    def after_fork(self) -> None:
+        """Nothing changes."""
+
+
 # --- 11: nothing is left behind
 
 

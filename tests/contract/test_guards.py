@@ -19,6 +19,7 @@ from asyncdp.testing.contract import (
     ClaimWaits,
     Clears,
     Deadlines,
+    Forks,
     Groups,
     Interleavings,
     Metadata,
@@ -126,6 +127,8 @@ GUARDS = [
     # 9
     plane(broken.RegisterResets, RecoveryVerbs().test_registering_again_unites_and_keeps),
     plane(broken.RegisterResetsCursors, RecoveryVerbs().test_registering_again_unites_and_keeps),
+    # 10b
+    plane(broken.LivesInChildren, Forks().test_a_child_may_open_a_client_of_its_own),
     # 11
     wire(broken.LeavesReaders, Cancels().test_of_many_cancelled_calls_none_disturbs_the_others),
     host(broken.LeavesSlots, of(PutFaults().test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),

@@ -45,13 +45,11 @@ def table() -> Iterator[SlotTable]:
 
 
 @pytest.fixture
-def lane(table: SlotTable) -> Iterator[Lane]:
+def lane(table: SlotTable) -> Lane:
     """Give the client's side of it."""
     attached = Arena.attach(table.arena.name, "h", 7)
     assert attached is not None
-    made = Lane(attached, BufferPool(least_bytes=4096), PICKLE)
-    yield made
-    made.close()
+    return Lane(attached, BufferPool(least_bytes=4096), PICKLE)
 
 
 def ref(grant: Grant, index: Any = None, fields: tuple[str, ...] = ("a",), first: int = 0) -> SlotRef:

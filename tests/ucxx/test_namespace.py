@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners.
 FILES = (
     "test_engine.py",
+    "test_forks.py",
+    "test_gone_clients.py",
     "test_host.py",
     "test_host_faults.py",
     "test_shutdowns.py",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.clock import AnyioClock
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneTimeout, DataPlaneWriteError
+from asyncdp.forks import on_fork
 from asyncdp.slots import Resolved
 
 if TYPE_CHECKING:
@@ -70,6 +71,11 @@ class PlaneBase:
         self._incarnations = int(self.epoch[:15], 16)
         self._sequence = 0
         self._wakers: dict[object, Callable[[], None]] = {}
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Be no plane in a forked child: what is put into a copy, nobody else would ever see."""
+        self.closed = True
 
     # -- waiting
 

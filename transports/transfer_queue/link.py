@@ -14,6 +14,7 @@ from zmq.constants import SocketOption, SocketType
 
 from asyncdp import errors
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.forks import keep_for_ever, on_fork
 from asyncdp.slots import living_rows, stale_rows
 from asyncdp.transports.transfer_queue.canary import Canary
 from asyncdp.transports.transfer_queue.connecting import connect
@@ -59,10 +60,12 @@ class Link:
         self.loop = asyncio.get_running_loop()
         self.namespace = settings.namespace
         self.epoch: str | None = None
+        self.closed = False
         self.config: dict[str, Any] = {}
         self.finished: list[int] = []
         self.offset_s = 0.0
         self._settings = settings
+        on_fork(self)
         self.directory = self._watch_directory()
         self.units = {
             unit.id: self._watch(f"storage unit {unit.id}", unit.address("put_get_socket")) for unit in endpoints.units
@@ -247,8 +250,17 @@ class Link:
                     group.start_soon(one, unit_id, ranges)
         return failed
 
+    def after_fork(self) -> None:
+        """Leave it all alone: libzmq's threads do not exist here, and whatever ends a socket would wait for them."""
+        if not self.closed:
+            self.client.after_fork()
+            keep_for_ever(self)
+
     def close(self) -> None:
-        """End everything that waits, then close all sockets."""
+        """End everything that waits, then close all sockets. Twice is fine."""
+        if self.closed:
+            return
+        self.closed = True
         for canary in (self.directory, *self.units.values()):
             canary.close()
         self.client.close()

@@ -260,6 +260,12 @@ class Client:
             return
         await self._units._clear_single_storage_unit(list(keys), target_storage_unit=unit)  # noqa: SLF001
 
+    def after_fork(self) -> None:
+        """Call TransferQueue's own finalizer off: in a child it would wait for ever."""
+        finalizer = getattr(self._client, "_finalizer", None)
+        if finalizer is not None:
+            finalizer.detach()
+
     def close(self) -> None:
         """Close all sockets and threads; no request may be under way."""
         if self._public is not None:

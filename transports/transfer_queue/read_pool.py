@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from asyncdp.forks import on_fork
+
 __all__ = ["ReadPool"]
 
 #: Smaller results come from the allocator's own free lists anyway.
@@ -39,6 +41,11 @@ class ReadPool:
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
         self._idle: list[tuple[float, Buffer]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Begin anew: another thread may have held the lock, and the loop is the parent's."""
+        self._lock, self._loop = threading.RLock(), None
 
     def trim_in(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have an event loop see to it that nothing lies idle for long."""
@@ -51,7 +58,9 @@ class ReadPool:
         whole = self._take(size)
         if whole is None:
             # Not from numpy, which asks for huge pages: where memory is in pieces these take seconds to be found.
-            whole = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint8)
+            # Private: a forked child keeps what it holds, whatever is read into this memory here later on.
+            memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            whole = np.frombuffer(memory, dtype=np.uint8)
         if not self.limit_bytes or self._loop is None:
             return torch.from_numpy(whole).view(dtype)
         lent = whole[:size]
@@ -74,8 +83,9 @@ class ReadPool:
             self._idle.append((time.monotonic(), whole))
             while sum(entry[1].nbytes for entry in self._idle) > self.limit_bytes:
                 self._idle.pop(0)
+        if self._loop is None:  # lent before a fork
+            return
         try:
-            assert self._loop is not None  # noqa: S101 - or nothing would have been lent
             self._loop.call_soon_threadsafe(self._loop.call_later, IDLE_S * 1.05, self.trim)
         except RuntimeError:  # the loop was closed: nobody will read again
             self.clear()

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 import anyio.to_thread
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.forks import on_fork_of_loop
+from asyncdp.loop_end import at_loop_end
 from asyncdp.transports.transfer_queue.link import Link
 
 if TYPE_CHECKING:
@@ -52,7 +56,9 @@ class Session:
         self.infos = infos
         self._link: Link | None = None
         self._finalizer: Callable[[], Any] = bool
+        self._end: AsyncGenerator[None, None] | None = None
         self._lock: anyio.Lock | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._searched = float("-inf")
         #: In which life of the directory a partition was last seen.
         self._known: dict[str, str | None] = {}
@@ -85,7 +91,7 @@ class Session:
     async def link(self, deadline: float) -> Link:
         """Return the link, opened if need be; the link to the next controller, if the last is gone and there is one."""
         link = self._link
-        if link is not None and not link.directory.down and link.loop is asyncio.get_running_loop():
+        if link is not None and not link.directory.down and link.loop is asyncio.get_running_loop() and not link.closed:
             return link
         if self.closed:
             msg = "the client is closed"
@@ -94,11 +100,10 @@ class Session:
 
     async def _renew(self, deadline: float) -> Link:
         loop = _running_loop()
-        if self._link is not None and self._link.loop is not loop:
+        if self._link is not None and (self._link.loop is not loop or self._link.closed):
             self._let_go()
-            self._lock = None
-        if self._lock is None:
-            self._lock = anyio.Lock()
+        if self._lock is None or self._loop is not loop:  # whoever held it in a loop that is closed never lets go
+            self._lock, self._loop = anyio.Lock(), loop
         with anyio.CancelScope(deadline=deadline):
             async with self._lock:
                 link = self._link
@@ -158,16 +163,28 @@ class Session:
         """Keep a link, and see to it that it is closed even if this client never is.
 
         Left to the garbage collector, libzmq's context could be ended before its sockets, and would wait for them for
-        ever.
+        ever. In a forked child all of it is the parent's.
         """
         self._link = link
         self.endpoints = link.endpoints
-        self._finalizer = weakref.finalize(self, link.close)
+        self._finalizer = weakref.finalize(self, _close_in, os.getpid(), link)
+        self._end = at_loop_end(partial(_close_at_the_end, link))
+        on_fork_of_loop(link.loop)
 
     def _let_go(self) -> None:
         if self._link is not None:
             self._finalizer()
-            self._link = None
+            self._link = self._end = None
+
+
+def _close_in(process: int, link: Link) -> None:
+    """Close a link in the process that opened it; elsewhere its sockets and their threads do not exist."""
+    if process == os.getpid():
+        link.close()
+
+
+async def _close_at_the_end(link: Link) -> None:
+    link.close()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -27,6 +27,8 @@ __all__ = ["Access", "Door"]
 #: Processors that keep stores in order and loads in order. The lane relies on it: elsewhere a reader could take the end
 #: of a copy for older than it is, so there payload goes over the wire.
 _ORDERED: Final = frozenset({"x86_64", "AMD64", "i686", "i386"})
+#: By host and epoch; None: it cannot be mapped.
+Lanes = dict[tuple[str, int], Lane | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +52,17 @@ class Access:
         pool: Connections.
         codec, buffers: For what is read on the lane.
         lane: Whether to use the lane where it can be had.
+        lanes: Those that are mapped already, by host and epoch: they belong to no event loop.
     """
 
-    def __init__(self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True) -> None:
-        """Begin without lanes."""
+    def __init__(
+        self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True, lanes: Lanes | None = None
+    ) -> None:
+        """Begin with the lanes that there are."""
         self._pool = pool
         self._codec = codec
         self._buffers = buffers
-        self._lanes: dict[tuple[str, int], Lane | None] = {}
+        self._lanes: Lanes = {} if lanes is None else lanes
         self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
         #: op_ids whose copies on the lane are under way, and slots that were granted for the lane.
         self._copying: dict[str, int] = {}
@@ -70,7 +75,6 @@ class Access:
             lane = self._lanes[key]
             if lane is None or lane.usable:
                 return lane
-            lane.close()
             del self._lanes[key]
         if self._machine is None or not door.arena:
             return None
@@ -86,7 +90,6 @@ class Access:
         """Unmap arenas of lives that are over: their memory is only free when nobody maps it."""
         for key, lane in list(self._lanes.items()):
             if lane is not None and not lane.usable:
-                lane.close()
                 del self._lanes[key]
 
     @asynccontextmanager
@@ -202,10 +205,7 @@ class Access:
             return await connection.ask()
 
     async def close(self) -> None:
-        """Close lanes and connections. Twice is fine."""
+        """Unmap all arenas and close the connections. Twice is fine."""
         self._pool.close()
-        for lane in self._lanes.values():
-            if lane is not None:
-                lane.close()
         self._lanes.clear()
         await asyncio.sleep(0)

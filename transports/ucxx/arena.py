@@ -233,10 +233,8 @@ class Arena:
         except ValueError:
             os.close(fd)
             return None
-        if arena.host_id == host_id and arena.epoch == epoch and not arena.given_up:
-            return arena
-        arena.close()
-        return None
+        arena.close()  # the mapping has a descriptor of its own, which goes with it
+        return arena if arena.host_id == host_id and arena.epoch == epoch and not arena.given_up else None
 
     @property
     def given_up(self) -> bool:

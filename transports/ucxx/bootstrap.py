@@ -22,6 +22,7 @@ import anyio
 import msgspec
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.forks import on_fork, sever
 from asyncdp.private_files import private_folder, read_private, write_private
 from asyncdp.transports.ucxx.arena import Arena, arena_name
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
@@ -71,6 +72,14 @@ class EmbeddedPlane:
         #: What each slot host said when it was ready, by number.
         self.reports: dict[int, dict[str, Any]] = {}
         self._ender = weakref.finalize(self, _end, self._children, os.getpid(), temporary)
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Hold the pipes no more, at whose end the hosts end."""
+        for child in self._children.values():
+            for pipe in (child.stdin, child.stdout):
+                if pipe is not None and not pipe.closed:
+                    sever(pipe.fileno())
 
     @property
     def url(self) -> str:

@@ -6,6 +6,7 @@ Fresh pages cost more than the copy into them: two thirds of a large read (measu
 from __future__ import annotations
 
 import mmap
+import time
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Final
@@ -36,9 +37,10 @@ class BufferPool:
         self.least_bytes = least_bytes
         self.hits = 0
         self.misses = 0
-        self._free: list[mmap.mmap] = []
+        #: With the time of their return, the oldest first.
+        self._free: list[tuple[float, mmap.mmap]] = []
         # Filled by finalizers, which run in any thread and at any time: appending is all they do.
-        self._returned: deque[mmap.mmap] = deque()
+        self._returned: deque[tuple[float, mmap.mmap]] = deque()
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return ``nbytes`` bytes of any content; they come back by themselves when nothing refers to them any more."""
@@ -47,23 +49,45 @@ class BufferPool:
         memory = self._take(nbytes)
         # Not an array that owns its memory: views of views then refer to this very array, whose end is the loan's.
         lent = np.frombuffer(memory, np.uint8, count=nbytes)
-        weakref.finalize(lent, self._returned.append, memory).atexit = False
+        weakref.finalize(lent, self._give_back, memory).atexit = False
         return lent
 
+    def _give_back(self, memory: mmap.mmap) -> None:
+        if self.keep_bytes:
+            self._returned.append((time.monotonic(), memory))
+
     def _take(self, nbytes: int) -> mmap.mmap:
-        while self._returned:
-            self._free.append(self._returned.popleft())
-        fitting = [memory for memory in self._free if nbytes <= len(memory) <= 2 * nbytes]
+        self._collect()
+        fitting = [entry for entry in self._free if nbytes <= len(entry[1]) <= 2 * nbytes]
         if fitting:
-            memory = min(fitting, key=len)
-            self._free.remove(memory)
+            entry = min(fitting, key=lambda entry: len(entry[1]))
+            self._free.remove(entry)
+            memory = entry[1]
             self.hits += 1
         else:
             self.misses += 1
-            memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN)
+            # Private: a forked child keeps what it holds, whatever is read into this memory here later on.
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN, flags=private)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 memory.madvise(mmap.MADV_HUGEPAGE)
-        held = sum(map(len, self._free))
+        held = sum(len(free) for _, free in self._free)
         while self._free and held > self.keep_bytes:
-            held -= len(self._free.pop(0))
+            held -= len(self._free.pop(0)[1])
         return memory
+
+    def _collect(self) -> None:
+        while self._returned:
+            self._free.append(self._returned.popleft())
+
+    def trim(self, idle_s: float) -> None:
+        """Return to the system what nobody has used for ``idle_s`` seconds."""
+        self._collect()
+        oldest = time.monotonic() - idle_s
+        self._free = [entry for entry in self._free if entry[0] > oldest]
+
+    def clear(self) -> None:
+        """Return what is free to the system, and what comes back later as well."""
+        self.keep_bytes = 0
+        self._free.clear()
+        self._returned.clear()

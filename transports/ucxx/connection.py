@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable
+from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.slots import Part, ReadResult
 from asyncdp.transports.ucxx.chunks import batches, post_receives, send_all, wait_all
 from asyncdp.transports.ucxx.control import Control
@@ -172,7 +172,7 @@ class Connection:
         try:
             result = await work
         except DataPlaneError as err:
-            if isinstance(err, CorruptPayload) or self._control.lost:
+            if isinstance(err, (CorruptPayload, DataPlaneUnsupported)) or self._control.lost:
                 self.spend()
             raise
         except (OSError, WireError) as err:

@@ -7,6 +7,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
+from asyncdp.forks import on_fork, sever
+from asyncdp.loop_end import abort
 from asyncdp.transports.ucxx.wire import (
     BODY_BYTES,
     GREETING_BYTES,
@@ -53,6 +55,7 @@ class Control(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
         self._transport = transport
+        on_fork(self)
         name = transport.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else ""
         self._on_made(self)
@@ -116,9 +119,15 @@ class Control(asyncio.Protocol):
         """End the stream at once; what was queued is dropped. Twice is fine."""
         self.why = self.why or why
         if self._transport is not None:
-            self._transport.abort()
+            abort(self._transport)
         if not self.lost:
             self.connection_lost(why)
+
+    def after_fork(self) -> None:
+        """Hold the parent's connection no more: its peer has to see when the parent closes it."""
+        sock = self._transport.get_extra_info("socket")
+        if sock is not None:
+            sever(sock.fileno())
 
     def close(self) -> None:
         """End the stream after what was sent."""

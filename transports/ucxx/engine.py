@@ -10,6 +10,9 @@ descriptor, runs progress when it is readable and arms it again. Two rules keep 
 
 Anybody who reaches a listener of UCX may send messages, tagged as he likes, on behalf of nobody. So tags are drawn at
 random for each transfer, and an engine that listens drops what comes without being awaited.
+
+UCX does not survive a fork: in a child the engine is closed, and nothing native of it is ever destroyed, which would
+end the child by SIGABRT, or harm its parent.
 """
 
 from __future__ import annotations
@@ -17,18 +20,21 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import sys
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
+from asyncdp.forks import keep_for_ever, on_fork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
+__all__ = ["MESSAGE_BYTES", "Endpoint", "Engine", "Operation"]
 
 #: One message at the most: a larger one holds up the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20
@@ -54,6 +60,17 @@ _ENVIRONMENT: Final = {
 _USER: Final = "asyncdp_user"
 
 
+class Endpoint:
+    """One UCX connection; ``native`` is what ucxx made. It keeps its engine."""
+
+    __slots__ = ("__weakref__", "_engine", "native")
+
+    def __init__(self, native: Any, engine: Engine) -> None:
+        """Hold both."""
+        self.native = native
+        self._engine = engine
+
+
 class Operation:
     """One send or receive under way.
 
@@ -61,20 +78,31 @@ class Operation:
         ended: Done when UCX is done with the buffer, well or not.
     """
 
-    __slots__ = ("_engine", "_request", "ended", "endpoint", "keep")
+    __slots__ = ("_engine", "ended", "endpoint", "error", "keep", "request")
 
-    def __init__(self, engine: Engine, request: Any, endpoint: Any, keep: Any) -> None:
+    def __init__(self, engine: Engine, request: Any, endpoint: Endpoint, keep: Any) -> None:
         """Pin ``keep`` (the buffer) with the request."""
         self._engine = engine
-        self._request = request
-        self.endpoint = endpoint
+        self.request: Any = request
+        self.endpoint: Endpoint | None = endpoint
         self.keep = keep
+        self.error: Exception | None = None
         self.ended: asyncio.Future[None] = engine.loop.create_future()
 
     @property
     def completed(self) -> bool:
         """Whether UCX is done."""
-        return bool(self._request.completed)
+        return self.request is None or bool(self.request.completed)
+
+    def finish(self) -> None:
+        """Let go of everything native: UCX is done."""
+        try:
+            self.request.check_error()
+        except Exception as err:  # noqa: BLE001 - raised to whoever waits
+            self.error = err
+        self.request = self.endpoint = self.keep = None
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     async def wait(self) -> None:
         """Wait until it has ended; spins a little first, since small messages take less than a sleep.
@@ -89,7 +117,8 @@ class Operation:
         if not self.ended.done():
             self._engine.poll()
             await asyncio.shield(self.ended)
-        self._request.check_error()
+        if self.error is not None:
+            raise self.error
 
 
 class Engine:
@@ -121,6 +150,7 @@ class Engine:
         self._worker: Any = self._ucx["UCXWorker"](self._ucx["UCXContext"](config, features))
         self._operations: dict[int, Operation] = {}
         self._abandoned: set[int] = set()
+        self._endpoints: weakref.WeakSet[Endpoint] = weakref.WeakSet()
         self._listener: Any = None
         self._kicked = False
         self._timer: asyncio.TimerHandle | None = None
@@ -132,13 +162,15 @@ class Engine:
         self._worker.init_blocking_progress_mode()
         self._fd = self._worker.epoll_file_descriptor
         self.loop.add_reader(self._fd, self._readable)
+        on_fork(self)
         self._kick()
 
     # -- the loop
 
     def progress(self) -> None:
         """Let UCX do one step."""
-        self._worker.progress_once()
+        if not self._closed:
+            self._worker.progress_once()
 
     def _readable(self) -> None:
         self.polls += 1
@@ -154,9 +186,7 @@ class Engine:
         for key, operation in list(self._operations.items()):
             if operation.completed:
                 del self._operations[key]
-                operation.keep = None
-                if not operation.ended.done():
-                    operation.ended.set_result(None)
+                operation.finish()
         if not self._kicked and not self._worker.arm():
             self._kick()  # something happened meanwhile
         if self._operations and self._timer is None:
@@ -201,7 +231,8 @@ class Engine:
 
     # -- messages
 
-    def next_tag(self) -> int:
+    @staticmethod
+    def next_tag() -> int:
         """Return the first of four million tags for messages that this engine receives.
 
         The receiver picks them, so a message that nobody waits for any more never matches another receive. UCX matches
@@ -209,44 +240,52 @@ class Engine:
         """
         return secrets.randbelow((1 << _TAG_BITS) - _TAGS_PER_REQUEST)
 
-    def _post(self, post: Callable[[Any], Any], endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+    def _post(self, post: Callable[[Any], Any], endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         if self._closed:
             raise DataPlaneClosed("the engine is closed")
+        if not endpoint.native.alive:  # UCX would take it, and neither begin nor end nor cancel it (measured)
+            raise ConnectionResetError("the UCX connection has ended")
         array = self._array(buffer)
         operation = Operation(self, post(array), endpoint, (buffer, array))
         self._operations[id(operation)] = operation
         self.posted += 1
         return operation
 
-    def send(self, endpoint: Any, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
+    def send(self, endpoint: Endpoint, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
         """Post a send of contiguous bytes, at most ``MESSAGE_BYTES``; they must not change until it has ended."""
         wrapped = self._ucx["Tag"](tag)
-        return self._post(lambda array: endpoint.tag_send(array, wrapped), endpoint, buffer)
+        return self._post(lambda array: endpoint.native.tag_send(array, wrapped), endpoint, buffer)
 
-    def receive(self, endpoint: Any, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
+    def receive(self, endpoint: Endpoint, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
         """Post a receive of a message of this tag and of just this length, into writable contiguous bytes."""
         if not (buffer.flags.writeable and buffer.flags.c_contiguous):
             raise ValueError("a receive needs writable, contiguous memory")
         wrapped = self._ucx["Tag"](tag)
-        return self._post(lambda array: endpoint.tag_recv(array, wrapped), endpoint, buffer)
+        return self._post(lambda array: endpoint.native.tag_recv(array, wrapped), endpoint, buffer)
 
-    def send_token(self, endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+    def send_token(self, endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         """Post the first bytes of a connection, which say whose it is."""
-        return self._post(endpoint.stream_send, endpoint, buffer)
+        return self._post(endpoint.native.stream_send, endpoint, buffer)
 
-    def receive_token(self, endpoint: Any, buffer: npt.NDArray[np.uint8]) -> Operation:
+    def receive_token(self, endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         """Post the receive of the first bytes of a connection."""
-        return self._post(endpoint.stream_recv, endpoint, buffer)
+        return self._post(endpoint.native.stream_recv, endpoint, buffer)
 
     # -- connections
 
-    def connect(self, host: str, port: int) -> Any:
+    def _hold(self, native: Any) -> Endpoint:
+        endpoint = Endpoint(native, self)
+        self._endpoints.add(endpoint)
+        return endpoint
+
+    def connect(self, host: str, port: int) -> Endpoint:
         """Begin a connection; whether it came about shows in the first operation on it."""
         if self._closed:
             raise DataPlaneClosed("the engine is closed")
-        return self._ucx["UCXEndpoint"].create(self._worker, host, port, True)  # noqa: FBT003 - errors are reported
+        made = self._ucx["UCXEndpoint"].create(self._worker, host, port, True)  # noqa: FBT003 - errors are reported
+        return self._hold(made)
 
-    def listen(self, accept: Callable[[Any], None], port: int = 0, *, drop: bool = False) -> int:
+    def listen(self, accept: Callable[[Endpoint], None], port: int = 0, *, drop: bool = False) -> int:
         """Listen on every address of the machine (UCX cannot bind to one); returns the port.
 
         Args:
@@ -256,17 +295,17 @@ class Engine:
         """
         self._drops = self._drops or drop
         create = self._ucx["UCXListener"].create
-        self._listener = create(self._worker, port, accept, deliver_endpoint=True)
+        self._listener = create(self._worker, port, lambda made: accept(self._hold(made)), deliver_endpoint=True)
         self._kick()
         return int(self._listener.port)
 
-    def abandon(self, endpoint: Any) -> None:
+    def abandon(self, endpoint: Endpoint) -> None:
         """End a connection at once; what is under way on it stays pinned until UCX is done. Twice is fine."""
         if self._closed:
             return
         self._abandoned.update(key for key, operation in self._operations.items() if operation.endpoint is endpoint)
         self._advance()  # else UCX keeps the worker for ever, nearly each time that something is under way (measured)
-        endpoint.close_blocking(period=10**9, max_attempts=1)
+        endpoint.native.close_blocking(period=10**9, max_attempts=1)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -288,7 +327,7 @@ class Engine:
         if self._closed:
             return
         self._listener = None
-        for endpoint in {id(op.endpoint): op.endpoint for op in self._operations.values()}.values():
+        for endpoint in {op.endpoint for op in self._operations.values() if op.endpoint is not None}:
             self.abandon(endpoint)
         drained = await self.drained(timeout_s)
         self._closed = True
@@ -297,6 +336,45 @@ class Engine:
             self._timer.cancel()
         if drained:
             self._worker = None
+
+    def end(self, timeout_s: float = 1.0) -> None:
+        """Close without the loop's help, which is closed already: blocks while UCX is not done. Twice is fine.
+
+        What is not done after ``timeout_s`` seconds stays pinned for the life of the process.
+        """
+        if self._closed:
+            return
+        self._closed, self._listener = True, None
+        if not self.loop.is_closed():
+            self.loop.remove_reader(self._fd)
+        for endpoint in {*self._endpoints, *(op.endpoint for op in self._operations.values())}:
+            if endpoint is not None:
+                endpoint.native.close_blocking(period=10**9, max_attempts=1)
+        until = time.monotonic() + timeout_s
+        while not all(op.completed for op in self._operations.values()) and time.monotonic() < until:
+            self._worker.progress()
+        self._pin([op for op in self._operations.values() if not op.completed])
+        keep_for_ever(self._sunk)
+        self._operations.clear()
+        self._worker = None
+
+    def __del__(self) -> None:
+        """End in order, though nobody closed it: UCX must not write into memory that is freed with its engine."""
+        if getattr(self, "_fd", None) is not None and not sys.is_finalizing():
+            self.end()
+
+    def _pin(self, operations: Iterable[Operation]) -> None:
+        """Keep what UCX may still use for the life of the process."""
+        for operation in operations:
+            for held in (operation.request, operation.endpoint, operation.keep, self._worker):
+                keep_for_ever(held)
+
+    def after_fork(self) -> None:
+        """Be closed: what is native is the parent's, and its threads do not exist here."""
+        self._closed = True
+        for held in (self._worker, self._listener, self._sunk, *(one.native for one in self._endpoints)):
+            keep_for_ever(held)
+        self._pin(self._operations.values())
 
     @property
     def under_way(self) -> int:

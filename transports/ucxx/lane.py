@@ -8,6 +8,7 @@ writer's death, so that a writer that was paused for hours still hurts nobody.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -63,16 +64,13 @@ class Lane:
         self.arena = arena
         self._buffers = buffers
         self._codec = codec
+        self._pid = os.getpid()
         self._table = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)
 
     @property
     def usable(self) -> bool:
         """False once the host removed the arena, or another life of it began."""
         return not self.arena.given_up
-
-    def close(self) -> None:
-        """Let go of the arena; results that were read from it stay."""
-        self.arena.close()
 
     # -- reading
 
@@ -231,11 +229,16 @@ class Lane:
         out = self.arena.slice(self.arena.payload_at(ref.slot), layout.nbytes)
         for copied in pack(block, layout, out):
             yield copied
-            if read_state(self.arena, ref.slot) != (State.WRITING, ref.generation):
+            if not self._mine(ref, State.WRITING):
                 raise DataPlaneWriteError("this write was given up while it was under way", host=ref.host.id)
 
     def _mine(self, ref: SlotRef, state: State) -> bool:
-        """Whether a slot is in this state and generation; where the put was given up its word is still the writer's."""
+        """Whether a slot is in this state and generation; where the put was given up its word is still the writer's.
+
+        Never in a child that was forked in mid-copy: the slot is its parent's, which still writes.
+        """
+        if self._pid != os.getpid():
+            return False
         return self._known(ref) and read_state(self.arena, ref.slot) == (state, ref.generation)
 
 

@@ -120,6 +120,11 @@ class Pool:
         self._idle.clear()
 
     @property
+    def closed(self) -> bool:
+        """Whether it was closed: with its client, or with its event loop."""
+        return self._closed
+
+    @property
     def idle(self) -> int:
         """Connections that wait for a user."""
         return sum(map(len, self._idle.values()))

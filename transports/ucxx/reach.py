@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from asyncdp.errors import DataPlaneUnsupported, StaleSlotError
-from asyncdp.transports.ucxx.access import Access, Door
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported, StaleSlotError
+from asyncdp.forks import on_fork, on_fork_of_loop
+from asyncdp.loop_end import at_loop_end
+from asyncdp.transports.ucxx.access import Access, Door, Lanes
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.engine import Engine
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.pool import Pool
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator
+
     from asyncdp.block import ObjectCodec
     from asyncdp.config import UcxxSettings
     from asyncdp.slots import HostRef
@@ -45,6 +50,8 @@ class Place:
 class _EngineOnDemand:
     """Makes the engine when it is first used: where the lane serves everything, UCX is never loaded."""
 
+    next_tag = staticmethod(Engine.next_tag)  # of each request; what fits into a frame needs no UCX
+
     def __init__(self, devices: str | None) -> None:
         self._devices = devices
         self.made: Engine | None = None
@@ -58,7 +65,7 @@ class _EngineOnDemand:
 class Reach:
     """Finds and reaches slot hosts, from the running event loop.
 
-    A client may be used from one loop after another; what belongs to the loop before is let go.
+    A client may be used from one loop after another: connections end with their loop, lanes stay.
 
     Args:
         directory: Knows where hosts are.
@@ -76,9 +83,14 @@ class Reach:
         self._codec = codec
         self._buffers = BufferPool()
         self._places: dict[tuple[str, int], Place] = {}
+        self._lanes: Lanes = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._access: Access | None = None
+        self._pool: Pool | None = None
         self._engine: _EngineOnDemand | None = None
+        self._end: AsyncGenerator[None, None] | None = None
+        self._closed = False
+        on_fork(self)
 
     @property
     def access(self) -> Access:
@@ -86,10 +98,13 @@ class Reach:
 
         Raises:
             DataPlaneUnsupported: It is not asyncio's.
+            DataPlaneClosed: The client was closed.
         """
         loop = running_loop()
-        if self._access is None or self._loop is not loop:
-            # Sockets of another loop cannot be closed from here: the collector does it.
+        if self._access is None or self._loop is not loop or self._pool is None or self._pool.closed:
+            if self._closed:
+                raise DataPlaneClosed("the client is closed")
+            self._leave()
             self._loop = loop
             self._engine = None
             if importlib.util.find_spec("ucxx") is not None:
@@ -101,8 +116,22 @@ class Reach:
                 self._buffers,
                 per_port=self._settings.connections_per_port,
             )
-            self._access = Access(pool, self._codec, self._buffers, lane=self._settings.lane == "auto")
+            told: dict[str, Any] = {"lane": self._settings.lane == "auto", "lanes": self._lanes}
+            self._pool, self._access = pool, Access(pool, self._codec, self._buffers, **told)
+            self._end = at_loop_end(partial(_end, pool, self._engine))
+            on_fork_of_loop(loop)
         return self._access
+
+    def _leave(self) -> None:
+        """Close what a loop before left open: it was closed without its end, or another one runs meanwhile."""
+        pool, engine, loop = self._pool, self._engine, self._loop
+        self._access = self._pool = self._engine = self._loop = self._end = None
+        if pool is None or loop is None:
+            return
+        if loop.is_closed():
+            _end_now(pool, engine)
+        else:
+            loop.call_soon_threadsafe(_end_now, pool, engine)
 
     async def find(self, host: HostRef) -> Place | None:
         """Return where a host is; None where it is not registered.
@@ -147,15 +176,34 @@ class Reach:
         return place
 
     async def close(self) -> None:
-        """Close everything that is the running loop's. Twice is fine."""
-        access, engine = self._access, self._engine
-        self._access = self._engine = None
-        if self._loop is not asyncio.get_running_loop():
-            return
-        if access is not None:
-            await access.close()
-        if engine is not None and engine.made is not None:
-            await engine.made.close()
+        """Close everything; what belongs to another loop as far as that is possible from here. Twice is fine."""
+        self._closed = True
+        end = self._end
+        if end is not None and self._loop is asyncio.get_running_loop():
+            self._access = self._pool = self._engine = self._loop = self._end = None
+            await end.aclose()
+        self._leave()
+        self._lanes.clear()
+        self._buffers.clear()
+
+    def after_fork(self) -> None:
+        """Let the parent's arenas go: their memory is only free when nobody maps it."""
+        self._lanes.clear()
+
+
+async def _end(pool: Pool, engine: _EngineOnDemand | None) -> None:
+    """Close what belongs to the running loop."""
+    pool.close()
+    if engine is not None and engine.made is not None:
+        await engine.made.close()
+    await asyncio.sleep(0)  # asyncio closes the sockets
+
+
+def _end_now(pool: Pool, engine: _EngineOnDemand | None) -> None:
+    """Close it without the loop."""
+    pool.close()
+    if engine is not None and engine.made is not None:
+        engine.made.end()
 
 
 def on_asyncio() -> bool:

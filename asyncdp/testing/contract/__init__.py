@@ -57,8 +57,10 @@ from asyncdp.testing.contract.clears import Clears
 from asyncdp.testing.contract.closing import Closing
 from asyncdp.testing.contract.deadlines import Deadlines
 from asyncdp.testing.contract.errors import Errors
+from asyncdp.testing.contract.forks import Forks
 from asyncdp.testing.contract.groups import Groups
 from asyncdp.testing.contract.interleavings import Interleavings
+from asyncdp.testing.contract.many_loops import ManyLoops
 from asyncdp.testing.contract.metadata import Metadata
 from asyncdp.testing.contract.misuse import Misuse
 from asyncdp.testing.contract.objects import Objects
@@ -88,8 +90,10 @@ __all__ = [
     "DataPlaneContract",
     "Deadlines",
     "Errors",
+    "Forks",
     "Groups",
     "Interleavings",
+    "ManyLoops",
     "Metadata",
     "Misuse",
     "Objects",
@@ -133,8 +137,10 @@ class DataPlaneContract(
     Clears,
     Metadata,
     RecoveryVerbs,
-    # 10, 11
+    # 10, 10b, 11
     Deadlines,
+    Forks,
+    ManyLoops,
     Cancels,
     AsyncioNative,
     Closing,

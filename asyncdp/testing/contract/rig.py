@@ -151,9 +151,18 @@ class Rig:
         self._clients.append(client)
         return client
 
+    def lose(self, client: BaseClient) -> None:
+        """Forget a client without closing it, as a program may that loses its last reference."""
+        del self._planes[client]
+        self._clients.remove(client)
+
+    def plane(self, client: BaseClient | None = None) -> Plane:
+        """Return the plane of a client."""
+        return self._planes[self.client if client is None else client]
+
     def transport(self, client: BaseClient | None = None) -> Any:
         """Return the bare transport that owns the plane of a client."""
-        return self._planes[self.client if client is None else client].transport
+        return self.plane(client).transport
 
     def need(self, *capabilities: str) -> None:
         """Skip the test where the backend lacks one of the capabilities."""

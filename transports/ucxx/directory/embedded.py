@@ -21,6 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.forks import on_fork, sever
 from asyncdp.private_files import private_folder, write_private
 
 __all__ = ["EmbeddedServer"]
@@ -43,9 +44,8 @@ POLL_S = 0.01
 class EmbeddedServer:
     """One Valkey server on a unix socket, with a password and an append-only file.
 
-    It ends with this process, however that ends; a child that this process forks (not spawns) and that outlives it
-    keeps it alive. Everything acknowledged survives a SIGKILL of the server, and :meth:`start` takes it up again; a
-    crash of the machine may cost the last second (``fsync="everysec"``).
+    It ends with this process, however that ends. Everything acknowledged survives a SIGKILL of the server, and
+    :meth:`start` takes it up again; a crash of the machine may cost the last second (``fsync="everysec"``).
 
     Args:
         folder: Where its data lie; None: in a temporary one that goes away with the server.
@@ -74,10 +74,17 @@ class EmbeddedServer:
         self._server: subprocess.Popen[bytes] | None = None
         self._dog: subprocess.Popen[bytes] | None = None
         self._ender: weakref.finalize[..., Any] | None = None
+        on_fork(self)
 
     def __repr__(self) -> str:
         """Without the password."""
         return f"EmbeddedServer({str(self.folder)!r}, pid={self.pid})"
+
+    def after_fork(self) -> None:
+        """Hold the watchdog's pipe no more: the server ends with the parent."""
+        pipe = None if self._dog is None else self._dog.stdin
+        if pipe is not None and not pipe.closed:
+            sever(pipe.fileno())
 
     @property
     def pid(self) -> int | None:

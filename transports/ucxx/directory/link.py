@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -19,10 +20,12 @@ from redis.exceptions import NoPermissionError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.forks import on_fork, on_fork_of_loop, sever
+from asyncdp.loop_end import abort, at_loop_end
 from asyncdp.transports.ucxx.directory import library
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -71,21 +74,51 @@ class Link:
         self._idle: deque[tuple[float, AbstractConnection]] = deque()
         self._transports: WeakKeyDictionary[AbstractConnection, Any] = WeakKeyDictionary()
         self._places = anyio.Semaphore(settings.max_connections, fast_acquire=True)
-        self._loop: object = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: AsyncGenerator[None, None] | None = None
         self._closed = False
         self._offset_s = 0.0
         self._synced_at: float | None = None
         self._syncing = anyio.Lock()
         self.epoch = ""
+        on_fork(self)
 
     # -- connections
 
+    def _adopt_loop(self) -> None:
+        """Begin anew on the running loop, where it is another one: nothing of the loop before can be used here."""
+        loop = asyncio.get_running_loop()
+        if loop is self._loop:
+            return
+        self._leave()
+        self._loop = loop
+        self._end = at_loop_end(partial(_end_all, self._idle, self._transports))
+        # Whoever held these in a loop that was closed under him never gives them back.
+        self._places = anyio.Semaphore(self._settings.max_connections, fast_acquire=True)
+        self._syncing = anyio.Lock()
+        on_fork_of_loop(loop)
+
+    def _leave(self) -> None:
+        """Close what a loop before left open: it was closed without its end, or another one runs meanwhile."""
+        left, loop = list(self._transports.items()), self._loop
+        self._idle, self._transports, self._end, self._loop = deque(), WeakKeyDictionary(), None, None
+        if not left or loop is None:
+            return
+        if loop.is_closed():
+            _end_now(left)
+        else:
+            loop.call_soon_threadsafe(_end_now, left)
+
+    def after_fork(self) -> None:
+        """Hold the parent's connections no more."""
+        for transport in list(self._transports.values()):
+            sock = transport.get_extra_info("socket")
+            if sock is not None:
+                sever(sock.fileno())
+
     async def connection(self) -> AbstractConnection:
         """Return a connection that nobody else uses; give it to :meth:`keep`, or disconnect it."""
-        loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # those of another loop cannot even be closed from here
-            self._loop = loop
-            self._idle.clear()
+        self._adopt_loop()
         while self._idle:
             since, made = self._idle.pop()
             if await self._usable(made, since):
@@ -126,7 +159,7 @@ class Link:
         """Close a connection at once; redis-py's own way leaves one with TLS open until its peer has said goodbye."""
         transport = self._transports.pop(made, None)
         if transport is not None:
-            transport.abort()
+            abort(transport)
         await made.disconnect(nowait=True)
 
     def keep(self, made: AbstractConnection) -> None:
@@ -138,6 +171,7 @@ class Link:
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one go; the server's errors come back as values."""
+        self._adopt_loop()
         async with self._places:
             made = await self.connection()
             replies: list[Any] = []
@@ -231,6 +265,7 @@ class Link:
         """Measure the server's clock, and learn which plane it is, where that was not done lately."""
         if self._fresh():
             return
+        self._adopt_loop()
         async with self._syncing:
             if not self._fresh():
                 await self._sync()
@@ -271,8 +306,27 @@ class Link:
     async def close(self) -> None:
         """Close what is idle; what is in use is closed by its user."""
         self._closed = True
-        if asyncio.get_running_loop() is not self._loop:  # as in connection()
-            self._idle.clear()
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            self._leave()
         while self._idle:
             _, made = self._idle.pop()
             await self.end(made)
+        if self._end is not None and not self._transports:
+            end, self._end, self._loop = self._end, None, None
+            await end.aclose()
+
+
+async def _end_all(idle: deque[Any], transports: WeakKeyDictionary[AbstractConnection, Any]) -> None:
+    """Close all connections at the end of their loop; who uses one was cancelled before."""
+    left = list(transports.items())
+    idle.clear()
+    transports.clear()
+    _end_now(left)
+    await asyncio.sleep(0)  # asyncio closes the sockets
+
+
+def _end_now(connections: list[tuple[AbstractConnection, Any]]) -> None:
+    """Close connections at once; redis-py then has nothing to complain of when they are collected."""
+    for made, transport in connections:
+        abort(transport)
+        made._reader = made._writer = None  # noqa: SLF001 - as its disconnect() does, which is a coroutine

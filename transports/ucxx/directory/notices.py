@@ -43,6 +43,7 @@ class Notices:
         self._made: AbstractConnection | None = None
         self._reader: asyncio.Task[None] | None = None
         self._opening = anyio.Lock()
+        self._loop: object = None
         self._deaf = False
 
     def ear(self, channel: str) -> Ear:
@@ -51,11 +52,14 @@ class Notices:
 
     def add(self, ear: Ear) -> None:
         """Wake this one from now on."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # who waited in a loop before cannot be woken from here, nor let go of a lock
+            self._loop, self._ears, self._opening = loop, {}, anyio.Lock()
         self._ears.setdefault(ear.channel, set()).add(ear)
 
     def remove(self, ear: Ear) -> None:
         """Stop waking it."""
-        self._ears[ear.channel].discard(ear)
+        self._ears.get(ear.channel, set()).discard(ear)
 
     async def subscribe(self, channel: bytes) -> None:
         """Return once the server will tell of changes; or after a while, if it cannot."""
