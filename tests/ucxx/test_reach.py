@@ -97,10 +97,12 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
     assert engine.made is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "asyncdp.transports.ucxx.reach.Engine", lambda devices: made.append(devices) or SimpleNamespace(next_tag=7)
+            "asyncdp.transports.ucxx.reach.Engine", lambda devices: made.append(devices) or SimpleNamespace(polls=7)
         )
-        assert engine.next_tag == 7
-        assert engine.next_tag == 7
+        assert engine.next_tag() != engine.next_tag()
+        assert made == []
+        assert engine.polls == 7
+        assert engine.polls == 7
     assert made == ["lo"]
 
 

@@ -39,6 +39,8 @@ __all__ = ["Host"]
 
 #: Refusals of puts that were given up are remembered for longer than any put may take.
 _REFUSALS_S: Final = 3600.0
+#: Memory of replies that nobody used for so many seconds goes back to the system: a burst may have needed much of it.
+_IDLE_S: Final = 10.0
 #: Pause between two words about how far draining is, in seconds.
 TELL_S: Final = 0.5
 
@@ -259,6 +261,7 @@ class Host:
 
     async def _sweep(self) -> None:
         now = self.clock()
+        self.service.buffers.trim(_IDLE_S)
         self.service.table.sweep(now)
         self.service.table.forget(now - _REFUSALS_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -264,3 +265,4 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"the slot host cannot serve: {err}")
     if anew:
         begin_anew()
+    gc.freeze()  # else the end of the interpreter begins with a look at all that torch made

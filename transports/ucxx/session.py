@@ -108,8 +108,11 @@ class Session:
     def _abandon(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
         arrived = self._arrived
-        if endpoint is None and arrived is not None and arrived.done() and not arrived.cancelled():
-            endpoint, self._arrived = arrived.result(), None
+        if endpoint is None and arrived is not None:
+            if arrived.done() and not arrived.cancelled():
+                endpoint, self._arrived = arrived.result(), None
+            else:
+                arrived.cancel()  # who waits for it holds a whole reply
         if endpoint is not None and self._engine is not None:
             self._engine.abandon(endpoint)
 
@@ -189,6 +192,10 @@ class Session:
                 self._endpoint = await asyncio.shield(arrived)
         except TimeoutError as err:
             raise DataPlaneUnavailable("the UCX connection did not arrive", cause=err) from err
+        except asyncio.CancelledError:
+            if not self._control.lost or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise ConnectionResetError("the client is gone") from None
         self._arrived = None
 
     def _over_ucx(self) -> tuple[Engine, Any]:
