@@ -12,20 +12,30 @@ __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
 
 #: Where Ray and all its actors listen, as far as Ray lets itself be told; it takes 127.0.0.1 for the network's address.
 LOOPBACK = "127.0.0.2"
+#: Its node gives up on itself after 30 s, which are few on a busy machine.
+TRIES = 3
 
 
 def start_ray(**more: Any) -> Any:
     """Start a small Ray on this machine and return it."""
     import ray
 
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=78643200,
-        _node_ip_address=LOOPBACK,
-        log_to_driver=False,
-        **more,
-    )
+    for left in reversed(range(TRIES)):
+        try:
+            ray.init(
+                num_cpus=4,
+                include_dashboard=False,
+                object_store_memory=78643200,
+                _node_ip_address=LOOPBACK,
+                log_to_driver=False,
+                **more,
+            )
+        except Exception:
+            ray.shutdown()  # it may be half there
+            if not left:
+                raise
+        else:
+            break
     return ray
 
 
