@@ -25,6 +25,7 @@ from asyncdp import (
     ClaimNotReady,
     DataPlaneBadRequest,
     DataPlaneNotReady,
+    DataPlaneTimeout,
     PartialReadError,
     StaleSlotError,
     stack,
@@ -47,7 +48,7 @@ VERSION_S = 0.05
 KEPT_VERSIONS = 4
 #: The longest that a scorer takes, in seconds: three times as long as a row lives.
 SCORING_S = 0.6
-CLAIM_S = 0.3
+CLAIM_S = 1.0
 PARTITION = "rollouts"
 
 
@@ -171,7 +172,7 @@ class Scene:
         while not self._over.is_set():
             try:
                 return await client.claim_meta(PARTITION, task, fields, GROUP, timeout_s=CLAIM_S)  # type: ignore[no-any-return]
-            except ClaimNotReady:
+            except (ClaimNotReady, DataPlaneTimeout):  # the latter where a busy machine left a look without an answer
                 continue
         return None
 
