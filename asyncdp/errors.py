@@ -3,7 +3,8 @@
 ::
 
     DataPlaneError
-     +- DataPlaneUnavailable      retryable, blames_port   nobody answers: refused, reset, actor dead
+     +- DataPlaneUnavailable      retryable, blames_port   nobody answers: refused, reset, actor dead; or
+     |   |                                                 (retry_after_s) it answers that it is loading, busy, ...
      |   +- PortQuarantined       retryable                nothing was sent; retry_after_s
      +- DataPlaneTimeout          retryable, blames_port   also a TimeoutError: an attempt or the call ran out
      +- DataPlaneReadError
@@ -166,20 +167,24 @@ class DataPlaneError(Exception):
 
 
 class DataPlaneUnavailable(DataPlaneError):
-    """Nobody answers: connection refused or reset, process dead, plane restarted without this partition."""
+    """Nobody answers: connection refused or reset, process dead, plane restarted without this partition.
+
+    ``retry_after_s`` (seconds) is set where the backend did answer, that it cannot serve *now*: it is loading, busy,
+    failing over, read-only. Then the layers ask again, with backoff, until the call's time is over.
+    """
 
     _starts = (True, True)
+
+    def __init__(self, message: str = "", *, retry_after_s: float | None = None, **context: Any) -> None:
+        """Keep ``retry_after_s``."""
+        super().__init__(message, **context)
+        self.retry_after_s = retry_after_s
 
 
 class PortQuarantined(DataPlaneUnavailable):
     """Nothing was sent, since the port is quarantined; ``retry_after_s`` seconds from now it may be probed."""
 
     _starts = (True, False)
-
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None, **context: Any) -> None:
-        """Keep ``retry_after_s`` (seconds)."""
-        super().__init__(message, **context)
-        self.retry_after_s = retry_after_s
 
 
 class DataPlaneTimeout(DataPlaneError, TimeoutError):

@@ -25,8 +25,9 @@ __all__ = ["ErrorTable", "TypedErrors"]
 
 R = TypeVar("R")
 
-#: (raw exception types, by class or by class name; the error they become). The first row that matches counts.
-ErrorTable = Sequence[tuple[type[BaseException] | str, Callable[..., DataPlaneError]]]
+#: (raw exception types, by class or by class name; the error they become, or None where a row does not mean this one).
+#: The first row that matches counts.
+ErrorTable = Sequence[tuple[type[BaseException] | str, Callable[..., DataPlaneError | None]]]
 
 #: What any backend may raise. Refused: nothing was sent. Reset: something may have arrived.
 COMMON: ErrorTable = (
@@ -103,8 +104,9 @@ class TypedErrors(Layer):
         message = f"{type(raw).__name__}: {text}" if text else type(raw).__name__
         for kind, make in self.table:
             if (type(raw).__name__ == kind) if isinstance(kind, str) else isinstance(raw, kind):
-                made: DataPlaneError = make(message, **context)
-                return made
+                made: DataPlaneError | None = make(message, **context)
+                if made is not None:
+                    return made
         return self._unknown(call)(message, **context)
 
     @staticmethod

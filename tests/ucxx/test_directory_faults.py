@@ -243,12 +243,20 @@ async def test_passwords_and_users(frail: "EmbeddedServer", connect: Callable[..
 async def test_every_raw_error_has_its_row() -> None:
     """What redis-py raises becomes the plane's errors: unavailable, timeout, not ready."""
     exceptions = pytest.importorskip("redis.exceptions", reason="needs the extra: pip install 'asyncdp[ucxx]'")
-    from asyncdp.transports.ucxx.directory import ERROR_TABLE
+    from asyncdp.transports.ucxx.directory.error_table import ERROR_TABLE, PASSING
 
     table: dict[str, Any] = dict(ERROR_TABLE)
     assert all(hasattr(exceptions, name) for name in table)
     assert type(table["ConnectionError"]("gone")) is DataPlaneUnavailable
-    assert table["BusyLoadingError"]("loading").retry_after_s > 0
+    for name in ("BusyLoadingError", "ReadOnlyError", "MasterDownError", "ClusterDownError", "TryAgainError"):
+        passing = table[name]("now", ambiguous=True)
+        assert type(passing) is DataPlaneUnavailable
+        assert passing.retry_after_s > 0
+        assert not passing.ambiguous  # the server did nothing
+    for code in PASSING:
+        words = "Script killed by user with FUNCTION KILL." if code == "KILLED" else f"{code} Valkey says so."
+        assert table["ResponseError"]("", cause=exceptions.ResponseError(words)).retry_after_s > 0
+    assert table["ResponseError"]("", cause=exceptions.ResponseError("ERR no such thing")) is None
     assert not table["AuthenticationError"]("no").retryable
 
 

@@ -64,6 +64,15 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         """Go to the server and back, through the library."""
         await self.hosts()
 
+    @property
+    def expected(self) -> bool:
+        """Whether a directory that does not answer is known to come back: supervised, or heard of a while ago."""
+        return self._link.expected
+
+    async def tell_supervised(self, *, supervised: bool) -> None:
+        """Let clients know whether somebody starts this directory's server again when it dies."""
+        await self._link.tell_supervised(supervised=supervised)
+
     async def epoch(self) -> str:
         """Return which plane this is; a server that was restarted without its data is another one."""
         return await self._link.forget()

@@ -54,6 +54,11 @@ class HostInfo:
     alive: bool = True
 
     @property
+    def supervised(self) -> bool:
+        """Whether somebody starts it again when it dies."""
+        return bool(self.extra.get("supervised"))
+
+    @property
     def ref(self) -> HostRef:
         """The host as slot calls name it."""
         return HostRef(self.id, self.epoch, self.ports)

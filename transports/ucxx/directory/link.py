@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import anyio
+import structlog
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
@@ -25,7 +26,7 @@ from asyncdp.loop_end import abort, at_loop_end
 from asyncdp.transports.ucxx.directory import library
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Sequence
+    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -35,6 +36,8 @@ __all__ = ["Link"]
 
 NO_FUNCTION = "Function not found"
 NO_COMMAND = "unknown command"
+#: The only maxmemory-policy with which a full server refuses writes instead of removing keys.
+NO_EVICTION = "noeviction"
 
 
 class Link:
@@ -79,6 +82,9 @@ class Link:
         self._closed = False
         self._offset_s = 0.0
         self._synced_at: float | None = None
+        self._evicting: str | None = None
+        self._supervised = False
+        self._missed_at: float | None = None
         self._syncing = anyio.Lock()
         self.epoch = ""
         on_fork(self)
@@ -130,7 +136,10 @@ class Link:
                 await made.connect()
             self._transports[made] = made._writer.transport  # noqa: SLF001 - after a cancel redis-py has dropped it
             done = True
+            self._missed_at = None
         except (RedisError, OSError) as err:
+            if self._missed_at is None:
+                self._missed_at = self.now()
             told = err.__cause__ if isinstance(err.__cause__, RedisError) else err
             if isinstance(told, RedisError) and type(told) not in (RedisConnectionError, RedisTimeoutError):
                 raise told from None  # a wrong password, still loading: it says more than "refused"
@@ -191,6 +200,10 @@ class Link:
                 raise
             if self._closed:
                 await self.end(made)
+            if any(isinstance(reply, ReadOnlyError) for reply in replies):
+                # It was demoted, and whoever has its name or address now may be another server: connect anew.
+                self._synced_at = None
+                await self.end(made)
             self.keep(made)
         return replies
 
@@ -242,8 +255,7 @@ class Link:
         """Say which server it is that knows no functions."""
         name = "the server"
         with contextlib.suppress(ResponseError):
-            lines = (await self.command("INFO", "server")).decode().splitlines()
-            told = dict(line.split(":", 1) for line in lines if ":" in line)
+            told = _lines(await self.command("INFO", "server"))
             name = f"Valkey {told['valkey_version']}" if "valkey_version" in told else f"Redis {told['redis_version']}"
         msg = f"the directory at {self._place} cannot be used: {name} knows no functions; Redis 7 or Valkey is needed"
         return DataPlaneUnsupported(msg, capability="functions")
@@ -275,8 +287,12 @@ class Link:
 
     async def _sync(self) -> None:
         key, kept = f"{self._settings.namespace}:plane", f"{self._settings.namespace}:format"
-        made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
-        *_, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
+        asked = [("GET", key), ("GET", kept), ("INFO", "memory"), ("GET", self._supervision)]
+        epoch, version, memory, supervised = await self.pipeline(asked)
+        if epoch is None or version is None:
+            made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
+            refused, _, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
+            epoch = refused if epoch is None else epoch
         sent = self.now()  # after connecting: only the way there and back is in between
         clock = await self.command("TIME")
         came = self.now()
@@ -289,9 +305,49 @@ class Link:
                 f"asyncdp reads {library.FORMAT}: use the release that wrote it, or another namespace"
             )
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
+        if not isinstance(memory, Exception):  # else this user may not ask
+            self._look_at_eviction(_lines(memory))
         self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
         self.epoch = epoch.decode()
+        self._supervised = supervised == b"1"
         self._synced_at = came
+
+    def _look_at_eviction(self, memory: Mapping[str, str]) -> None:
+        """Refuse to open a directory that removes keys when it is full; warn where an open one begins to.
+
+        Raises:
+            DataPlaneUnsupported: Rows, claims and outcomes of mutations would vanish without a word.
+        """
+        policy = memory.get("maxmemory_policy", NO_EVICTION)
+        evicting = policy if policy != NO_EVICTION and memory.get("maxmemory", "0") != "0" else None
+        if evicting is not None and not self.epoch:
+            msg = (
+                f"the directory at {self._place} has maxmemory-policy {policy}: when it is full it removes rows, claims"
+                f" and outcomes without a word; set maxmemory-policy {NO_EVICTION}"
+            )
+            raise DataPlaneUnsupported(msg, capability=NO_EVICTION)
+        if evicting is not None and evicting != self._evicting:
+            structlog.get_logger("asyncdp.ucxx").error(
+                "the directory may remove rows, claims and outcomes without a word: its maxmemory-policy was changed",
+                directory=self._place, maxmemory_policy=policy, set_it_to=NO_EVICTION,
+            )  # fmt: skip
+        self._evicting = evicting
+
+    @property
+    def _supervision(self) -> str:
+        return f"{self._settings.namespace}:supervised"
+
+    async def tell_supervised(self, *, supervised: bool) -> None:
+        """Write down whether somebody starts this server again when it dies."""
+        await self.command("SET", self._supervision, "1" if supervised else "0")
+
+    @property
+    def expected(self) -> bool:
+        """Whether a server that does not answer is known to come back: it is supervised, or it answered a while ago."""
+        if not self.epoch:
+            return False
+        missed_s = 0.0 if self._missed_at is None else self.now() - self._missed_at
+        return self._supervised or missed_s <= self._settings.directory_timeout_s
 
     async def forget(self) -> str:
         """Ask anew which plane it is: a restarted server without its data is another one."""
@@ -330,3 +386,8 @@ def _end_now(connections: list[tuple[AbstractConnection, Any]]) -> None:
     for made, transport in connections:
         abort(transport)
         made._reader = made._writer = None  # noqa: SLF001 - as its disconnect() does, which is a coroutine
+
+
+def _lines(info: bytes) -> dict[str, str]:
+    """Read what INFO answers."""
+    return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)

@@ -25,6 +25,8 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         sync_clock_s: How often the server's clock is measured anew. Clocks of machines drift by up to 50 us a second.
         host_timeout_s: A slot host silent for longer gets no puts, and its rows count as lost.
         host_forget_s: A slot host silent for longer is struck off by ``reap``.
+        directory_timeout_s: A directory that this client has reached is expected to come back for so long after it was
+            first missed; later calls do not wait for it any more. Where it is supervised it always is.
         capacity_age_s: How old the count of samples in other partitions may be when a put checks the capacity.
         list_rows: Rows per page of a listing; 4096 keep the server busy for about 10 ms.
         wake_s: Longest wait of a claim between two looks where no notice comes: a notice can be lost with its
@@ -38,6 +40,7 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     sync_clock_s: Seconds = 30.0
     host_timeout_s: Seconds = 5.0
     host_forget_s: Seconds = 600.0
+    directory_timeout_s: Seconds = 30.0
     capacity_age_s: float = 1.0
     list_rows: Positive = 4096
     wake_s: Seconds = 0.5
