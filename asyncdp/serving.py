@@ -122,7 +122,7 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
 
     log_for_operators()
     config = _client_config(serving.namespace, hosts, capacity)
-    config["ucxx"] |= {"host_log": "stderr", "host": dict(serving.host)} | (
+    config["ucxx"] |= {"host_log": "stderr", "host": {"supervised": True, **serving.host}} | (
         {} if folder is None else {"folder": str(folder)}
     )
     _say(f"a plane on this machine: a directory and {hosts} slot host{'s' * (hosts != 1)} of {_mib(arena_bytes)}")

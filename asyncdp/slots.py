@@ -36,6 +36,7 @@ __all__ = [
     "Part",
     "Place",
     "Placement",
+    "Probe",
     "Publish",
     "Published",
     "ReadResult",
@@ -229,19 +230,23 @@ class Place(Call[Placement]):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Call[tuple[SlotRef, ...]]):
-    """Reserve slots for rows ``first_row ..`` of a put; ``sizes`` are their payload bytes. Same op_id: same slots."""
+    """Reserve slots for rows ``first_row ..`` of a put; ``sizes`` are their payload bytes. Same op_id: same slots.
+
+    ``spare``: another host can take the rows, so that this one is not waited for where it does not answer.
+    """
 
     host: HostRef
     fields: tuple[str, ...]
     sizes: tuple[int, ...]
     first_row: int = 0
     port: int | None = None
+    spare: bool = False
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 
     def through(self, port: int) -> Reserve:
         """Return the same request through this port."""
-        return Reserve(self.host, self.fields, self.sizes, self.first_row, port)
+        return Reserve(self.host, self.fields, self.sizes, self.first_row, port, self.spare)
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +344,18 @@ class Resolve(Call[Resolved]):
     op_id: str
     partition_id: str
     age_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Probe(Call[bool]):
+    """Ask whether a slot host answers again, or (``host_id`` None) the directory; takes a second or two at the most.
+
+    True: it answers. False: it does not, and nothing says that it will. A retryable error: it does not yet, and it is
+    known to come back, since somebody starts it again or since it was seen alive a moment ago. A backend that does not
+    serve this call is waited for by nobody.
+    """
+
+    host_id: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,10 @@ __all__ = ["client", "factories", "options", "setting"]
 _VERBS = [name for name, verb in vars(DataPlaneClient).items() if inspect.iscoroutinefunction(verb) and name != "close"]
 
 
+#: Settings that 0 switches off.
+_MAY_BE_ZERO = ("outage_patience_s",)
+
+
 def setting(value: Any, kind: str, path: str) -> Any:
     """Return a setting of the annotation ``kind``; what else may be wrong with it is its owner's to say.
 
@@ -22,6 +26,8 @@ def setting(value: Any, kind: str, path: str) -> Any:
         ValueError: It is of another type, or a number that is not positive; the message begins with ``path``.
     """
     types = {"int": (int,), "float": (int, float)}.get(kind)
+    if path.rpartition(".")[2] in _MAY_BE_ZERO and type(value) in (int, float) and value == 0:
+        return value
     if types is not None and (isinstance(value, bool) or not isinstance(value, types) or not value > 0):
         msg = f"{path}: must be a positive {'whole number' if kind == 'int' else 'number'}, not {value!r}"
         raise ValueError(msg)

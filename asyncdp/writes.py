@@ -6,7 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp.block import Block, FieldSpec, field_names
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
+from asyncdp.errors import (
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+)
 from asyncdp.ledger import Debt
 from asyncdp.meta import KVBatchMeta, lengths_of
 from asyncdp.slots import Abort, HostRef, Place, Publish, Published, Reserve, Send, SlotRef, WriteSlots
@@ -111,16 +117,14 @@ async def _write_share(
     touched: list[Debt],
     ctx: CallContext,
 ) -> tuple[SlotRef, ...]:
-    """Reserve and write the rows of one share on the first host that takes them."""
-    first_row, sizes = share
+    """Reserve and write the rows of one share on the first host that takes them; only the last one is waited for."""
     problem: DataPlaneError | None = None
     for host in hosts:
         # Noted before anything is sent, so that a cancel at any await leaves no slot behind.
         debt = Debt(Abort(host, ctx.op_id), ctx.op_id)
         touched.append(debt)
         try:
-            refs = await send(Reserve(host, names, sizes, first_row), ctx)
-            await send(WriteSlots(host, refs, block), ctx)
+            refs = await _write_at(send, host, names, block, share, ctx, spare=host is not hosts[-1])
         except DataPlaneError as err:
             if isinstance(err, DataPlaneBadRequest) or not err.retryable or ctx.remaining() <= 0:
                 raise
@@ -135,6 +139,31 @@ async def _write_share(
         msg = "no slot host is there to take the rows"
         raise DataPlaneNotReady(msg)
     raise problem
+
+
+async def _write_at(
+    send: Send,
+    host: HostRef,
+    names: tuple[str, ...],
+    block: Block,
+    share: tuple[int, tuple[int, ...]],
+    ctx: CallContext,
+    *,
+    spare: bool,
+) -> tuple[SlotRef, ...]:
+    """Reserve and write the rows of one share on a host; ``spare``: another one can take them."""
+    first_row, sizes = share
+    reserve = Reserve(host, names, sizes, first_row, spare=spare)
+    refs = await send(reserve, ctx)
+    try:
+        await send(WriteSlots(host, refs, block), ctx)
+    except (DataPlaneUnavailable, DataPlaneTimeout) as err:
+        if spare or not err.retryable or ctx.remaining() <= 0:
+            raise
+        # It may have died in between, and what it reserved with it: where it comes back, it is asked for space anew.
+        refs = await send(reserve, ctx)
+        await send(WriteSlots(host, refs, block), ctx)
+    return refs
 
 
 async def _give_back(send: Send, debts: Iterable[Debt], ctx: CallContext) -> None:

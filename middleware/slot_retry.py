@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from asyncdp.calls import Call, CallContext, Resend
-from asyncdp.errors import ClaimNotReady, DataPlaneError, DataPlaneNotReady, DataPlaneTimeout
+from asyncdp.errors import (
+    ClaimNotReady,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    PortQuarantined,
+)
 from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.debts import owe_claim
 from asyncdp.middleware.layer import Layer
+from asyncdp.middleware.outage_wait import OutageWait
 from asyncdp.middleware.touches import Touches
 from asyncdp.setting_names import named
 from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim
@@ -53,16 +61,30 @@ class SlotRetry(Layer):
     answer is missing is sent again only if nothing else of this client touched the same ids meanwhile, a claim only
     with claim_dedup; the error of what must not be sent again is not ``retryable``, for the layers above either.
 
+    Attempts bound what fails. A backend that answers that it cannot serve now (DataPlaneUnavailable with
+    ``retry_after_s``) is asked again until the call's time is over, at no cost to the budget; only a ping says so soon.
+    What does not answer, and is known to come back, is waited for after the last attempt, for up to
+    ``outage_patience_s``: all callers of a client share one probe per host, and the call is sent again when it answers.
+    Not for a ping, nor for the verbs with which a controller recovers. At the end the first error goes up.
+
     Args:
         inner: The next layer.
         max_attempts: Attempts in all, the first included. Four: three retries cure what is not lasting, and BatchRetry
             comes back for rows that failed all the same.
         backoff_base_s: Ceiling of the first wait, see :class:`~asyncdp.middleware.backoff.Backoff`.
         backoff_cap_s: Ceiling of all waits.
+        outage_patience_s: How long one user call may wait, in all, for hosts or a directory that do not answer; 0:
+            never. Ten seconds: a supervised process is back in three.
     """
 
     def __init__(
-        self, inner: BaseClient, *, max_attempts: int = 4, backoff_base_s: float = 0.05, backoff_cap_s: float = 2.0
+        self,
+        inner: BaseClient,
+        *,
+        max_attempts: int = 4,
+        backoff_base_s: float = 0.05,
+        backoff_cap_s: float = 2.0,
+        outage_patience_s: float = 10.0,
     ) -> None:
         """Check and keep the settings."""
         super().__init__(inner)
@@ -72,6 +94,9 @@ class SlotRetry(Layer):
         self.max_attempts = max_attempts
         with named(base_s="backoff_base_s", cap_s="backoff_cap_s"):
             self.backoff = Backoff(backoff_base_s, backoff_cap_s)
+        with named(seconds="outage_patience_s"):
+            self._outages = OutageWait(outage_patience_s)
+        self.outage_patience_s = outage_patience_s
         self._touches = Touches()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
@@ -115,7 +140,7 @@ class SlotRetry(Layer):
             return allowed(unsure)
 
         try:
-            result = await self._drive(ctx, err, attempt, again)
+            result = await self._drive(call, ctx, err, attempt, again)
         except DataPlaneError as last:
             unsure = unsure or last.ambiguous
             last.ambiguous = unsure and call.mutates
@@ -126,6 +151,42 @@ class SlotRetry(Layer):
         return result
 
     async def _drive(
+        self,
+        call: Call[Any],
+        ctx: CallContext,
+        err: DataPlaneError,
+        attempt: Callable[[int, DataPlaneError], Awaitable[R]],
+        allowed: Callable[[DataPlaneError], bool],
+    ) -> R:
+        """Go on from a first attempt that has already failed with ``err``: attempts, then waits for an outage to end.
+
+        After a wait the call is sent once; that costs no token, since who did not answer has just shown that he does.
+        There are as many of these as attempts, so that a host that answers a probe and nothing else is not asked for
+        ever.
+        """
+        try:
+            return await self._attempts(ctx, err, attempt, allowed)
+        except DataPlaneError as last:
+            first = latest = last
+        number = first.attempts
+        may = self.max_attempts > 1 and allowed(latest)
+        for turn in range(1, self.max_attempts + 1):
+            if not may or not await self._outages.outlast(self.inner.execute, call, latest, ctx):
+                break
+            await ctx.pause(self.backoff.delay_s(turn, ctx.env.rng))  # all who waited are told at once
+            number += 1
+            try:
+                return await attempt(number, latest)
+            except DataPlaneError as later:
+                if not out_of_time(later):
+                    latest = later
+                first.attempts = later.attempts = max(number, later.attempts)
+                may = allowed(later)
+                if not _may_pass(later):
+                    raise
+        raise first from first.__cause__
+
+    async def _attempts(
         self,
         ctx: CallContext,
         err: DataPlaneError,
@@ -169,17 +230,20 @@ class SlotRetry(Layer):
     def _stop(self, state: RetryCallState, ctx: CallContext) -> bool:
         """Whether there is no attempt, no time or no budget left."""
         failed = _error(state)
-        if state.attempt_number >= self.max_attempts or state.upcoming_sleep >= ctx.remaining():
+        passing = _passing(failed)
+        used_up = state.attempt_number >= self.max_attempts and not (passing and self.max_attempts > 1 and _lasts(ctx))
+        if used_up or state.upcoming_sleep >= ctx.remaining():
             return True
-        if not isinstance(failed, DataPlaneNotReady) and not ctx.env.budget.withdraw(ctx.env.clock.now()):
+        free = passing or isinstance(failed, DataPlaneNotReady)
+        if not free and not ctx.env.budget.withdraw(ctx.env.clock.now()):
             ctx.emit("budget_refused", verb=ctx.verb, what="slot_retry")
             return True
         ctx.emit("retry", reason=type(failed).__name__, verb=ctx.verb, host=failed.host, port=failed.port)
         return False
 
     def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:
-        if isinstance(err, DataPlaneNotReady):
-            return self.backoff.not_ready_s(err.retry_after_s, attempt, ctx.env.rng)
+        if isinstance(err, DataPlaneNotReady) or _passing(err):
+            return self.backoff.not_ready_s(getattr(err, "retry_after_s", None), attempt, ctx.env.rng)
         return self.backoff.delay_s(attempt, ctx.env.rng)
 
     async def _reread(self, call: ReadSlots, ctx: CallContext, result: ReadResult) -> ReadResult:
@@ -205,7 +269,7 @@ class SlotRetry(Layer):
         left = failing()
         if left and self.max_attempts > 1:
             try:
-                await self._drive(ctx, _first(left), attempt, lambda _: True)
+                await self._drive(call, ctx, _first(left), attempt, lambda _: True)
             except DataPlaneError as err:
                 for at in failing():
                     errors[at].attempts = max(errors[at].attempts, err.attempts)
@@ -216,6 +280,18 @@ class SlotRetry(Layer):
 
 def _may_pass(err: DataPlaneError) -> bool:
     return err.retryable and not isinstance(err, ClaimNotReady)
+
+
+def _passing(err: DataPlaneError) -> bool:
+    """Whether the backend itself said that it cannot serve now: it is loading, busy, failing over, read-only."""
+    if not isinstance(err, DataPlaneUnavailable) or isinstance(err, PortQuarantined):
+        return False
+    return err.retry_after_s is not None
+
+
+def _lasts(ctx: CallContext) -> bool:
+    """Whether a call may be sent until its time is over; a ping asks how the plane is now."""
+    return ctx.verb != "ping"
 
 
 def _error(state: RetryCallState) -> DataPlaneError:

@@ -225,7 +225,7 @@ async def test_a_claim_under_way_is_not_given_back_by_another() -> None:
 async def test_a_claim_that_may_have_happened_stays_ambiguous() -> None:
     """A claim whose first reply was lost and that then reaches nobody fails as ambiguous, whatever its last error."""
     plan = FaultPlan().lose_reply("claim_meta", times=4).on("claim_meta").refuse()
-    async with Rig(plan) as rig:
+    async with Rig(plan, outage_patience_s=0) as rig:
         await rig.fill(3)
         with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
             await rig.client.claim_meta("p", "t", ["x"], 3, timeout_s=5.0)

@@ -171,7 +171,7 @@ async def test_too_many_rights_are_told(connect: Connect) -> None:
 def test_planes_share_no_library() -> None:
     """A namespace is part of a library's name and of each function's: to replace one touches no other plane."""
     one, two = library.source("one"), library.source("two")
-    names = [set(re.findall(r"register_function\('(\w+)'", text)) for text in (one, two)]
+    names = [set(re.findall(r"register_function[({](?: function_name = )?'(\w+)'", text)) for text in (one, two)]
     assert len(names[0]) == len(names[1]) > 15
     assert not names[0] & names[1]
     assert one.splitlines()[0] != two.splitlines()[0]

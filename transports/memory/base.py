@@ -26,6 +26,8 @@ R = TypeVar("R")
 #: Seconds that outcomes are remembered after the call that they belong to ran out of time. No attempt of a call is sent
 #: later than its deadline, so this only has to outlast a message under way.
 KEEP_S = 600.0
+#: A host that does not come back for so long, in seconds, is not waited for any more.
+HOST_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -70,6 +72,7 @@ class PlaneBase:
         # Begun anywhere, so that no reference into another life of the plane means a row of this one.
         self._incarnations = int(self.epoch[:15], 16)
         self._sequence = 0
+        self._missed: dict[str, float] = {}
         self._wakers: dict[object, Callable[[], None]] = {}
         on_fork(self)
 
@@ -99,6 +102,21 @@ class PlaneBase:
         """End the plane; its clients see DataPlaneUnavailable."""
         self.closed = True
         self.changed()
+
+    # -- hosts
+
+    def answers(self, host_id: str) -> bool:
+        """Whether a host is up."""
+        host = self.hosts.get(host_id)
+        if host is None or not host.up:
+            return False
+        self._missed.pop(host_id, None)
+        return True
+
+    def expects(self, host_id: str) -> bool:
+        """Whether a host that is down is known to come back: it was missed for the first time a moment ago."""
+        now = self.clock.time()
+        return host_id in self.hosts and now - self._missed.setdefault(host_id, now) <= HOST_TIMEOUT_S
 
     # -- mutations, once each
 

@@ -121,6 +121,20 @@ class MemoryTransport(Transport):
         host.answer(port)
         return host
 
+    @handles(s.Probe)
+    async def _probe(self, call: s.Probe, ctx: CallContext) -> bool:
+        del ctx
+        await self._wire(call)
+        try:
+            plane = self.plane
+        except DataPlaneUnavailable:  # it was ended, not lost
+            return False
+        if call.host_id is None or plane.answers(call.host_id):
+            return True
+        if plane.expects(call.host_id):
+            raise DataPlaneUnavailable("the slot host is still down", host=call.host_id)
+        return False
+
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
         del ctx

@@ -51,7 +51,7 @@ class Writing(PlaneBase):
                 break
         if not hosts:
             msg = "no slot host answers"
-            raise DataPlaneUnavailable(msg, partition_id=partition_id)
+            raise DataPlaneUnavailable(msg, partition_id=partition_id, host=next(iter(self.hosts), None))
         if left:
             msg = f"the slot hosts have no room for {left} of {len(sample_ids)} rows"
             raise DataPlaneNotReady(msg, partition_id=partition_id, retry_after_s=0.05)

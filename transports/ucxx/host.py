@@ -226,6 +226,7 @@ class Host:
             this_machine().boot_id,
             self.arena.name,
             self.service.draining,
+            self.settings.supervised,
         )
 
     # -- what it does by itself

@@ -25,6 +25,7 @@ class HostReport:
         load: Bytes in use; the least loaded host gets the next put.
         boot_id, arena: Its machine and segment, for the shared-memory lane.
         draining: It serves what it has and takes no more.
+        supervised: Somebody starts it again when it dies.
     """
 
     id: str
@@ -36,6 +37,7 @@ class HostReport:
     boot_id: str
     arena: str
     draining: bool = False
+    supervised: bool = False
 
 
 class HostDirectory(Protocol):

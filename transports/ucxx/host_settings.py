@@ -39,6 +39,8 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         beat_s: Pause between two heartbeats into the directory.
         grace_s: How much longer than any put may take an unpublished slot is kept, by the directory's clock.
         reap_s: Pause between two looks for hosts that have been silent for the directory's ``host_forget_s``.
+        supervised: Whether somebody starts it again when it dies: clients wait for it also where its last heartbeat is
+            old. ``asyncdp serve`` says so of the hosts of its plane.
         drain_s: How long running requests may take at the end.
         sweep_arenas_s: Segments of hosts that have been dead for longer are removed.
         devices: Network devices for UCX; None: all.
@@ -69,6 +71,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     beat_s: Seconds = 1.0
     grace_s: Seconds = 120.0
     reap_s: Seconds = 60.0
+    supervised: bool = False
     drain_s: Seconds = 5.0
     sweep_arenas_s: Seconds = 3600.0
     devices: str | None = None

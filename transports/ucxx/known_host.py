@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 from asyncdp.transports.ucxx.directory.hosts import HostInfo
-from asyncdp.transports.ucxx.wire import MAGIC
+from asyncdp.transports.ucxx.greeting import greets
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory.directory import Directory
@@ -23,8 +23,6 @@ R = TypeVar("R")
 
 #: How long the directory may take to answer a host. A paused one would hold up heartbeats for ever.
 ANSWER_S: Final = 5.0
-#: How long another host of the same name may take to greet; one that lives does it at once.
-GREETING_S: Final = 1.0
 #: What no second try cures: a password that is wrong, an account that may not do what a host has to.
 _REFUSALS: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
@@ -47,14 +45,16 @@ class KnownHost:
             DataPlaneUnavailable: A host of this name lives: it greets whoever connects to where it says it is.
         """
         for info in await _typed(self._directory.hosts()):
-            if info.id == host_id and info.alive and await _greets(info):
+            if info.id == host_id and info.alive and await greets(info.address, info.ports[:1]):
                 msg = f"a host named {host_id!r} lives already, at {info.address}: give this one another name"
                 raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
         return await _typed(self._directory.next_epoch(host_id))
 
     async def beat(self, report: HostReport) -> float:
         """Say that the host lives; returns unix seconds by the directory's clock."""
-        return await _typed(self._directory.beat(HostInfo(**asdict(report))))
+        told = asdict(report)
+        supervised = told.pop("supervised")
+        return await _typed(self._directory.beat(HostInfo(**told, extra={"supervised": True} if supervised else {})))
 
     async def leave(self, host_id: str, epoch: int) -> None:
         """Strike the host off."""
@@ -73,21 +73,6 @@ class KnownHost:
     async def reap(self) -> tuple[str, ...]:
         """Strike off the hosts that have been silent for too long; return their names."""
         return await _typed(self._directory.reap())
-
-
-async def _greets(info: HostInfo) -> bool:
-    """Whether a slot host answers at the first port where this one says it is."""
-    if not info.ports:
-        return False
-    try:
-        async with asyncio.timeout(GREETING_S):
-            reader, writer = await asyncio.open_connection(info.address, info.ports[0])
-            try:
-                return await reader.readexactly(len(MAGIC)) == MAGIC
-            finally:
-                writer.transport.abort()
-    except (OSError, EOFError, TimeoutError):
-        return False
 
 
 async def _typed(answer: Awaitable[R], timeout_s: float | None = ANSWER_S) -> R:

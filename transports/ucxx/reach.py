@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
-from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported, StaleSlotError
+from redis.exceptions import RedisError
+
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, StaleSlotError
 from asyncdp.forks import on_fork, on_fork_of_loop
 from asyncdp.loop_end import at_loop_end
 from asyncdp.transports.ucxx.access import Access, Door, Lanes
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.greeting import greets
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.pool import Pool
 
@@ -25,6 +28,10 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, HostInfo
 
 __all__ = ["Place", "Reach"]
+
+
+#: How long the directory may take to answer a probe, in seconds.
+DIRECTORY_S: Final = 1.0
 
 
 class Place:
@@ -152,6 +159,32 @@ class Reach:
         if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._places):
             raise StaleSlotError(f"host {host.id!r} began anew; what its slots held is gone", host=host.id)
         return place
+
+    async def answers(self, host_id: str | None) -> bool:
+        """Whether a host, or the directory, answers again; False where it does not and is not known to come back.
+
+        Raises:
+            DataPlaneUnavailable: A host does not answer yet.
+            RedisError, OSError: The directory does not, and is known to come back.
+        """
+        try:
+            async with asyncio.timeout(DIRECTORY_S):
+                hosts = await self._directory.hosts()
+        except (RedisError, OSError):
+            if self._directory.expected:
+                raise
+            return False
+        self.know(hosts)
+        if host_id is None:
+            return True
+        info = next((info for info in hosts if info.id == host_id), None)
+        if info is None:
+            return False
+        if await greets(info.address, info.ports):
+            return True
+        if info.alive or info.supervised:
+            raise DataPlaneUnavailable(f"slot host {host_id!r} does not answer yet", host=host_id)
+        return False
 
     def know(self, hosts: tuple[HostInfo, ...]) -> None:
         """Take what the directory says of hosts."""

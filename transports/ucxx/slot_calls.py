@@ -62,8 +62,12 @@ class SlotCalls(Transport):
         taking = [host for host in places.hosts if not host.draining]
         hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
+            silent = next(
+                (host.id for host in await self._directory.hosts() if host.supervised and not host.alive), None
+            )
             msg = "no slot host is registered that takes rows"
-            raise DataPlaneUnavailable(msg, partition_id=call.partition_id, blames_port=False)
+            told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # it will be back: see Probe
+            raise DataPlaneUnavailable(msg, partition_id=call.partition_id, **told)
         return s.Placement(((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
 
     # -- slots

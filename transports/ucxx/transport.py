@@ -201,6 +201,11 @@ class UCXXTransport(SlotCalls):
         del ctx
         await self._directory.register(call)
 
+    @handles(s.Probe)
+    async def _probe(self, call: s.Probe, ctx: CallContext) -> bool:
+        del ctx
+        return await self._reach.answers(call.host_id)
+
     @handles(c.Ping)
     async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
         del call, ctx

@@ -185,6 +185,7 @@ class Fabric:
         per_slot = 2  # a row of which another slot is stale is looked up, and read, once more
         for layer in layers_of(client):
             per_slot *= getattr(layer, "max_rounds", 1) * getattr(layer, "max_attempts", 1)
+            per_slot *= 2 if getattr(layer, "outage_patience_s", 0.0) else 1  # as often again after waits for a host
             per_slot *= 2 if isinstance(layer, PortRotation) else 1
         known = {"ratio": 0.2, "floor_per_s": 10.0, "window_s": 10.0, **(budget or {})}
         return Budgets(**known, per_slot=per_slot)

@@ -1,0 +1,162 @@
+"""Waiting, in a call, until a host or the directory that is known to come back answers again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp.errors import (
+    DataPlaneClosed,
+    DataPlaneError,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    DataPlaneUnsupported,
+    PortQuarantined,
+)
+from asyncdp.middleware.outage import Answer, Outage, Patience, Seat
+from asyncdp.slots import Abort, Probe, Reserve, Send, WriteSlots
+
+if TYPE_CHECKING:
+    from asyncdp.calls import Call, CallContext
+
+__all__ = ["OutageWait"]
+
+#: Verbs whose callers would rather wait than fail. A ping, and what a controller does to recover, is not among them: it
+#: has to know soon.
+PATIENT = frozenset(
+    {
+        "register_partition",
+        "wait_partition",
+        "claim_meta",
+        "get_data",
+        "get_samples",
+        "put_samples",
+        "clear_samples",
+        "check_consumption_status",
+    }
+)
+
+
+class OutageWait:
+    """Waits for what does not answer, where the transport serves :class:`~asyncdp.slots.Probe`.
+
+    Args:
+        patience_s: How long one user call may wait in all; 0: never.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        """Wait for nothing yet."""
+        self._patience = Patience(patience_s)
+        self._outages: dict[str | None, Outage[anyio.Event]] = {}
+        self._served = True
+
+    async def outlast(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
+        """Return whether the call may be sent again, since what did not answer does so by now.
+
+        At once False where that is not what failed, where the verb does not wait, where nothing is known to come back.
+
+        Raises:
+            DataPlaneClosed: The client was closed meanwhile.
+        """
+        if not self._served or ctx.verb not in PATIENT or not _silent(err) or not _waits(call):
+            return False
+        now = ctx.env.clock.now()
+        if min(self._patience.left_s(ctx.op_id, now), ctx.remaining()) <= 0:
+            return False
+        host = getattr(call, "host", None)
+        away = err.host if host is None else host.id  # an error may name a host by its address
+        outage = self._outages.get(away)
+        if outage is None:
+            outage = self._outages[away] = Outage(anyio.Event)
+        seat = outage.join()
+        self._patience.begin(ctx.op_id, ctx.deadline, now)
+        try:
+            return await self._wait(outage, seat, send, away, type(err).__name__, ctx)
+        finally:
+            self._patience.end(ctx.op_id, ctx.env.clock.now())
+            outage.leave()
+            if not outage.waiting:
+                self._outages.pop(away, None)
+
+    async def _wait(
+        self, outage: Outage[anyio.Event], seat: Seat, send: Send, away: str | None, reason: str, ctx: CallContext
+    ) -> bool:
+        while True:
+            left_s = min(self._patience.left_s(ctx.op_id, ctx.env.clock.now()), ctx.remaining())
+            if left_s <= 0:
+                return False
+            if outage.lead():
+                await self._ask(outage, send, away, left_s, ctx)
+            else:
+                await _until(outage.turn, left_s, ctx)
+            known = seat.waited
+            verdict = outage.verdict(seat)
+            if verdict is Answer.UNEXPECTED:
+                return False
+            if verdict is Answer.BACK:
+                ctx.emit("outage_over", verb=ctx.verb, host=away)
+                return True
+            if verdict is Answer.NOT_YET and not known:
+                ctx.emit("outage", verb=ctx.verb, host=away, reason=reason)
+
+    async def _ask(
+        self, outage: Outage[anyio.Event], send: Send, host_id: str | None, left_s: float, ctx: CallContext
+    ) -> None:
+        """Ask once for all who wait, after the pause that is due."""
+        answer: Answer | None = None
+        try:
+            pause_s = outage.pause_s(ctx.env.rng)
+            await ctx.pause(min(pause_s, left_s))
+            if pause_s < left_s:
+                answer = await self._probe(outage, send, host_id, ctx)
+        finally:
+            outage.told(answer).set()
+
+    async def _probe(
+        self, outage: Outage[anyio.Event], send: Send, host_id: str | None, ctx: CallContext
+    ) -> Answer | None:
+        """Send one probe, for one token of the budget."""
+        outage.asked += 1
+        if not ctx.env.budget.withdraw(ctx.env.clock.now()):
+            ctx.emit("budget_refused", verb=ctx.verb, what="outage_probe")
+            return None
+        try:
+            answers = await send(Probe(host_id), replace(ctx, attempt=1, tried=()))
+        except DataPlaneUnsupported:
+            self._served = False
+            return Answer.UNEXPECTED
+        except DataPlaneClosed:
+            raise
+        except DataPlaneError as err:
+            if isinstance(err, DataPlaneTimeout) and err.cut_short:
+                return None
+            return Answer.NOT_YET if err.retryable else Answer.UNEXPECTED
+        return Answer.BACK if answers else Answer.UNEXPECTED
+
+
+def _silent(err: DataPlaneError) -> bool:
+    """Whether it says that somebody did not answer, as opposed to an answer that is an error."""
+    if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)) or isinstance(err, PortQuarantined):
+        return False
+    return err.retryable and err.blames_port and getattr(err, "retry_after_s", None) is None
+
+
+def _waits(call: Call[Any]) -> bool:
+    """Whether nothing else can be done meanwhile: a put has other hosts to go to, and a clean-up can be owed."""
+    return not isinstance(call, (Abort, WriteSlots)) and not (isinstance(call, Reserve) and call.spare)
+
+
+async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:
+    """Wait for an event, for so long at most, and not through a close of the client."""
+    life = ctx.env.life
+    scope = anyio.CancelScope(deadline=ctx.env.clock.now() + seconds)
+    life.scopes.add(scope)
+    try:
+        with scope:
+            await turn.wait()
+    finally:
+        life.scopes.discard(scope)
+    if life.closed:
+        raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb)
