@@ -346,3 +346,20 @@ def test_without_the_extra_serve_names_it(monkeypatch: pytest.MonkeyPatch) -> No
 def test_urls_are_shown_without_their_password(url: str, shown: str) -> None:
     """Whatever is in it."""
     assert without_password(url) == shown
+
+
+@slow
+def test_told_to_end_while_a_slot_host_starts_again(tmp_path: Path) -> None:
+    """U8: Ctrl-C while a slot host that was killed is started again: it ends in order, and nothing is left."""
+    before = segments()
+    with serving("--no-ucx", "--config", str(tmp_path / "plane.json")) as process:
+        until(process, "secret:")
+        pids = family(process.pid)
+        (host,) = [pid for pid, command in pids.items() if "ucxx.host" in command]
+        os.kill(host, signal.SIGKILL)
+        until(process, "started again")
+        pids |= family(process.pid)
+        code, rest = end(process, signal.SIGINT)
+        assert code == 0
+        assert rest.strip().endswith("ended in order")
+        assert gone(pids, segments() - before)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["EmbeddedPlane"]
 
 POLL_S = 0.01
+RESTART_POLL_S = 0.05
 
 
 class EmbeddedPlane:
@@ -118,9 +119,12 @@ class EmbeddedPlane:
     async def _serve(self) -> None:
         """Start the directory. Without a secret of its own the plane has a random one, which the directory tells."""
         await self._server.start()
-        if not self._secret:
-            directory = Directory(self.url, settings=DirectorySettings(namespace=self._settings.namespace))
-            self._secret = await directory.share_secret(secrets.token_urlsafe(24))
+        directory = Directory(self.url, settings=DirectorySettings(namespace=self._settings.namespace))
+        try:
+            await directory.tell_supervised(supervised=any(host.supervised for host in self._hosts))
+            if not self._secret:
+                self._secret = await directory.share_secret(secrets.token_urlsafe(24))
+        finally:
             await directory.close()
 
     def start_host(self, number: int) -> None:
@@ -128,6 +132,24 @@ class EmbeddedPlane:
         if number not in self.pids:
             self._spawn(number)
             self._await_ready(number, time.monotonic() + self._settings.start_timeout_s)
+
+    async def restart_host(self, number: int) -> None:
+        """As :meth:`start_host`, without blocking; a host whose start is cancelled is killed, as nothing is lost by it.
+
+        Raises:
+            DataPlaneUnavailable: It did not come up.
+        """
+        self._spawn(number)
+        child = self._children[number]
+        until = time.monotonic() + self._settings.start_timeout_s
+        rest = b""
+        try:
+            while (came := self._ready_line(number, rest, until, look_s=0.0)) is not None:
+                rest = came
+                await anyio.sleep(RESTART_POLL_S)
+        except BaseException:
+            child.kill()
+            raise
 
     def _spawn(self, number: int) -> None:
         _close_pipes(self._children.pop(number, None))
@@ -161,22 +183,31 @@ class EmbeddedPlane:
         return "its log says why"
 
     def _await_ready(self, number: int, until: float) -> None:
-        """Wait for the line that says that a host serves; what others of its process may have printed is passed by."""
+        """Wait for the line that says that a host serves; blocks."""
+        rest: bytes | None = b""
+        while rest is not None:
+            rest = self._ready_line(number, rest, until, look_s=max(0.0, until - time.monotonic()))
+
+    def _ready_line(self, number: int, rest: bytes, until: float, look_s: float) -> bytes | None:
+        """Look for that line; what others of its process may have printed is passed by.
+
+        Returns None once it was there, else what has come of the next line; waits ``look_s`` seconds for more.
+        """
         child = self._children[number]
         assert child.stdout is not None  # noqa: S101 - made with a pipe
-        rest = b""
-        while True:
-            left = until - time.monotonic()
-            if left <= 0 or not select.select([child.stdout], [], [], left)[0]:
+        if not select.select([child.stdout], [], [], look_s)[0]:
+            if time.monotonic() >= until:
                 raise DataPlaneUnavailable(f"slot host {number} did not come up in time")
-            came = os.read(child.stdout.fileno(), 1 << 16)
-            if not came:
-                raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: {self._last_words(number)}")
-            *lines, rest = (rest + came).split(b"\n")
-            for line in lines:
-                if line.startswith(b'{"ready": true'):
-                    self.reports[number] = json.loads(line)
-                    return
+            return rest
+        came = os.read(child.stdout.fileno(), 1 << 16)
+        if not came:
+            raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: {self._last_words(number)}")
+        *lines, rest = (rest + came).split(b"\n")
+        for line in lines:
+            if line.startswith(b'{"ready": true'):
+                self.reports[number] = json.loads(line)
+                return None
+        return rest
 
     def fail_port(self, number: int, index: int) -> int:
         """Let a port of a host die, to see what clients make of it; returns which it was."""

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import structlog
 
 from asyncdp.errors import DataPlaneUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
 
@@ -34,7 +34,8 @@ async def keep(
     """Keep a plane running until SIGTERM or SIGINT, then stop it; a second signal cuts off what runs.
 
     A slot host that was killed is started again and adopts its arena; so is the directory, which has all that was
-    acknowledged in its file.
+    acknowledged in its file. Each part is watched by itself: one that takes its time does not keep another waiting, and
+    the end does not wait for a start. A start that fails counts as a death.
 
     Args:
         plane: It has been started.
@@ -42,7 +43,8 @@ async def keep(
         stopping: Called when it begins to stop.
 
     Raises:
-        DataPlaneUnavailable: A part dies again and again, or cannot be started again; the plane was stopped.
+        DataPlaneUnavailable: A part died ``MOST_DEATHS`` times within ``DEATHS_S`` seconds: it is given up, and the
+            plane with it, which was stopped. The message says which, and why as far as is known.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -55,7 +57,7 @@ async def keep(
         loop.add_signal_handler(number, told_to_end)
     try:
         ready()
-        await _revive(plane, ended)
+        await _watch_all(plane, ended)
     finally:
         ended.set()
         stopping()
@@ -65,30 +67,42 @@ async def keep(
             signal.signal(number, signal.SIG_IGN)
 
 
-async def _revive(plane: EmbeddedPlane, ended: asyncio.Event) -> None:
-    """Start what has died again, until told to end."""
+async def _watch_all(plane: EmbeddedPlane, ended: asyncio.Event) -> None:
+    """Start again what dies, until told to end."""
+    parts = [_watch("the directory", lambda: plane.server.pid is not None, plane.server.start)]
+    for number in plane.pids:
+        is_up = partial(lambda number: number in plane.pids, number)
+        parts.append(_watch(f"slot host {number}", is_up, partial(plane.restart_host, number)))
+    tasks = [asyncio.create_task(ended.wait()), *map(asyncio.create_task, parts)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in done:
+        task.result()
+
+
+async def _watch(part: str, is_up: Callable[[], bool], start: Callable[[], Awaitable[None]]) -> NoReturn:
+    """Start one part again whenever it died."""
     log = structlog.get_logger("asyncdp.ucxx")
-    deaths: dict[str, deque[float]] = {}
-    numbers = set(plane.pids)
-    while not ended.is_set():
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
-                await ended.wait()
-        if ended.is_set():
-            return
-        if plane.server.pid is None:
-            _count(deaths, "the directory")
-            log.warning("the directory died; it is started again")
-            await plane.server.start()
-        for number in numbers - set(plane.pids):
-            _count(deaths, f"slot host {number}")
-            log.warning("a slot host died; it is started again", host=f"host-{number}")
-            await asyncio.to_thread(plane.start_host, number)
-            log.info("it serves again", host=f"host-{number}", ports=plane.reports[number]["ports"])
-
-
-def _count(deaths: dict[str, deque[float]], part: str) -> None:
-    recent = deaths.setdefault(part, deque(maxlen=MOST_DEATHS))
-    recent.append(time.monotonic())
-    if len(recent) == MOST_DEATHS and recent[-1] - recent[0] < DEATHS_S:
-        raise DataPlaneUnavailable(f"{part} died {MOST_DEATHS} times within {DEATHS_S:.0f} s: the log says why")
+    deaths: deque[float] = deque(maxlen=MOST_DEATHS)
+    why = "its log says why"
+    while True:
+        while is_up():  # noqa: ASYNC110 - a child's end is no event
+            await asyncio.sleep(LOOK_S)
+        deaths.append(time.monotonic())
+        if len(deaths) == MOST_DEATHS and deaths[-1] - deaths[0] < DEATHS_S:
+            msg = (
+                f"{part} died {MOST_DEATHS} times within {DEATHS_S:.0f} s and is given up, and the plane with it: {why}"
+            )
+            raise DataPlaneUnavailable(msg)
+        log.warning("died; it is started again", part=part)
+        try:
+            await start()
+        except DataPlaneUnavailable as err:
+            why = str(err)
+            log.error("could not be started again", part=part, why=why)  # noqa: TRY400 - the text says it all
+        else:
+            log.info("serves again", part=part)
