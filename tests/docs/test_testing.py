@@ -39,10 +39,10 @@ def test_a_test_of_your_own_controller_takes_fifteen_lines(pytester: pytest.Pyte
     ("right", "wrong"),
     [
         (
-            "(DataPlaneUnavailable, DataPlaneTimeout):\n                    self.outages",
+            "AWAY:\n                    self.outages",
             "ZeroDivisionError:\n    self.outages",
         ),
-        ("group.weight_version < self.oldest", "group.weight_version <= self.oldest"),
+        ("version < self.oldest", "version <= self.oldest"),
         ("await self.until_back()", "return"),
     ],
     ids=["gives up", "evicts too much", "never comes back"],
