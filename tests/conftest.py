@@ -13,6 +13,7 @@ import torch
 from tests import order
 from tests.order import pytest_addoption, pytest_configure_node, pytest_xdist_make_scheduler
 from tests.parts import pytest_runtest_logreport, pytest_terminal_summary
+from tests.untouched import Untouched
 
 __all__ = [
     "anyio_backend",
@@ -34,6 +35,8 @@ hypothesis.settings.load_profile("asyncdp")
 #: Folders whose tests must leave nothing behind. The others start servers whose libraries keep threads, sockets and
 #: processes as they like; they look themselves at what is theirs.
 LEAVE_NOTHING = frozenset({"contract", "docs", "layers", "sans_io", "seam", "sweep", "testing", "unit", "user_style"})
+#: Tests that must leave the process unchanged (untouched.py), by how their ids begin.
+GUARDED = ("tests/contract/test_guards.py", "tests/contract/test_memory.py", "tests/contract/test_ucxx.py")
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})
 
@@ -53,8 +56,9 @@ class Arranged:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the tests shuffled."""
+    """Have the tests shuffled, and what they leave changed."""
     config.pluginmanager.register(Arranged(), "asyncdp-tests-order")
+    config.pluginmanager.register(Untouched(GUARDED), "asyncdp-tests-untouched")
 
 
 @pytest.hookimpl(trylast=True)
