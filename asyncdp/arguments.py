@@ -38,6 +38,7 @@ __all__ = [
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Word = TypeVar("Word", bound=str)
 
 
 def of_verb(verb: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
@@ -129,10 +130,12 @@ def rows(given: Any, partition_id: str, what: str, *, ordered: bool = False) -> 
     return Rows(found, None if meta.handles is None else tuple(meta.handles), meta, group)
 
 
-def choice(value: Any, what: str, among: Sequence[str]) -> None:
-    """Check that a value is one of a few."""
-    if value not in among:
-        raise bad(f"{what} must be one of {', '.join(map(repr, among))}, not {value!r:.80}", what)
+def choice(value: Any, what: str, among: Sequence[Word]) -> Word:
+    """Return that one of a few words which a value is."""
+    for word in among:
+        if isinstance(value, str) and value == word:
+            return word
+    raise bad(f"{what} must be one of {', '.join(map(repr, among))}, not {value!r:.80}", what)
 
 
 def first_duplicate(values: Iterable[str]) -> str | None:

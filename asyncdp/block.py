@@ -86,10 +86,8 @@ class Block:
         for name in field_names(fields):
             leaf = raw_leaf(fields, name)
             known = specs.get(name)
-            enum = known.enum if known is not None else ()
-            dim = known.ragged_dim if known is not None else 0
-            column = columns[name] = column_from_leaf(name, leaf, n, codec, enum, dim)
-            if known is not None and known.kind and not enum:
+            column = columns[name] = column_from_leaf(name, leaf, n, codec, known)
+            if known is not None and known.kind and not known.enum:
                 known.merge(column.spec(), name)
         return cls(n, columns, specs, codec)
 

@@ -326,8 +326,8 @@ class BaseClient:
         named = check.rows(sample_ids, partition_id, "sample_ids", ordered=True)
         ids, meta = named.ids, named.meta
         if only is not None:
-            check.choice(only, "only", ("existing", "new"))
-        check.choice(stale, "stale", ("raise", "skip"))
+            only = cast("Only", check.choice(only, "only", ("existing", "new")))
+        stale = cast("Stale", check.choice(stale, "stale", ("raise", "skip")))
         if meta is not None:
             if only == "new":
                 raise check.bad("only='new' contradicts a put by meta, which means rows that live", "only")

@@ -86,19 +86,27 @@ def scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
 
 
 class Dense(Column):
-    """Rows of one shape: ``values`` is ``(n, *shape)``."""
+    """Rows of one shape.
 
-    __slots__ = ("values",)
+    Attributes:
+        values: ``(n, *shape)``.
+        nested: Whether they were put as a nested tensor, or a list of tensors: then their field is ragged, in a
+            dimension that these rows do not tell.
+    """
 
-    def __init__(self, values: torch.Tensor) -> None:
+    __slots__ = ("nested", "values")
+
+    def __init__(self, values: torch.Tensor, *, nested: bool = False) -> None:
         """Hold ``values`` without a copy."""
         self.values = values
+        self.nested = nested
 
     def __getstate__(self) -> tuple[Any, ...]:
         return frozen(self.values)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.values = thawed(*state)
+        self.nested = False  # what is read is as its field's spec says
 
     def fill(self, out: torch.Tensor) -> None:
         """Copy all rows into ``out``, ``(n, *shape)``; a transport whose rows lie elsewhere copies them from there."""
@@ -116,7 +124,7 @@ class Dense(Column):
         return np.full(n, self.values.nbytes // n if n else 0, dtype=np.int64)
 
     def spec(self) -> FieldSpec:
-        return FieldSpec("tensor", self.values.dtype, tuple(self.values.shape[1:]))
+        return FieldSpec("tensor", self.values.dtype, tuple(self.values.shape[1:]), nested=self.nested)
 
     def take(self, rows: Rows) -> Dense:
         span = span_of(rows)

@@ -18,7 +18,8 @@ class FieldSpec:
     Attributes:
         kind: ``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing was written.
         dtype: Of a tensor field.
-        shape: Shape of one row; None stands for the dimension in which rows differ.
+        shape: Shape of one row; None stands for the dimension in which rows differ. Rows that were all equal so far do
+            not say which that is, also where they came as a nested tensor.
         nested: Whether a nested tensor was ever put: then it always comes back as torch.jagged.
         enum: Vocabulary of an enum field; values travel as indices into it.
     """
@@ -58,9 +59,6 @@ class FieldSpec:
             msg = (
                 f"field {name!r} holds {self.describe()}; with {new.describe()} its rows would differ in two dimensions"
             )
-            raise DataPlaneBadRequest(msg, field=name)
-        if new.nested and self.ragged_dim != new.ragged_dim and None in self.shape:
-            msg = f"field {name!r} is ragged in dimension {self.ragged_dim}, the put in dimension {new.ragged_dim}"
             raise DataPlaneBadRequest(msg, field=name)
         return replace(self, shape=shape, nested=self.nested or new.nested)
 

@@ -53,23 +53,13 @@ def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
     return leaf if leaf.device.type == "cpu" else leaf.cpu()
 
 
-def _nested_column(name: str, leaf: torch.Tensor, ragged_dim: int) -> Ragged:
-    """Turn a nested tensor (jagged or strided layout) into a column, without a copy where it has no holes."""
+def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
+    """Turn a nested tensor (jagged or strided layout) into a column, without a copy where it has no holes.
+
+    Rows of one shape do not tell in which dimension others of their field differ: they are dense, and nested.
+    """
     if leaf.layout != torch.jagged:
-        rows = list(leaf.unbind())
-        ranks = {row.ndim for row in rows}
-        if len(ranks) > 1 or 0 in ranks:
-            raise _refuse(name, f"rows of ranks {sorted(ranks)} cannot be kept as one ragged field")
-        differing = {
-            dim for row in rows for dim, (a, b) in enumerate(zip(row.shape, rows[0].shape, strict=True)) if a != b
-        }
-        if len(differing) > 1:
-            raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
-        dim = min(differing, default=ragged_dim if ragged_dim < max(ranks, default=0) else 0)
-        lengths = np.asarray([row.shape[dim] for row in rows], dtype=np.int64)
-        if not rows:
-            return Ragged(torch.empty(0, dtype=leaf.dtype), np.zeros(1, dtype=np.int64))
-        return Ragged(torch.cat([row.movedim(dim, 0) for row in rows]), offsets_of(lengths), dim=dim)
+        return _ragged_column(name, list(leaf.unbind()), leaf.dtype)
     jagged: Any = leaf  # its methods are not in torch's annotations
     dim = jagged._ragged_idx - 1  # noqa: SLF001 - the only way to learn it
     values = jagged.values().movedim(dim, 0)
@@ -80,7 +70,27 @@ def _nested_column(name: str, leaf: torch.Tensor, ragged_dim: int) -> Ragged:
     begins = starts[: len(lengths)]
     if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
         values = picked(values, torch.from_numpy(steps_of(begins, offsets)))
+    # Any dimension but the first was asked for: torch takes the first one where rows are equal.
+    if dim == 0 and len(lengths) and (lengths == lengths[0]).all():
+        return Dense(values.reshape(len(lengths), int(lengths[0]), *values.shape[1:]), nested=True)
     return Ragged(values, offsets, dim=dim)
+
+
+def _ragged_column(name: str, rows: list[torch.Tensor], dtype: torch.dtype) -> Dense | Ragged:
+    """Turn tensors of one dtype, a row each, into a column of a ragged field."""
+    if not rows:
+        return Ragged(torch.empty(0, dtype=dtype), np.zeros(1, dtype=np.int64))
+    ranks = {row.ndim for row in rows}
+    if len(ranks) > 1 or 0 in ranks:
+        raise _refuse(name, f"rows of ranks {sorted(ranks)} cannot be kept as one ragged field")
+    differing = {dim for row in rows for dim, (a, b) in enumerate(zip(row.shape, rows[0].shape, strict=True)) if a != b}
+    if len(differing) > 1:
+        raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
+    if not differing:
+        return Dense(torch.stack(rows), nested=True)
+    (dim,) = differing
+    lengths = np.asarray([row.shape[dim] for row in rows], dtype=np.int64)
+    return Ragged(torch.cat([row.movedim(dim, 0) for row in rows]), offsets_of(lengths), dim=dim)
 
 
 def _from_array(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
@@ -88,13 +98,102 @@ def _from_array(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor | list[A
     if not array.ndim:
         raise _refuse(name, "an array without dimensions has no rows")
     if array.dtype.kind in "OUS":
-        return list(array) if array.dtype.kind == "O" else list(array.tolist())
+        if array.ndim > 1:  # numpy took rows of one length apart
+            what = "objects" if array.dtype.kind == "O" else "text"
+            why = (
+                f"an array of {what} of shape {array.shape} has no rows of its own; give a list of them: array.tolist()"
+            )
+            raise _refuse(name, why)
+        return list(array.tolist())
     try:
         return torch.from_numpy(
             array if array.flags.writeable and array.dtype.isnative else array.astype(array.dtype.type)
         )
     except (TypeError, ValueError) as err:
         raise _refuse(name, f"an array of {array.dtype} cannot be kept unchanged") from err
+
+
+_PYTHON_NUMBERS = frozenset((bool, int, float, complex))
+_AS_OBJECTS = "to keep them as objects, give tensordict.NonTensorStack(*rows)"
+
+
+def _is_row(value: Any) -> bool:
+    """Whether a member of a list is a row of a ragged field: a tensor, or an array of numbers, that has dimensions."""
+    return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a member of a list is one number, of Python, numpy or torch."""
+    if type(value) in _PYTHON_NUMBERS:
+        return True
+    if isinstance(value, np.generic):
+        return value.dtype.kind in "biufc"
+    return _is_row(value) and not (isinstance(value, torch.Tensor) and value.is_nested) and not value.ndim
+
+
+def _from_list(name: str, rows: list[Any]) -> torch.Tensor | list[torch.Tensor] | list[Any] | None:
+    """Take a list for what it holds.
+
+    Returns:
+        Tensors of one dtype, a row each of a ragged field; a tensor ``(n,)`` or a list of Python's numbers for a dense
+        one; None where they are objects.
+    """
+    numbers = sum(map(_is_number, rows))
+    tensors = sum(map(_is_row, rows))
+    if numbers == len(rows):
+        if all(type(row) in _PYTHON_NUMBERS for row in rows):
+            return rows
+        if any(type(row) in _PYTHON_NUMBERS for row in rows):
+            return [row if type(row) in _PYTHON_NUMBERS else row.item() for row in rows]
+    elif tensors < len(rows):
+        if tensors:
+            raise _refuse(name, f"some of its rows are tensors or arrays of numbers, some are not; {_AS_OBJECTS}")
+        return None
+    made = (
+        [_plain(name, torch.as_tensor(row)) for row in rows]
+        if numbers < len(rows)
+        else [torch.as_tensor(row).detach() for row in rows]
+    )
+    dtypes = sorted({str(row.dtype) for row in made})
+    if len(dtypes) > 1:
+        raise _refuse(name, f"its rows are of {', '.join(dtypes)}; give them one dtype, or {_AS_OBJECTS}")
+    if numbers == len(rows):
+        return torch.stack(made).cpu()
+    if any(row.is_nested for row in made):
+        raise _refuse(name, "its rows are nested tensors; a row is one tensor")
+    return made
+
+
+def _from_numbers(name: str, rows: list[Any], known: FieldSpec | None) -> torch.Tensor:
+    """Make a tensor ``(n,)`` of Python's numbers: of the field's dtype where it is of their kind, else torch's own."""
+    kinds = {type(row) for row in rows}
+    if bool in kinds and len(kinds) > 1:
+        raise _refuse(name, f"some of its rows are bools, some are other numbers; {_AS_OBJECTS}")
+    field_dtype = known.dtype if known is not None else None
+    dtype = torch.int64 if kinds == {int} else None
+    if field_dtype is not None and bool not in kinds:
+        wide = field_dtype.is_complex or (complex not in kinds and field_dtype.is_floating_point)
+        if wide or (kinds == {int} and field_dtype != torch.bool):
+            dtype = field_dtype
+    try:
+        made = torch.tensor(rows, dtype=dtype)
+    except (OverflowError, RuntimeError, TypeError, ValueError) as err:
+        raise _refuse(name, f"its numbers do not fit into {dtype}; {_AS_OBJECTS}") from err
+    if kinds == {int} and made.tolist() != rows:
+        raise _refuse(name, f"its numbers do not fit into {dtype} unchanged; {_AS_OBJECTS}")
+    return made
+
+
+def _list_column(name: str, rows: list[Any], known: FieldSpec | None) -> Dense | Ragged | None:
+    """Make the column of a list that holds tensors or numbers; None: it holds objects, or its field does."""
+    if not rows or (known is not None and (known.enum or known.kind == "object")):
+        return None
+    found = _from_list(name, rows)
+    if found is None or isinstance(found, torch.Tensor):
+        return None if found is None else Dense(found)
+    if isinstance(found[0], torch.Tensor):
+        return _ragged_column(name, found, found[0].dtype)
+    return Dense(_from_numbers(name, found, known))
 
 
 def _object_rows(leaf: Any, n: int) -> list[Any]:
@@ -122,7 +221,7 @@ def unstacked(fields: LazyStackedTensorDict) -> TensorDict:
 def _stacked_leaf(name: str, rows: list[Any]) -> Any:
     """Put the rows of one leaf together."""
     if all(isinstance(row, (NonTensorData, NonTensorStack)) for row in rows):
-        return [row.tolist() for row in rows]
+        return _stack([row.tolist() for row in rows])
     if not all(isinstance(row, torch.Tensor) for row in rows):
         nested = next((row for row in rows if not isinstance(row, (torch.Tensor, NonTensorData, NonTensorStack))), None)
         raise _refuse(name, "some of its rows are tensors, some are objects" if nested is None else _no_field(nested))
@@ -147,24 +246,26 @@ def _no_field(leaf: Any) -> str:
     return f"a field is a tensor or array of one row per sample, or a list of one object per sample; this is {kind}"
 
 
-def column_from_leaf(
-    name: str, leaf: Any, n: int, codec: ObjectCodec, enum: Sequence[str] = (), ragged_dim: int = 0
-) -> Column:
+def column_from_leaf(name: str, leaf: Any, n: int, codec: ObjectCodec, known: FieldSpec | None = None) -> Column:
     """Turn one leaf of a user's TensorDict into a column of ``n`` rows; tensors are not copied unless they must be.
 
-    ``ragged_dim`` is the dimension in which the field's rows differ, for nested rows that do not tell by themselves.
+    A list of tensors, or of arrays of numbers, is a nested tensor's column, a list of numbers a tensor's; any other
+    list is one of objects. ``known`` is what the partition fixed about the field.
 
     Raises:
         DataPlaneBadRequest: The leaf cannot be carried unchanged; the message names the field.
     """
-    column: Column
+    enum = () if known is None else known.enum
+    column: Column | None = _list_column(name, leaf, known) if type(leaf) is list else None
     if isinstance(leaf, NonTensorData) and isinstance(leaf.data, np.ndarray):
         leaf = leaf.data
     if isinstance(leaf, np.ndarray):
         leaf = _from_array(name, leaf)
-    if isinstance(leaf, torch.Tensor):
+    if column is not None:
+        pass
+    elif isinstance(leaf, torch.Tensor):
         leaf = _plain(name, leaf)
-        column = _nested_column(name, leaf, ragged_dim) if leaf.is_nested else Dense(leaf)
+        column = _nested_column(name, leaf) if leaf.is_nested else Dense(leaf)
     elif isinstance(leaf, (NonTensorData, NonTensorStack, list)):
         values = _object_rows(leaf, n)
         if enum:

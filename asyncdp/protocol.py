@@ -56,6 +56,7 @@ class DataPlaneClient(Protocol):
 
         Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole
         groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing.
+        ``timeout_s=0`` looks once, within the time of one attempt.
 
         Raises:
             ClaimNotReady: Too few were ready in time; nothing was claimed.
@@ -98,7 +99,10 @@ class DataPlaneClient(Protocol):
         Args:
             sample_ids: Ids, or a meta (also one of another project with the same attributes).
             partition_id: The partition.
-            fields: One column per field, ``len(sample_ids)`` rows each.
+            fields: One column per field, ``len(sample_ids)`` rows each: a tensor or an array; a list of tensors (or
+                arrays) is a ragged field, which comes back as ``torch.jagged``, a list of numbers a dense one ``(N,)``
+                of torch's dtype for them (or of the field's, where that is of their kind), any other list one of
+                objects. A list that mixes them is refused; ``NonTensorStack(*rows)`` is always one of objects.
             tags: One mapping of small primitives per row.
             only: ``"existing"``: write rows that live and create none. ``"new"``: create rows and write none that live.
             stale: What becomes of a put some of whose rows are stale: ``"raise"`` writes nothing, ``"skip"`` writes the

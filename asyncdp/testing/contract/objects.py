@@ -101,6 +101,42 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
+#: {what: (rows, what comes back; None: refused by name)}
+LISTS: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any] | None]] = {
+    "tensors": (lambda: [torch.ones(1), torch.zeros(3)], lambda: jagged(torch.ones(1), torch.zeros(3))),
+    "equal tensors": (lambda: [torch.ones(2), torch.zeros(2)], lambda: jagged(torch.ones(2), torch.zeros(2))),
+    "tensors with grad": (lambda: [torch.ones(2, requires_grad=True)] * 2, lambda: jagged(*[torch.ones(2)] * 2)),
+    "arrays": (
+        lambda: [np.ones(1, "i2"), np.zeros(2, "i2")],
+        lambda: jagged(*(t.short() for t in (torch.ones(1), torch.zeros(2)))),
+    ),
+    "a tensor, an array": (
+        lambda: [torch.ones(1).double(), np.zeros(2)],
+        lambda: jagged(torch.ones(1).double(), torch.zeros(2).double()),
+    ),
+    "floats": (lambda: [1.5, 2.5], lambda: torch.tensor([1.5, 2.5])),
+    "ints": (lambda: [1, 1 << 40], lambda: torch.tensor([1, 1 << 40])),
+    "bools": (lambda: [True, False], lambda: torch.tensor([True, False])),
+    "an int, a float": (lambda: [1, 2.5], lambda: torch.tensor([1.0, 2.5])),
+    "numpy scalars": (lambda: [np.float64(0.1), np.float64(2)], lambda: torch.tensor([0.1, 2], dtype=torch.float64)),
+    "tensors without dimensions": (lambda: [torch.tensor(3), torch.tensor(4)], lambda: torch.tensor([3, 4])),
+    "text": (lambda: ["u", "v"], lambda: ["u", "v"]),
+    "None": (lambda: [None, None], lambda: [None, None]),
+    "lists of numbers": (lambda: [[1, 2], [3, 4]], lambda: [[1, 2], [3, 4]]),
+    "a number, None": (lambda: [1.5, None], lambda: [1.5, None]),
+    "a tensor, None": (lambda: [torch.ones(1), None], None),
+    "a tensor, a number": (lambda: [torch.ones(1), 1.0], None),
+    "a bool, an int": (lambda: [True, 2], None),
+    "dtypes": (lambda: [torch.ones(1), torch.ones(1, dtype=torch.int64)], None),
+    "ranks": (lambda: [torch.ones(1), torch.ones(1, 1)], None),
+    "two dimensions": (lambda: [torch.ones(1, 2), torch.ones(2, 1)], None),
+    "a sparse tensor": (lambda: [torch.ones(2), torch.ones(2).to_sparse()], None),
+    "an int too large": (lambda: [1, 1 << 70], None),
+    "too few": (lambda: [1.5], None),
+    "none at all": (lambda: [], None),  # noqa: PIE807 - a list of rows as the others
+}
+
+
 class Objects(Contract):
     """Promise 1 for what is no tensor, or not one yet: it comes back as it was, or is refused by name."""
 
@@ -175,6 +211,50 @@ class Objects(Contract):
         """R7: by name, and never turned into something else."""
         with pytest.raises(DataPlaneBadRequest, match="'x'"):
             await back(rig, array)
+
+    async def test_a_list_is_what_its_rows_are(self, rig: Rig) -> None:
+        """U13: tensors are ragged, numbers dense, others objects as they were; a mixture is refused by name."""
+        for at, (name, (rows, wanted)) in enumerate(LISTS.items()):
+            field = f"f{at}"
+            await declare(rig.client, field)
+            if wanted is None:
+                with pytest.raises(DataPlaneBadRequest, match=f"'{field}'") as caught:
+                    await rig.client.put_samples(["odd", "odder"], "p", {field: rows()})
+                assert caught.value.field == field, name
+                continue
+            await rig.client.put_samples(["a", "b"], "p", {field: rows()})
+            check_same((await rig.mate.get_samples(["a", "b"], "p", [field])).get(field), wanted())
+        assert (await rig.client.describe("p")).size == 2
+
+    async def test_numbers_in_a_list_take_the_dtype_of_their_field(self, rig: Rig) -> None:
+        """U13: of their kind, and only where they fit; a field of objects takes them as objects."""
+        await declare(rig.client, "half", "small", "any")
+        first = {
+            "half": torch.zeros(1, dtype=torch.float16),
+            "small": torch.zeros(1, dtype=torch.int8),
+            "any": ["text"],
+        }
+        await rig.client.put_samples(["a"], "p", first)
+        await rig.client.put_samples(["b"], "p", {"half": [1], "small": [-3], "any": [1.5]})
+        got = await rig.mate.get_samples(["a", "b"], "p", ["half", "small", "any"])
+        check_same(got["half"], torch.tensor([0, 1], dtype=torch.float16))
+        check_same(got["small"], torch.tensor([0, -3], dtype=torch.int8))
+        check_same(got.get("any"), ["text", 1.5])
+        for field, value in (("small", 1.5), ("small", 300), ("half", 2049), ("half", True), ("small", True)):
+            with pytest.raises(DataPlaneBadRequest, match=f"'{field}'"):
+                await rig.client.put_samples(["c"], "p", {field: [value]})
+
+    @pytest.mark.parametrize("dtype", [object, str], ids=["objects", "text"])
+    async def test_an_array_that_took_its_rows_apart_is_refused(self, rig: Rig, dtype: Any) -> None:
+        """U13: numpy makes two dimensions of equal lists; the error says what to give instead, and that works."""
+        array = np.array([["u", "v"], ["w", "x"]], dtype=dtype)
+        with pytest.raises(DataPlaneBadRequest, match=r"'x'.*array\.tolist\(\)"):
+            await back(rig, array, ["a", "b"])
+        check_same(await back(rig, array.tolist(), ["a", "b"]), [["u", "v"], ["w", "x"]])
+        one_each = np.empty(2, dtype=object)
+        one_each[:] = [[1, 2], [3, 4]]
+        await rig.client.put_samples(["a", "b"], "p", {"lists": one_each})
+        check_same((await rig.client.get_samples(["a", "b"], "p", ["lists"])).get("lists"), [[1, 2], [3, 4]])
 
     @pytest.mark.parametrize("name", LAZY)
     async def test_a_lazy_stack_of_rows_is_taken(self, rig: Rig, name: str) -> None:

@@ -89,6 +89,43 @@ class Rows(Contract):
         got = (await rig.client.get_samples(IDS, "p", ["x"]))["x"]
         check_same(rows_of(got)[2], row)
 
+    @pytest.mark.parametrize("per_put", [1, 2], ids=["one by one", "in batches of one length"])
+    @pytest.mark.parametrize("shape", [(4, None), (None, 4), (2, None, 3), (2, 3, None)], ids=str)
+    async def test_equal_nested_rows_do_not_fix_which_dimension_is_ragged(
+        self, rig: Rig, shape: tuple[int | None, ...], per_put: int
+    ) -> None:
+        """U10: nested batches of equal rows, then of another length: accepted in any dimension, and read together."""
+        await declare(rig.client)
+        rows, ids = [], []
+        for length in (5, 2, 0, 7):
+            batch = [torch.rand([length if size is None else size for size in shape]) for _ in range(per_put)]
+            names = [f"s{length}-{at}" for at in range(per_put)]
+            await rig.client.put_samples(names, "p", {"x": torch.nested.as_nested_tensor(batch)})
+            rows += batch
+            ids += names
+        got = (await rig.mate.get_samples(ids[::-1], "p", ["x"]))["x"]
+        assert got.layout == torch.jagged
+        for one, other in zip(rows_of(got), rows[::-1], strict=True):
+            check_same(one, other)
+        part = (await rig.mate.get_samples(ids[:per_put], "p", ["x"]))["x"]
+        assert part.layout == torch.jagged
+        for one, other in zip(rows_of(part), rows, strict=False):
+            check_same(one, other)
+        dims = ", ".join("*" if size is None else str(size) for size in shape)
+        assert (await rig.client.describe("p")).fields["x"] == f"float32[{dims}]"
+        odd = torch.rand([9 if size is None else size + 1 for size in shape])
+        with pytest.raises(DataPlaneBadRequest, match=r"'x'.*two dimensions"):
+            await rig.client.put_samples(["odd"], "p", {"x": torch.nested.as_nested_tensor([odd])})
+
+    async def test_jagged_batches_of_equal_rows_do_not_fix_which_dimension_is_ragged(self, rig: Rig) -> None:
+        """U10: the jagged layout always names the first dimension, which says nothing of equal rows."""
+        await declare(rig.client)
+        rows = [torch.rand(4, 5), torch.rand(4, 5), torch.rand(4, 2)]
+        await rig.client.put_samples(["a", "b"], "p", {"x": jagged(*rows[:2])})
+        await rig.client.put_samples(["c"], "p", {"x": jagged(rows[2])})
+        for one, other in zip(rows_of((await rig.mate.get_samples(IDS, "p", ["x"]))["x"]), rows, strict=True):
+            check_same(one, other)
+
     async def test_a_jagged_tensor_with_holes_comes_back_whole(self, rig: Rig) -> None:
         """R3: values that no row refers to do not get in between."""
         values = torch.arange(10.0)

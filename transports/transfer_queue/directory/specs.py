@@ -42,8 +42,6 @@ def merge(old: Spec, new: Spec, name: str) -> Spec:
         raise _refused(
             name, f"field {name!r} holds {describe(old)}; with {describe(new)} its rows would differ in two dimensions"
         )
-    if new[3] and None in old[2] and old[2].index(None) != (new[2].index(None) if None in new[2] else 0):
-        raise _refused(name, f"field {name!r} is ragged in another dimension than the put of {describe(new)}")
     return ("tensor", old[1], shape, old[3] or new[3], old[4])
 
 
