@@ -690,3 +690,18 @@ def test_bound_puts_and_removals_are_recorded(backend: str) -> None:
     assert puts[0].created == [True, True]
     assert str(puts[2]).endswith("skipped=['a']")
     assert [bool(op.meant) for op in history.operations if op.verb in ("evict", "clear_samples")] == [True] * 3
+
+
+def test_of_two_claims_at_once_either_may_be_the_first() -> None:
+    """A claim whose answer took long may have been made, and its lease have ended, before one answered earlier."""
+    clock = [0.0]
+    history = History(now=lambda: clock[0], lease_s=1.0)
+    born(history, 1, 1)
+    slow = history.begin("w", "claim_meta", "p", task="t")
+    clock[0] = 1.5
+    fast = history.begin("w", "claim_meta", "p", task="t")
+    clock[0] = 1.6
+    history.ended(fast, ids=("a",), lives=[1], claims=["two"])
+    clock[0] = 1.7
+    history.ended(slow, ids=("a",), lives=[1], claims=["one"])
+    assert "was given sample 'a' twice" not in texts(history)

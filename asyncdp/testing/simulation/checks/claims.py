@@ -54,7 +54,9 @@ def doubled_claims(history: History) -> Iterator[Violation]:
             if one.claim_id is not None and one.claim_id == two.claim_id:
                 continue  # the same claim, answered again
             lease = history.lease_s
-            if lease is not None and two.op.ended - one.op.began >= lease - 1e-6:
+            # Of two claims at once the one that was answered later may have been made first.
+            apart = max(two.op.ended - one.op.began, one.op.ended - two.op.began)
+            if lease is not None and apart >= lease - 1e-6:
                 continue
             freed = any(
                 op.partition == partition
@@ -84,7 +86,9 @@ def foreign_pops(history: History) -> Iterator[Violation]:
     for (partition, _, sample_id, _), held in _holdings(history).items():
         held.sort(key=lambda each: each.op.end)
         for one, two in pairwise(held):
-            if one.claim_id != two.claim_id:
+            if (
+                one.claim_id != two.claim_id and one.op.end < two.op.start
+            ):  # of two at once nobody knows which took over
                 later[partition, sample_id, one.claim_id] = (sample_id, two.op)
     for op in history.operations:
         if op.verb not in ENDS or op.outcome != "ok" or not op.claims:
