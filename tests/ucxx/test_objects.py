@@ -157,3 +157,37 @@ def test_garbage_is_an_error_never_a_crash(data: bytes) -> None:
     """Any bytes decode to a value or raise CorruptPayload."""
     with contextlib.suppress(CorruptPayload):
         MsgpackCodec().loads(data)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {number * ((1 << 61) - 1) for number in range(1, 3000)},
+        frozenset(number * ((1 << 61) - 1) for number in range(1, 3000)),
+        {number * ((1 << 61) - 1): None for number in range(1, 3000)},
+        {"within": [{(number * ((1 << 61) - 1), 0): 1 for number in range(1, 3000)}]},
+    ],
+    ids=["set", "frozenset", "keys", "tuples as keys, within"],
+)
+def test_members_of_one_hash_are_refused_before_they_are_compared(value: Any) -> None:
+    """A value made for the purpose costs its reader no more than its bytes; a large honest one is kept."""
+    codec = MsgpackCodec()
+    with pytest.raises(CorruptPayload, match="one hash"):
+        codec.loads(codec.dumps(value))
+    honest = {"set": set(range(5000)), "dict": {str(number): number for number in range(5000)}}
+    assert codec.loads(codec.dumps(honest)) == honest
+
+
+@pytest.mark.parametrize("dtype", ["<U1", ">U1", "<U3"])
+def test_text_of_impossible_code_points_is_corrupt(dtype: str) -> None:
+    """Else numpy raises SystemError when the element is looked at, in the consumer's own code."""
+    codec = MsgpackCodec()
+    good = np.array(["\U0010ffff"], dtype)
+    assert codec.loads(codec.dumps(good)).tolist() == good.tolist()
+    for value in (good, good[0]):
+        packed = codec.dumps(value)
+        last = (0x10FFFF).to_bytes(4, "little" if value.dtype.byteorder in "<=" else "big")
+        assert last in packed
+        wrong = (0x110000).to_bytes(4, "little" if value.dtype.byteorder in "<=" else "big")
+        with pytest.raises(CorruptPayload, match="code point"):
+            codec.loads(packed.replace(last, wrong))

@@ -8,8 +8,9 @@ Subclasses (an OrderedDict, an IntEnum, a named tuple) would come back as their 
 from __future__ import annotations
 
 import pickle
+from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -22,6 +23,10 @@ _TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _BYTEARRAY, _ARRAY, _SCALAR = range(1,
 _PICKLE = 100
 #: How deeply tuples, sets and the like may be nested; far below where Python's own stack ends.
 _MAX_DEPTH = 64
+#: Members of one set, or keys of one dict, that may share a hash: those of ints and tuples can be foretold, and each
+#: further one is compared with all before it.
+_MOST_ALIKE: Final = 64
+_LAST_CODE_POINT: Final = 0x10FFFF
 #: Kinds of numpy dtypes that are plain bytes: bool, ints, floats, complex, times, fixed-size strings.
 _PLAIN_KINDS = frozenset("biufcmMSU")
 #: What msgpack takes for bytes whatever it is told.
@@ -136,16 +141,21 @@ class MsgpackCodec:
             return self._restore(code, body, depth + 1)
 
         return self._msgpack.unpackb(
-            data, ext_hook=restore, raw=False, strict_map_key=False, unicode_errors="surrogatepass"
+            data,
+            ext_hook=restore,
+            object_pairs_hook=_dict,
+            raw=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
         )
 
     def _restore(self, code: int, body: bytes, depth: int) -> Any:  # noqa: C901, PLR0911 - a table, in words
         if code == _TUPLE:
             return tuple(self._unpack(body, depth))
         if code == _SET:
-            return set(self._unpack(body, depth))
+            return set(_apart(self._unpack(body, depth)))
         if code == _FROZENSET:
-            return frozenset(self._unpack(body, depth))
+            return frozenset(_apart(self._unpack(body, depth)))
         if code == _INT:
             return int.from_bytes(body, "little", signed=True)
         if code == _COMPLEX:
@@ -154,12 +164,12 @@ class MsgpackCodec:
             return bytearray(body)
         if code == _ARRAY:
             dtype, shape, raw = self._unpack(body, depth)
-            return np.frombuffer(raw, _plain(dtype)).reshape(shape).copy()
+            return np.frombuffer(_readable(raw, _plain(dtype)), _plain(dtype)).reshape(shape).copy()
         if code == _SCALAR:
             dtype, raw = self._unpack(body, depth)
             # Of an empty text there are no bytes; its type holds one element all the same.
             kind = _plain(dtype)
-            return np.frombuffer(raw, kind, count=1)[0] if kind.itemsize else kind.type()
+            return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
         if code == _PICKLE and self._allow_pickle:
             return pickle.loads(body)  # noqa: S301 - the user turned it on
         if code == _PICKLE:
@@ -179,6 +189,28 @@ def _holds_buffer(value: Any) -> bool:
     if kind is dict:
         return any(map(_holds_buffer, value.values()))
     return kind in _BUFFERS
+
+
+def _apart(members: list[Any]) -> list[Any]:
+    """Refuse members of which many have one hash: a set of 20,000 such would take minutes."""
+    if len(members) > _MOST_ALIKE and max(Counter(map(hash, members)).values()) > _MOST_ALIKE:
+        raise ValueError(f"more than {_MOST_ALIKE} members of one hash")
+    return members
+
+
+def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    if len(pairs) > _MOST_ALIKE:
+        _apart([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _readable(raw: bytes, dtype: np.dtype[Any]) -> bytes:
+    """Refuse text of code points that there are not: numpy takes them, and fails when an element is looked at."""
+    if dtype.kind == "U":
+        points = np.frombuffer(raw, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+        if len(points) and points.max() > _LAST_CODE_POINT:
+            raise ValueError("text of a code point that does not exist")
+    return raw
 
 
 def _plain(text: str) -> np.dtype[Any]:
