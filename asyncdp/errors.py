@@ -315,6 +315,8 @@ class ClaimNotReady(DataPlaneNotReady, TimeoutError):
         requested: How many had to be ready.
         oldest_wait_s: How long the oldest unready sample has been waiting, in seconds; None where none waits.
         waiting_ids: Ids of unready samples, oldest first, at most 16.
+        missing_fields: {required field: how many of the unready samples lack it}, where any do; on UCXX of the oldest
+            1000 that wait.
     """
 
     _starts = (False, False)
@@ -328,6 +330,7 @@ class ClaimNotReady(DataPlaneNotReady, TimeoutError):
         requested: int = 0,
         oldest_wait_s: float | None = None,
         waiting_ids: Sequence[str] = (),
+        missing_fields: Mapping[str, int] | None = None,
         **context: Any,
     ) -> None:
         """Keep what was required and what was there."""
@@ -337,6 +340,7 @@ class ClaimNotReady(DataPlaneNotReady, TimeoutError):
         self.requested = requested
         self.oldest_wait_s = oldest_wait_s
         self.waiting_ids = tuple(waiting_ids)
+        self.missing_fields = dict(missing_fields or {})
 
 
 class DataPlaneBadRequest(DataPlaneError, ValueError):

@@ -255,7 +255,7 @@ class DataPlaneGroupMeta:
         keys: Ids of its rows that are there, oldest first; may be passed to ``get_samples``, ``pop``, ``evict``.
         weight_version: Lowest version stamped on a row, None where none is.
         created_at: Unix seconds of the oldest row.
-        committed: Whether no row is tagged ``committed=False``.
+        committed: Whether no row (of those that are not failed) is tagged ``committed=False``.
         expected_num_keys: How many rows make it whole (the highest ever seen).
         size_bytes: Payload bytes of the rows that are there.
         tags: One mapping per key.
@@ -300,8 +300,9 @@ class DataPlaneGroupMeta:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all expected rows are there and none is lost."""
-        return len(self.keys) >= self.expected_num_keys and not self.lost_keys
+        """Whether all expected rows are there and none is lost; rows tagged ``status="failed"`` do not count."""
+        failed = {key for key, tags in zip(self.keys, self.tags, strict=False) if tags.get("status") == "failed"}
+        return len(self.keys) - len(failed) >= self.expected_num_keys and failed.issuperset(self.lost_keys)
 
 
 @dataclass(frozen=True, slots=True)

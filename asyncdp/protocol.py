@@ -55,11 +55,12 @@ class DataPlaneClient(Protocol):
         """Claim samples that have all ``required_fields``, first ready first; no task gets a sample twice.
 
         Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole
-        groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing.
-        ``timeout_s=0`` looks once, within the time of one attempt.
+        groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing. Rows
+        tagged ``committed=False`` or ``status="failed"`` are never given; a group is whole without failed ones where
+        enough others are there. ``timeout_s=0`` looks once, within the time of one attempt.
 
         Raises:
-            ClaimNotReady: Too few were ready in time; nothing was claimed.
+            ClaimNotReady: Too few were ready in time; nothing was claimed. It says which fields are missing.
             DataPlaneBadRequest: Unknown partition, task or field; batch_size below one group.
         """
 

@@ -174,12 +174,16 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimTry:
-    """Answer to one look: a batch, or (``meta`` empty) how far the samples are."""
+    """Answer to one look: a batch, or (``meta`` empty) how far the samples are.
+
+    ``missing_fields`` says of each required field how many of those that wait lack it, where any do.
+    """
 
     meta: KVBatchMeta
     ready: int = 0
     oldest_wait_s: float | None = None
     waiting_ids: tuple[str, ...] = ()
+    missing_fields: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,6 +316,7 @@ class TryClaim(Call[ClaimTry]):
     """Look once for a batch, waiting up to ``wait_s`` seconds for it. The op_id becomes the claim id.
 
     At least ``min_rows`` rows are claimed, or none; at most ``batch_size``; whole groups where the partition has them.
+    With ``explain`` the answer says what those that wait lack; a backend that knows it without effort always may.
     """
 
     partition_id: str
@@ -321,6 +326,7 @@ class TryClaim(Call[ClaimTry]):
     min_rows: int
     wait_s: float = 0.0
     dp_rank: int | None = None
+    explain: bool = False
     resend: ClassVar[Resend] = Resend.CLAIM
     mutates: ClassVar[bool] = True
 

@@ -58,7 +58,7 @@ async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ct
         problem: DataPlaneError | None = None
         seen: ClaimTry | None = None
         try:
-            seen = await send(replace(look, wait_s=wait), ctx)
+            seen = await send(replace(look, wait_s=wait, explain=wait >= left), ctx)
             unsure = False
         except DataPlaneError as err:
             unsure = err.ambiguous = err.ambiguous or unsure
@@ -86,6 +86,9 @@ def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:
         f"{seen.ready} ready; waiting: {', '.join(map(repr, seen.waiting_ids[:4])) or 'none'}"
         f"{' and others' if len(seen.waiting_ids) > 4 else ''}{waits}"  # noqa: PLR2004 - enough to look at
     )
+    if seen.missing_fields:
+        lacking = ", ".join(f"{name!r} in {count}" for name, count in seen.missing_fields.items())
+        msg += f"; fields missing in those that wait: {lacking}"
     return ClaimNotReady(
         msg,
         required_fields=call.required_fields,
@@ -93,6 +96,7 @@ def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:
         requested=need,
         oldest_wait_s=seen.oldest_wait_s,
         waiting_ids=seen.waiting_ids,
+        missing_fields=seen.missing_fields,
     )
 
 

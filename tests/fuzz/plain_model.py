@@ -50,7 +50,7 @@ class Part:
 
     def whole(self, group: str, keys: list[str]) -> bool:
         """Whether all of a group is there."""
-        return len(keys) >= self.due(group, keys)
+        return len(fit_of(self, keys)) >= self.due(group, keys)
 
     def due(self, group: str, keys: list[str]) -> int:
         """How many rows a group is to have."""
@@ -69,12 +69,18 @@ class Part:
         if self.group_size is not None:
             units = [keys for group, keys in self.groups().items() if self.whole(group, keys)]
         timed = []
-        for unit in units:
+        for keys in units:
+            unit = keys if self.group_size is None else fit_of(self, keys)
             moments = [since(name) for name in unit]
             if None not in moments:
-                born = min(self.rows[name].life for name in unit)
+                born = min(self.rows[name].life for name in keys)
                 timed.append((max(m for m in moments if m is not None), born, unit))
         return [unit for _, _, unit in sorted(timed)]
+
+
+def fit_of(part: Part, keys: list[str]) -> list[str]:
+    """Return the rows of a group that count: all but the failed ones."""
+    return [name for name in keys if part.rows[name].tags.get("status") != "failed"]
 
 
 @dataclass
@@ -161,7 +167,7 @@ def _view(part: Part) -> dict[str, Any]:
         groups[group] = {
             "keys": keys,
             "version": min(versions, default=None),
-            "committed": all(row.tags.get("committed") is not False for row in rows),
+            "committed": all(part.rows[name].tags.get("committed") is not False for name in fit_of(part, keys) or keys),
             "due": part.due(group, keys),
             "tags": [row.tags for row in rows],
         }
@@ -171,7 +177,7 @@ def _view(part: Part) -> dict[str, Any]:
         "enums": part.enums,
         "size": len(part.rows),
         "groups": groups,
-        "depth": sum(g["committed"] and len(g["keys"]) >= g["due"] for g in groups.values()),
+        "depth": sum(g["committed"] and len(fit_of(part, g["keys"])) >= g["due"] for g in groups.values()),
         "cells": {name: row.cells for name, row in part.rows.items()},
         "claims": {t: {n: r.claims[t][1] for n, r in part.rows.items() if t in r.claims} for t in part.tasks},
         "consumed": {t: all(t in row.claims for row in part.rows.values()) for t in part.tasks},

@@ -143,7 +143,7 @@ def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: D
 def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
     directory: Directory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """C5, C6: which rows wait is looked for now and then only; how many are ready is always exact."""
+    """C5, C6: which rows wait, and what they lack, is looked for now and then only; how many are ready is exact."""
     ticks = iter(range(1000))
     directory.monotonic = lambda: float(next(ticks))  # a look takes a second
     look = lambda at: directory.claim("p", "train", ["x"], 8, 8, f"claim {at}", NEVER, "me", None)  # noqa: E731
@@ -155,12 +155,12 @@ def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
     monkeypatch.setattr(claims, "GLANCE_ROWS", 1)
     assert look(2)[3] == ("a", "b")
     tag("c")
-    assert look(3)[1:] == (0, 0.0, ("a", "b"))
+    assert look(3)[1:] == (0, 0.0, ("a", "b"), {"x": 2})
     put(directory, "d")
     assert look(4)[1] == 1
     for _ in range(int(claims.PAUSE)):
         directory.monotonic()
-    assert look(5)[3] == ("a", "b", "c")
+    assert look(5)[3:] == (("a", "b", "c"), {"x": 3})
 
 
 def test_no_group_grows_beyond_its_size(directory: Directory) -> None:

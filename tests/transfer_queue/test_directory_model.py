@@ -115,13 +115,15 @@ class OnController:
         owner: str,
         *,
         lease_s: float | None,
+        explain: bool,
     ) -> ClaimTry:
-        """claim_meta's look."""
+        """claim_meta's look; this directory always explains."""
+        del explain
         args = (p, task, fields, most, least, op.id, self.until(op), owner, lease_s)
         what, *answer = served(lambda: self.real.claim(*args))
         if what == "unready":
-            ready, oldest_s, waiting = answer
-            return ClaimTry(KVBatchMeta(p, task, [], fields, tags=[], handles=[]), ready, oldest_s, waiting)
+            ready, oldest_s, waiting, lacking = answer
+            return ClaimTry(KVBatchMeta(p, task, [], fields, tags=[], handles=[]), ready, oldest_s, waiting, lacking)
         ids, tags, incarnations = answer
         handles: list[RowHandle | None] = [RowHandle(one, op.id) for one in incarnations]
         meta = KVBatchMeta(p, task, ids, fields, lengths_of(tags), tags=tags, handles=handles)

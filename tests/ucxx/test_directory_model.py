@@ -286,7 +286,8 @@ class Twins:
                 args = (p, task, fields, most, least, op, owner, lease)
                 return again or self.plane.once(op, 5.0, lambda: self.plane.claim(*args))
 
-            other = lambda: self.directory.claim(self.op(op, 5.0), p, task, fields, most, least, owner, lease_s=lease)  # noqa: E731
+            what = (p, task, fields, most, least, owner)
+            other = lambda: self.directory.claim(self.op(op, 5.0), *what, lease_s=lease, explain=True)  # noqa: E731
             got = self.both(memory, other)
             if got is not None:
                 self.same_try(*got)
@@ -306,6 +307,7 @@ class Twins:
         assert a.meta.sequence_lengths == b.meta.sequence_lengths
         assert a.ready == b.ready
         assert a.waiting_ids == b.waiting_ids
+        assert a.missing_fields == b.missing_fields
         self.near(a.oldest_wait_s or 0.0, b.oldest_wait_s or 0.0)
         for one, other in zip(a.meta.tags, b.meta.tags, strict=True):
             self.same_tags(one, other)

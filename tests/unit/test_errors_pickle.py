@@ -48,6 +48,7 @@ EXTRA: dict[type[DataPlaneError], dict[str, Any]] = {
         "requested": 4,
         "oldest_wait_s": 2.0,
         "waiting_ids": ("a",),
+        "missing_fields": {"x": 2},
         "retry_after_s": 1.0,
     },
     DataPlaneUnsupported: {"capability": "claim_release"},

@@ -92,7 +92,8 @@ class Claiming(PlaneBase):
         waiting.sort(key=lambda row: row.created_at)
         oldest = self.clock.time() - waiting[0].created_at if waiting else None
         empty = KVBatchMeta(part.id, task, [], list(fields), tags=[], handles=[])
-        return ClaimTry(empty, index.rows, oldest, tuple(row.id for row in waiting[:SHOWN]))
+        ids = tuple(row.id for row in waiting[:SHOWN])
+        return ClaimTry(empty, index.rows, oldest, ids, index.lacking(waiting))
 
     def release(
         self, partition_id: str, sample_ids: Sequence[str], claim_ids: Sequence[str | None], task: str

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from asyncdp.meta import Tags
     from asyncdp.transports.memory.host import Cell
 
@@ -47,6 +49,11 @@ class Row:
         """Age among samples."""
         return self.incarnation
 
+    @property
+    def failed(self) -> bool:
+        """Whether no claim gives it: a group has to be whole without it."""
+        return self.tags.get("status") == "failed"
+
 
 @dataclass(slots=True, eq=False)
 class Group:
@@ -60,6 +67,11 @@ class Group:
     def order(self) -> int:
         """Age among groups: that of the oldest row, or 0 where there is none."""
         return min((row.incarnation for row in self.rows.values()), default=0)
+
+    @property
+    def fit(self) -> list[Row]:
+        """The rows that count: all but the failed ones."""
+        return [row for row in self.rows.values() if not row.failed]
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +109,16 @@ class ReadyIndex:
 
     def holds(self, row: Row, group: Group) -> bool:
         """Whether the sample may be claimed now, with its whole group where the partition has groups."""
-        return (row if self.group_size is None else group) in self._ready
+        return (row if self.group_size is None else group) in self._ready and not row.failed
+
+    def lacking(self, rows: Iterable[Row]) -> dict[str, int]:
+        """Count, for each required field that some of these rows lack, how many do."""
+        counts = dict.fromkeys(sorted(self.fields), 0)
+        for row in rows:
+            for name in self.fields:
+                if name not in row.produced:
+                    counts[name] += 1
+        return {name: count for name, count in counts.items() if count}
 
     def ready_since(self, row: Row) -> int | None:
         """Sequence number at which the sample became ready, or None while it is not, or is claimed."""
@@ -119,11 +140,12 @@ class ReadyIndex:
             return
         expected = group.expected or self.group_size
         since: int | None = None
-        if len(group.rows) >= expected:
-            each = [self.ready_since(member) for member in group.rows.values()]
+        members = group.fit if len(group.rows) >= expected else []
+        if len(members) >= expected:
+            each = [self.ready_since(member) for member in members]
             if None not in each:
                 since = max(seq for seq in each if seq is not None)
-        self._set(group, since, len(group.rows))
+        self._set(group, since, len(members))
 
     def _set(self, unit: Row | Group, since: int | None, size: int) -> None:
         if unit in self._ready:
@@ -166,5 +188,5 @@ class ReadyIndex:
             return []
         rows: list[Row] = []
         for _, _, _, unit in taken:
-            rows.extend([unit] if isinstance(unit, Row) else unit.rows.values())
+            rows.extend([unit] if isinstance(unit, Row) else unit.fit)
         return rows

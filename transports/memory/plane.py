@@ -160,7 +160,7 @@ class Plane(Writing, Claiming):
             tuple(row.id for row in rows),
             min(versions, default=None),
             min(row.created_at for row in rows),
-            all(row.tags.get("committed") is not False for row in rows),
+            all(row.tags.get("committed") is not False for row in group.fit or rows),
             group.expected or part.group_size or len(rows),
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),

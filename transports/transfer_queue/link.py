@@ -221,9 +221,9 @@ class Link:
     async def clear(
         self, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
     ) -> dict[str, DataPlaneError]:
-        """Have the units forget ranges of keys; return an error per unit that did not.
+        """Have the units forget ranges of keys; return an error per unit that may still hold some of them.
 
-        One whose process is gone holds nothing any more, but did not say so: its error is not ``retryable``.
+        One whose process is gone holds nothing any more.
         """
         failed: dict[str, DataPlaneError] = {}
 
@@ -240,7 +240,7 @@ class Link:
                 text = f"{type(err).__name__}: {err}"
                 failed[unit_id] = errors.DataPlaneClearError(text, host=unit_id, cause=err)
             if unit_id in failed and await canary.is_gone():
-                failed[unit_id] = DataPlaneUnavailable(f"{canary.name} is gone", host=unit_id, retryable=False)
+                del failed[unit_id]
 
         if len(garbage) == 1:
             await one(*next(iter(garbage.items())))

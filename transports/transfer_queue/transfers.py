@@ -178,8 +178,8 @@ class Transfers(Reading):
 
         Raises:
             DataPlaneUnavailable: The rows are gone for every reader, but a unit that does not answer may still hold
-                their bytes. Sent again, the call tries it again; else that is done later. Or the unit is gone, and
-                with it all that it held (then the error is not ``retryable``).
+                their bytes. Sent again, the call tries it again; else that is done later. (A unit whose process is
+                gone took all that it held with it: that is no error.)
         """
         (count, units), (ticket, garbage) = await self._mutate(op, args, ctx)
         if ticket:

@@ -68,9 +68,9 @@ class TQTransport(Transfers):
         what, *answer = await self._mutate("claim", args, ctx, call.partition_id)
         fields = list(call.required_fields)
         if what == "unready":
-            ready, oldest_s, waiting = answer
+            ready, oldest_s, waiting, lacking = answer
             empty = KVBatchMeta(call.partition_id, call.task_name, [], fields, tags=[], handles=[])
-            return s.ClaimTry(empty, ready, oldest_s, tuple(waiting))
+            return s.ClaimTry(empty, ready, oldest_s, tuple(waiting), lacking)
         ids, tags, incarnations = answer
         handles_ = [RowHandle(incarnation, ctx.op_id) for incarnation in incarnations]
         meta = KVBatchMeta(

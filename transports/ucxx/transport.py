@@ -145,6 +145,7 @@ class UCXXTransport(SlotCalls):
             self._owner,
             lease_s=self._lease_s,
             wait_s=call.wait_s,
+            explain=call.explain,
         )
 
     @handles(s.TryPartition)

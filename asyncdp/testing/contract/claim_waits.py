@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import time
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,31 @@ class ClaimWaits(Contract):
         assert (err.retryable, err.blames_port, err.ambiguous, err.attempts) == (False, False, False, 1)
         assert await claimed_by(rig.client) == {}
         assert await claim(rig.client, 9, "train", "x", "y") == ["full"]
+
+    async def test_claim_not_ready_names_the_fields_that_are_missing(self, rig: Rig) -> None:
+        """U14: with how many of those that wait lack each, in the message too; claimed and ready ones do not count."""
+        await declare(rig.client, "x", "y", "reward")
+        ids = [f"s{at}" for at in range(6)]
+        await rig.client.put_samples(ids, "p", {"x": torch.zeros(6), "rewrad": torch.zeros(6)}, [{"n": 1}] * 6)
+        await rig.client.put_samples(ids[:2], "p", {"reward": torch.zeros(2), "y": torch.zeros(2)})
+        await rig.client.put_samples(ids[2:3], "p", {"y": torch.zeros(1)})
+        await rig.client.put_samples(["tags"], "p", tags=[{"n": 1}])
+        fields = ["x", "y", "reward"]
+        assert await claim(rig.client, 1, "train", *fields) == ["s0"]
+        for timeout_s in (SHORT_S, 0):
+            err = await not_ready(lambda t=timeout_s: rig.mate.claim_meta("p", "train", fields, 2, timeout_s=t))  # type: ignore[misc]
+            assert (err.ready, err.missing_fields) == (1, {"reward": 5, "x": 1, "y": 4})
+            assert all(text in err.message for text in ("'reward' in 5", "'x' in 1", "'y' in 4"))
+            assert pickle.loads(pickle.dumps(err)).missing_fields == err.missing_fields
+
+    async def test_claim_not_ready_names_no_field_where_none_is_missing(self, rig: Rig) -> None:
+        """U14: rows that wait for their group, or to be committed, lack nothing."""
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "g_g0")
+        await put(rig.client, "h_g0", "h_g1", committed=False)
+        err = await not_ready(lambda: rig.client.claim_meta("p", "train", ["x"], 2, timeout_s=SHORT_S))
+        assert (len(err.waiting_ids), err.missing_fields) == (3, {})
+        assert "missing" not in err.message
 
     async def test_a_claim_on_an_empty_partition_says_that_nothing_waits(self, rig: Rig) -> None:
         """C6: no oldest, no ids."""

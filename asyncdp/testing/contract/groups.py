@@ -83,6 +83,67 @@ class Groups(Contract):
             await put(rig.client, "c", group_id="h", expected_num_keys=4)
         assert (await rig.client.describe("p")).size == 2
 
+    async def test_a_failed_row_completes_no_group(self, rig: Rig) -> None:
+        """U18: what no claim would give does not count: neither depth, nor is_complete, nor a claim take the group."""
+        await declare(rig.client, grpo_group_size=2)
+        await put(rig.client, "g_g0")
+        await put(rig.client, "g_g1", status="failed")
+        (group,) = await rig.mate.list_metadata("p")
+        assert (group.keys, group.is_complete, await rig.mate.depth("p")) == (("g_g0", "g_g1"), False, 0)
+        assert await claim(rig.client) == []
+        await rig.client.put_samples(["g_g1"], "p", tags=[{"status": "fine"}])
+        assert ((await rig.mate.list_metadata("p"))[0].is_complete, await rig.mate.depth("p")) == (True, 1)
+        await rig.client.put_samples(["g_g1"], "p", tags=[{"status": "failed"}])
+        assert ((await rig.mate.list_metadata("p"))[0].is_complete, await rig.mate.depth("p")) == (False, 0)
+        assert await claim(rig.client) == []
+        await rig.client.evict(["g_g1"], "p")
+        await put(rig.client, "g_g1")
+        assert await rig.mate.depth("p") == 1
+        assert sorted(await claim(rig.client)) == ["g_g0", "g_g1"]
+
+    @pytest.mark.parametrize("size", [3, None], ids=["whole groups", "single rows"])
+    async def test_a_group_may_be_whole_without_its_failed_row(self, rig: Rig, size: int | None) -> None:
+        """U18: enough others are there: it counts, and a claim gives it without the row that failed."""
+        await declare(rig.client, grpo_group_size=size)
+        await put(rig.client, "a", group_id="g", expected_num_keys=2, status="failed", committed=False)
+        await put(rig.client, "b", group_id="g", expected_num_keys=2)
+        assert await rig.mate.depth("p") == 0
+        await put(rig.client, "c", group_id="g", expected_num_keys=2)
+        (group,) = await rig.mate.list_metadata("p")
+        assert (group.keys, group.committed, group.is_complete) == (("a", "b", "c"), True, True)
+        assert await rig.mate.depth("p") == 1
+        assert await claim(rig.client) == ["b", "c"]
+        assert await claim(rig.mate) == []
+        await rig.client.pop(["b", "c"], "p")
+        assert await rig.mate.depth("p") == 0
+
+    async def test_a_failed_row_of_its_own_group_counts_nowhere(self, rig: Rig) -> None:
+        """U18: also where nobody said how many rows a group has; once it is gone, what is left is a whole group."""
+        await declare(rig.client)
+        await put(rig.client, "alone", status="failed")
+        await put(rig.client, "g_g0")
+        await put(rig.client, "g_g1", status="failed")
+        assert await rig.mate.depth("p") == 0
+        assert not any(group.is_complete for group in await rig.mate.list_metadata("p"))
+        await rig.client.evict(["g_g1"], "p")
+        assert await rig.mate.depth("p") == 1
+
+    async def test_a_failed_row_moves_and_dies_without_a_trace(self, rig: Rig) -> None:
+        """U18: it leaves its group by a tag, or is cleared and put anew: what was noted of it went with it."""
+        await declare(rig.client)
+        await put(rig.client, "g_g0", "h_g0")
+        await put(rig.client, "g_g1", status="failed")
+        await declare(rig.client, grpo_group_size=2)  # what was there before counts as well
+        assert (await rig.mate.depth("p"), await claim(rig.client)) == (0, [])
+        await rig.client.put_samples(["g_g1"], "p", tags=[{"group_id": "h"}])
+        assert (await rig.mate.depth("p"), await claim(rig.client)) == (0, [])
+        await rig.client.put_samples(["g_g1"], "p", tags=[{"status": "fine"}])
+        assert sorted(await claim(rig.client)) == ["g_g1", "h_g0"]
+        await put(rig.client, "g_g2", status="failed")
+        await rig.client.clear_samples(["g_g2"], "p")
+        await put(rig.client, "g_g2")
+        assert sorted(await claim(rig.client)) == ["g_g0", "g_g2"]
+
     async def test_a_group_takes_no_more_rows_than_its_size(self, rig: Rig) -> None:
         """A fifth rollout of a group of four would be trained with nobody: refused at put, nothing changed."""
         await declare(rig.client, grpo_group_size=2)

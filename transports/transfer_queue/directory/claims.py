@@ -73,7 +73,8 @@ class Claims(Writes):
         """Claim the first ready samples, or say how far they are; the same claim id again is the same batch.
 
         Returns:
-            ``("batch", ids, tags, incarnations)`` or ``("unready", ready, oldest wait in s, waiting ids)``.
+            ``("batch", ids, tags, incarnations)`` or ``("unready", ready, oldest wait in s, waiting ids, lacking)``;
+            lacking is {field: how many of those that wait lack it}.
         """
         known = self.partitions.get(partition_id)
         if known is not None:
@@ -125,7 +126,7 @@ class Claims(Writes):
         the last look found is told again for a while.
         """
         began = self.monotonic()
-        until, since, ids = part.waits.get(index, (began, None, ()))
+        until, since, ids, lacking = part.waits.get(index, (began, None, (), {}))
         if until <= began:
             waiting = [
                 row
@@ -134,10 +135,11 @@ class Claims(Writes):
             ]
             first = heapq.nsmallest(SHOWN, waiting, key=lambda row: row.created_at)
             since, ids = first[0].created_at if first else None, tuple(row.id for row in first)
+            lacking = index.lacking(waiting)
             if len(part.rows) > GLANCE_ROWS:
                 ended = self.monotonic()
-                part.waits[index] = (ended + PAUSE * (ended - began), since, ids)
-        return ("unready", index.rows, None if since is None else self.time() - since, ids)
+                part.waits[index] = (ended + PAUSE * (ended - began), since, ids, lacking)
+        return ("unready", index.rows, None if since is None else self.time() - since, ids, lacking)
 
     def release(
         self,

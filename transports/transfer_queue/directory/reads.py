@@ -99,7 +99,7 @@ class Directory(Claims):
             tuple(row.id for row in rows),
             min(versions, default=None),
             min(row.created_at for row in rows),
-            all(row.tags.get("committed") is not False for row in rows),
+            all(row.tags.get("committed") is not False for row in group.fit or rows),
             group.expected or part.group_size or len(rows),
             sum(sum(row.nbytes.values()) for row in rows),
             tuple(dict(row.tags) for row in rows),
@@ -126,8 +126,8 @@ class Directory(Claims):
         part = self.partition(partition_id)
         count = 0
         for group in part.groups.values():
-            rows = group.rows.values()
-            if len(rows) < (group.expected or part.group_size or len(rows)):
+            rows = group.fit
+            if len(rows) < (group.expected or part.group_size or len(group.rows)):
                 continue
             if not all(row.tags.get("committed") is not False for row in rows):
                 continue

@@ -73,8 +73,9 @@ class Partition:
         self.claims: dict[str, Claim] = {}
         self.lost: dict[tuple[str, str], float] = {}  # (claim id, sample id) -> when it expired or was released
         self.indexes: dict[tuple[str, frozenset[str]], ReadyIndex] = {}
-        #: Which rows waited for an index: until when that counts, since when the oldest of them waits, the first ids.
-        self.waits: dict[ReadyIndex, tuple[float, float | None, tuple[str, ...]]] = {}
+        #: Which rows waited for an index: until when that counts, since when the oldest of them waits, the first ids,
+        #: and how many of them lack which field.
+        self.waits: dict[ReadyIndex, tuple[float, float | None, tuple[str, ...], dict[str, int]]] = {}
 
     def lives(self, sample_id: str, life: int | None) -> bool:
         """Whether a sample is there, in the life that is meant, or (None) in any."""

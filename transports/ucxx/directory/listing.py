@@ -49,7 +49,7 @@ class Listing(Hosts):
                 tuple(rows.ids[i] for i in at),
                 min(versions, default=None),
                 min(rows.created_at[i] for i in at),
-                not any(rows.unfit[i] for i in at),
+                not any(rows.unfit[i] for i in _fit(rows, at) or at),
                 expected[group_id],
                 sum(rows.nbytes[i] for i in at),
                 tags,
@@ -62,10 +62,11 @@ class Listing(Hosts):
     async def depth(self, partition_id: str) -> int:
         """Count the groups that are committed and complete."""
         rows, by_group, expected = await self._groups(partition_id)
-        return sum(
-            len(at) >= expected[group_id] and not any(rows.unfit[i] or self._lost(rows, i) for i in at)
-            for group_id, at in by_group.items()
-        )
+        count = 0
+        for group_id, every in by_group.items():
+            at = _fit(rows, every)
+            count += len(at) >= expected[group_id] and not any(rows.unfit[i] or self._lost(rows, i) for i in at)
+        return count
 
     def _lost(self, rows: Rows, at: int) -> bool:
         return any(self._gone(key) for key, _ in rows.slots(at))
@@ -144,3 +145,8 @@ class Listing(Hosts):
         rows, _, _ = await self._rows(partition_id)
         mine = [at for at, name in enumerate(rows.owners) if name == owner]
         return [rows.ids[at] for at in mine], [rows.rids[at] for at in mine]
+
+
+def _fit(rows: Rows, at: list[int]) -> list[int]:
+    """Return the rows that count in a group: all but the failed ones."""
+    return [i for i in at if not rows.failed[i]]

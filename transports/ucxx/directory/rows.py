@@ -41,6 +41,7 @@ class Rows:
         created_at: Unix seconds.
         size0: Bytes after the first put.
         unfit: Whether the row is tagged committed=False.
+        failed: Whether it is tagged status=failed.
         nbytes: Bytes now.
         tags, cells: Packed, or None.
     """
@@ -54,6 +55,7 @@ class Rows:
         self.created_at: list[float] = []
         self.size0: list[int] = []
         self.unfit: list[bool] = []
+        self.failed: list[bool] = []
         self.nbytes: list[int] = []
         self.tags: list[bytes | None] = []
         self.cells: list[bytes | None] = []
@@ -75,6 +77,7 @@ class Rows:
             self.created_at.append(float(row[3]))
             self.size0.append(row[4])
             self.unfit.append(row[6] == 2)  # noqa: PLR2004 - as the library keeps it
+            self.failed.append(row[7] == 1)
             self.nbytes.append(row[9])
             self.tags.append(tags or None)
             self.cells.append(cells or None)

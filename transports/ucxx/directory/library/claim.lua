@@ -52,7 +52,19 @@ local function batch(P, head, rids)
   return { OK, pack({ true, pack(head), rids, hmget(P.K .. 'r', rids), hmget(P.K .. 't', rids) }) }
 end
 
-local function unready(P, ix, ready)
+-- How many of the rows that wait, of the oldest 1000, lack which field: {field number, count}.
+local EXPLAINED = 1000
+local function lacking(P, ix)
+  local counts, out = {}, {}
+  for _, blob in ipairs(hmget(P.K .. 'r', redis.call('ZRANGE', P.K .. 'w:' .. ix[1], 0, EXPLAINED - 1))) do
+    local prod = unpack_(blob)[PROD]
+    for _, f in ipairs(ix[3]) do if not prod[f] then counts[f] = (counts[f] or 0) + 1 end end
+  end
+  for f, n in pairs(counts) do out[#out + 1] = { f, n } end
+  return out
+end
+
+local function unready(P, ix, ready, explain)
   local shown = redis.call('ZRANGE', P.K .. 'w:' .. ix[1], 0, 15)
   local oldest, ids = false, {}
   for j, blob in ipairs(hmget(P.K .. 'r', shown)) do
@@ -62,7 +74,7 @@ local function unready(P, ix, ready)
   end
   local next_end = redis.call('ZRANGE', P.K .. 'L', 0, 0, 'WITHSCORES')
   local ends = next_end[2] and tonumber(next_end[2]) - P.now / 1000000 or false
-  return { OK, pack({ false, ready, oldest, ids, ends }) }
+  return { OK, pack({ false, ready, oldest, ids, ends, explain and lacking(P, ix) or {} }) }
 end
 
 local function group_names(members)
@@ -86,9 +98,9 @@ local function take(P, ix, most, least)
     from = from + #members
     for j, blob in ipairs(hmget(P.K .. 'g', group_names(members))) do
       local g = unpack_(blob)
-      if #rids + g[2] > most then full = true break end
+      if #rids + fit_count(g) > most then full = true break end
       taken[#taken + 1] = members[j]
-      for _, rid in ipairs(split(g[3])) do rids[#rids + 1] = rid end
+      for _, rid in ipairs(fit(g)) do rids[#rids + 1] = rid end
       if #rids == most then full = true break end
     end
   end
@@ -96,11 +108,11 @@ local function take(P, ix, most, least)
   if not full then return nil, nil, #rids end
   -- The first group is larger than the batch: it grew before whole groups were declared. How many rows are ready?
   local ready = 0
-  for _, blob in ipairs(hmget(P.K .. 'g', group_names(redis.call('ZRANGE', q, 0, -1)))) do ready = ready + unpack_(blob)[2] end
+  for _, blob in ipairs(hmget(P.K .. 'g', group_names(redis.call('ZRANGE', q, 0, -1)))) do ready = ready + fit_count(unpack_(blob)) end
   return nil, nil, ready
 end
 
--- Payload: {task, fields, most, least, owner, lease in seconds or false, names of the fields}.
+-- Payload: {task, fields, most, least, owner, lease in seconds or false, names of the fields, whether to explain}.
 -- The op_id is the claim id: asked again, a claim that lives is the same batch, one that has ended is refused.
 local function claim(keys, args)
   local K, id, now = keys[1], args[1], now_us()
@@ -118,7 +130,7 @@ local function claim(keys, args)
   local ix = index(P, task, a[2])
   if ix[4] then return { INDEXING, '' } end
   local rids, members, ready = take(P, ix, most, least)
-  if not rids then return unready(P, ix, ready) end
+  if not rids then return unready(P, ix, ready, a[8]) end
   local at = now / 1000000
   head = { a[5], task, a[7], at, lease and at + lease, #rids, string.format('%.0f', P.seq) }
   redis.call('HSET', K .. 'C', id, pack(head))

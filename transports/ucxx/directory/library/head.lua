@@ -7,7 +7,7 @@
 --   p  hash: ver doc gsize nt (schema) inc seq bytes (counters) ix ixn (ready indexes)
 --   i  hash: id -> rid, the row's incarnation in 16 digits     r  hash: rid -> row (see R below)
 --   c  hash: rid -> cells, [[slot key, index, [field], [bytes]]]  t  hash: rid -> tags, the caller's msgpack map
---   g  hash: group -> {expected, rows, rids of all rows, the lowest rid (both where the partition has whole groups)}
+--   g  hash: group -> {expected, rows, rids of all rows, the lowest rid, rids of failed rows (where the partition has whole groups)}
 --   k:<task> hash: rid -> claim id     C  hash: claim id -> claim     R  hash: claim id -> rids     L  zset: leases
 --   q:<index> zset: what is ready, by the put that made it so, the older first     w:<index> zset: unready rows, by age     l:<claim> set: lost ids
 --   b:<index> zset: rows that a new index has not seen yet

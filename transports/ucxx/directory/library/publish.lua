@@ -109,6 +109,7 @@ local function stamp(P, a, i, seq, rid, row, groups)
   if a.exp and a.exp[i] then row[EXPECTED] = math.max(a.exp[i], 0) end
   local g = groups[row[GROUP]]
   if row[EXPECTED] > g[1] then g[1] = row[EXPECTED] end
+  note_failed(P, g, rid, row[FAILED] == 1)
   if row[COMMITTED] == 2 or row[FAILED] == 1 then
     row[ELIGIBLE] = 0
   elseif row[ELIGIBLE] == 0 then

@@ -41,6 +41,27 @@ local function rename(P, g, name, oldest)
   g[4] = oldest
 end
 
+-- Notes whether a row of a group is failed: no claim gives it, and the group has to be whole without it.
+local function note_failed(P, g, rid, failed)
+  local old = g[5] or ''
+  if not P.gsize or (old == '' and not failed) then return end
+  local kept = {}
+  for _, other in ipairs(split(old)) do if other ~= rid then kept[#kept + 1] = other end end
+  if failed then kept[#kept + 1] = rid end
+  g[5] = table.concat(kept)
+end
+
+-- The rows of a group that a claim may give.
+local function fit(g)
+  if (g[5] or '') == '' then return split(g[3]) end
+  local out, bad = {}, {}
+  for _, rid in ipairs(split(g[5])) do bad[rid] = true end
+  for _, rid in ipairs(split(g[3])) do if not bad[rid] then out[#out + 1] = rid end end
+  return out
+end
+
+local function fit_count(g) return g[2] - #(g[5] or '') / WIDTH end
+
 local function join(P, g, name, rid)
   g[2] = g[2] + 1
   if not P.gsize then return end
@@ -60,6 +81,7 @@ local function leave(P, g, name, rid)
     end
     g[3] = table.concat(kept)
     rename(P, g, name, oldest or '')
+    note_failed(P, g, rid, false)
   end
   if g[2] == 0 then g[1] = 0 end
 end
@@ -68,8 +90,8 @@ end
 local function whole(P, groups, rows)
   local members, ask, out = {}, {}, {}
   for name, g in pairs(groups) do
-    if g[2] > 0 and g[2] >= (g[1] > 0 and g[1] or P.gsize) then
-      local rids = split(g[3])
+    if g[2] > 0 and fit_count(g) >= (g[1] > 0 and g[1] or P.gsize) then
+      local rids = fit(g)
       members[name] = rids
       for _, rid in ipairs(rids) do
         out[#out + 1] = rid
@@ -155,7 +177,7 @@ local function touch(P, rids, list, new, groups, only)
     for j, rid in ipairs(rids) do
       local row, free, seq = list[j], not taken[rid], nil
       if ready then
-        seq = ready[row[GROUP]]
+        seq = row[FAILED] ~= 1 and ready[row[GROUP]] or nil
       else
         seq = since(row, fields)
         if free and seq then
@@ -256,6 +278,7 @@ local function regroup(P)
     local name = row[GROUP]
     parts[name] = parts[name] or {}
     table.insert(parts[name], rids[j])
+    note_failed(P, groups[name], rids[j], row[FAILED] == 1)
   end
   for name, members in pairs(parts) do groups[name][3], groups[name][4] = table.concat(members), members[1] end
   save_groups(P, groups)
