@@ -101,14 +101,19 @@ class Groups(Contract):
         assert await rig.mate.depth("p") == 1
         assert sorted(await claim(rig.client)) == ["g_g0", "g_g1"]
 
-    @pytest.mark.parametrize("size", [3, None], ids=["whole groups", "single rows"])
-    async def test_a_group_may_be_whole_without_its_failed_row(self, rig: Rig, size: int | None) -> None:
-        """U18: enough others are there: it counts, and a claim gives it without the row that failed."""
-        await declare(rig.client, grpo_group_size=size)
+    @pytest.mark.parametrize("when", ["first", "last", "never"])
+    async def test_a_group_may_be_whole_without_its_failed_row(self, rig: Rig, when: str) -> None:
+        """U18: enough others are there: it counts, and a claim gives it without the row that failed.
+
+        Also where the partition has no whole groups, or they are declared when the rows are there already.
+        """
+        await declare(rig.client, grpo_group_size=3 if when == "first" else None)
         await put(rig.client, "a", group_id="g", expected_num_keys=2, status="failed", committed=False)
         await put(rig.client, "b", group_id="g", expected_num_keys=2)
         assert await rig.mate.depth("p") == 0
         await put(rig.client, "c", group_id="g", expected_num_keys=2)
+        if when == "last":
+            await declare(rig.client, grpo_group_size=3)
         (group,) = await rig.mate.list_metadata("p")
         assert (group.keys, group.committed, group.is_complete) == (("a", "b", "c"), True, True)
         assert await rig.mate.depth("p") == 1
