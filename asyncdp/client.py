@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import random
+import sys
 import threading
 import uuid
 import warnings
@@ -33,6 +34,7 @@ from asyncdp.errors import (
 from asyncdp.ledger import Ledger
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
 from asyncdp.protocol import DataPlaneClient, Stale
+from asyncdp.tracebacks import shorten
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -74,6 +76,8 @@ class BaseClient:
 
     #: Seconds that a verb may take unless told otherwise.
     call_timeout_s: float = 60.0
+    #: Whether errors keep every frame and cause: the config's ``full_tracebacks``.
+    full_tracebacks: bool = False
     _methods: ClassVar[dict[type[Call[Any]], str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -180,6 +184,8 @@ class BaseClient:
             return await self.execute(call, ctx)
         except DataPlaneError as err:
             leaving = self.__leaving(err, call, verb, env.clock.now() - began)
+            if self.outermost and not self.full_tracebacks:
+                shorten(leaving, sys._getframe())  # noqa: SLF001 - what inspect.currentframe() returns, typed
             raise leaving from leaving.__cause__
         finally:
             self.__in_flight -= 1

@@ -6,7 +6,9 @@ import importlib
 import inspect
 import random
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -15,7 +17,8 @@ from asyncdp import stack_arguments as check
 from asyncdp.calls import Clock, Env
 from asyncdp.client import BaseClient
 from asyncdp.clock import AnyioClock
-from asyncdp.config import Config, parse_config
+from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
+from asyncdp.errors import DataPlaneError
 from asyncdp.ledger import Ledger
 from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
@@ -27,7 +30,8 @@ from asyncdp.middleware.settle import Settle
 from asyncdp.middleware.slot_mapping import SlotMapping
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
-from asyncdp.setting_names import check_keys
+from asyncdp.setting_names import check_keys, no_such, not_one_of
+from asyncdp.tracebacks import shorten
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
@@ -46,6 +50,8 @@ DEFAULT_LAYERS: Mapping[str, type[BaseClient]] = {
 }
 #: Layers that see slots: SlotMapping stands above the first of them.
 _BELOW_MAPPING = (Settle, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
+#: What makes a client of a stack.
+_ADDED = frozenset({Metrics, *DEFAULT_LAYERS.values()})
 
 
 def _settings_of(layer: type) -> list[str]:
@@ -57,6 +63,18 @@ def _settings_of(layer: type) -> list[str]:
 def _setting(key: str, value: Any, layer: type[BaseClient], path: str) -> Any:
     """Check a setting's type and range; what else may be wrong with it is the layer's to say."""
     return check.setting(value, str(inspect.signature(layer).parameters[key].annotation), path)
+
+
+def _homes(impl: str | None = None) -> dict[str, str]:
+    """Return where names belong that are no keys of a config."""
+    homes = {key: f"layers.{name}.{key}" for name, layer in DEFAULT_LAYERS.items() for key in _settings_of(layer)}
+    homes |= {name: f"layers.{name}" for name in (*DEFAULT_LAYERS, "retry_budget")}
+    if impl == "ucxx":
+        with suppress(ImportError):
+            kind = importlib.import_module("asyncdp.transports.ucxx.host_settings").HostSettings
+            shared = set(UcxxSettings.__struct_fields__)
+            homes |= {key: f"ucxx.host.{key}" for key in kind.__struct_fields__ if key not in shared}
+    return homes
 
 
 def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> list[LayerFactory]:
@@ -73,18 +91,17 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
     chosen: dict[str, dict[str, Any]] = {name: {} for name in DEFAULT_LAYERS}
     for name, values in (by_layer or {}).items():
         if name not in DEFAULT_LAYERS:
-            msg = f"layers.{name}: no such layer; there are {list(DEFAULT_LAYERS)}"
-            raise ValueError(msg)
+            raise no_such(f"layers.{name}", (*DEFAULT_LAYERS, "retry_budget"), problem="no such layer", homes=_homes())
         for key, value in values.items():
-            if key not in _settings_of(DEFAULT_LAYERS[name]):
-                msg = f"layers.{name}.{key}: no such setting; there are {_settings_of(DEFAULT_LAYERS[name])}"
-                raise ValueError(msg)
+            known = _settings_of(DEFAULT_LAYERS[name])
+            if key not in known:
+                raise no_such(f"layers.{name}.{key}", known, problem="no such setting", homes=_homes())
             chosen[name][key] = _setting(key, value, DEFAULT_LAYERS[name], f"layers.{name}.{key}")
     for key, value in settings.items():
         homes = [name for name, layer in DEFAULT_LAYERS.items() if key in _settings_of(layer)]
         if not homes:
-            msg = f"{key}: no layer has this setting"
-            raise ValueError(msg)
+            known = [name for layer in DEFAULT_LAYERS.values() for name in _settings_of(layer)]
+            raise no_such(key, known, problem="no layer has this setting")
         chosen[homes[0]][key] = _setting(key, value, DEFAULT_LAYERS[homes[0]], key)
     return [partial(layer, **chosen[name]) if chosen[name] else layer for name, layer in DEFAULT_LAYERS.items()]
 
@@ -110,8 +127,7 @@ def _check_budget(settings: Mapping[str, float] | None, key: str) -> None:
     known = _settings_of(RetryBudget)
     for name in settings or {}:
         if name not in known:
-            msg = f"{key}.{name}: no such setting; there are {known}"
-            raise ValueError(msg)
+            raise no_such(f"{key}.{name}", known, problem="no such setting")
     try:
         RetryBudget(0.0, **(settings or {}))
     except (TypeError, ValueError) as err:
@@ -160,6 +176,7 @@ def stack(
         msg = f"{next(iter(settings))}: settings go with the default layers; give them to the layers of the list"
         raise ValueError(msg)
     base = _client(transport, "transport")
+    _check_bare(base)
     client = base
     made = list(default_layers(**settings) if layers is None else layers)
     if not base.get_capabilities().slot_addressable:
@@ -200,6 +217,17 @@ def stack(
     return client
 
 
+def _check_bare(transport: BaseClient) -> None:
+    """Refuse what stack() has been at already: two retries of one call multiply, and one of two sinks stays empty."""
+    clients = takewhile(lambda layer: isinstance(layer, BaseClient), layers_of(transport))
+    names = ", ".join(type(layer).__name__ for layer in clients if layer.outermost or type(layer) in _ADDED)
+    if names:
+        raise TypeError(
+            f"transport has layers already ({names}): give stack() the bare transport, and layers of your own as"
+            " layers=[...], which build_data_plane_client() takes too"
+        )
+
+
 def _restack(transport: Any, layers: Sequence[LayerFactory] | None, options: dict[str, Any]) -> BaseClient:
     return stack(transport, layers, **options)
 
@@ -224,44 +252,128 @@ def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) ->
     except ImportError as err:
         msg = f"impl {parsed.impl!r} cannot be opened; it needs the extra: pip install 'asyncdp[{extra}]' ({err})"
         raise ImportError(msg) from err
-    transport: BaseClient = kind(config, bootstrap=bootstrap)
+    try:
+        transport: BaseClient = kind(config, bootstrap=bootstrap)
+    except DataPlaneError as err:
+        if not parsed.full_tracebacks:
+            shorten(err)
+        raise err from err.__cause__
     return transport
 
 
-def build_data_plane_client(config: Mapping[str, Any], *, bootstrap: bool = True) -> BaseClient:
+def build_data_plane_client(
+    config: Mapping[str, Any], *, bootstrap: bool = True, layers: Sequence[LayerFactory] | None = None
+) -> BaseClient:
     """Build a client from a config.
 
     Args:
-        config: See :class:`~asyncdp.config.DataPlaneConfig`.
+        config: See :class:`~asyncdp.config.DataPlaneConfig`; ``{"enabled": True, "impl": "memory"}`` is enough.
         bootstrap: Whether to start the plane (driver), or to attach to the one that is there (workers, with the
             driver's ``attach_config()``).
+        layers: Layers of your own, as ``stack()`` takes them, outermost first; they stand above the default ones. A
+            list that holds default layers itself (``[*default_layers(), Mine]``) is the whole stack. A ``layers:`` of
+            the config that is a list adds its own below these.
 
     Raises:
-        ValueError: A key is unknown, missing or ill-typed, or the config is disabled; the message names the key.
+        ValueError: A key is unknown, missing or ill-typed, two keys do not go together, or the config is disabled; the
+            message names the key.
+        TypeError: A layer cannot be called, or makes no client; the message says which.
         ImportError: The impl needs an extra that is not installed; the message names it.
+        DataPlaneError: The plane could not be started.
+
+    Warns:
+        UserWarning: A key has no effect; the message names it.
     """
-    parsed = parse_config(config)
-    config = {key: value for key, value in config.items() if key != "observability" or value is not None}
-    by_layer = {name: dict(values) for name, values in parsed.layers.items()}
-    if parsed.ack_timeout_ms is not None:
-        by_layer.setdefault("attempt_timeout", {}).setdefault("attempt_timeout_s", parsed.ack_timeout_ms / 1e3)
+    parsed = parse_config(config, homes=_homes)
+    config = plain_config(config)
+    for text in oddities(parsed):
+        warnings.warn(text, stacklevel=2)
+    by_layer, own = _layers_of_config(parsed.layers)
     retry_budget = by_layer.pop("retry_budget", None)
     _check_budget(retry_budget, "layers.retry_budget")
-    layers = default_layers(by_layer)
+    if parsed.ack_timeout_ms is not None:
+        attempt = by_layer.setdefault("attempt_timeout", {})
+        if "attempt_timeout_s" in attempt:
+            both = "ack_timeout_ms and as layers.attempt_timeout.attempt_timeout_s"
+            raise ValueError(f"ack_timeout_ms: given twice, as {both}; leave one out")
+        attempt["attempt_timeout_s"] = parsed.ack_timeout_ms / 1e3
+    given = None if layers is None else check.factories(layers)
+    acked = "" if parsed.ack_timeout_ms is None else "ack_timeout_ms"
+    made = _arranged([*(given or ()), *own], by_layer, acked)
     on_event = None
     if parsed.observability is not None and parsed.observability.enabled:
         on_event = parsed.observability.callback or log_event
     client = stack(
         _transport(config, parsed, bootstrap=bootstrap),
-        layers,
+        made,
         on_event=on_event,
         call_timeout_s=parsed.call_timeout_s,
         claim_poll_s=parsed.claim_meta_poll_interval_s,
         retry_budget=retry_budget,
     )
-    client.recipe = (_reattach, (client.attach_config(),))
+    client.full_tracebacks = parsed.full_tracebacks
+    client.recipe = (_reattach, (client.attach_config(), *([] if given is None else [given])))
     return client
 
 
-def _reattach(config: dict[str, Any]) -> BaseClient:
-    return build_data_plane_client(config, bootstrap=False)
+def _layers_of_config(
+    layers: Mapping[str, Any] | Sequence[Any],
+) -> tuple[dict[str, dict[str, Any]], list[LayerFactory]]:
+    """Return the settings of the default layers, and the layers of the user's own."""
+    by_layer: dict[str, dict[str, Any]] = {}
+    own: list[LayerFactory] = []
+    parts: list[tuple[str, Any]] = [("layers", layers)]
+    if not isinstance(layers, Mapping):
+        parts = [(f"layers[{at}]", one) for at, one in enumerate(layers)]
+    for where, one in parts:
+        if isinstance(one, Mapping):
+            check_keys({"layers": one})
+            if twice := by_layer.keys() & one.keys():
+                raise ValueError(f"{where}.{min(twice)}: given twice")
+            by_layer |= {name: dict(values) for name, values in one.items()}
+        elif isinstance(one, str):
+            own.append(_imported(one, where))
+        elif callable(one):
+            own.append(one)
+        else:
+            wanted = "a layer, its name 'package.module:Name', or a mapping of settings by layer"
+            raise ValueError(f"{where}: must be {wanted}, not {one!r:.80}")  # noqa: TRY004 - a config error
+    return by_layer, own
+
+
+def _imported(text: str, where: str) -> LayerFactory:
+    """Return the layer that a config names."""
+    module, _, name = text.partition(":")
+    if text in DEFAULT_LAYERS:
+        raise ValueError(f"{where}: {text!r} is there by default; its settings are given as {{{text}: {{...}}}}")
+    if not (module and name):
+        raise ValueError(f"{where}: {text!r} does not name a layer as 'package.module:Name'")
+    try:
+        found = importlib.import_module(module)
+    except ImportError as err:
+        raise ValueError(f"{where}: {text!r} cannot be imported: {err}") from err
+    if not hasattr(found, name):
+        names = [known for known in dir(found) if not known.startswith("_")]
+        raise not_one_of(where, name, names, f" of {module}")
+    layer: LayerFactory = getattr(found, name)
+    if not callable(layer):
+        raise ValueError(f"{where}: {text!r} is no layer: it cannot be called")  # noqa: TRY004 - a config error
+    return layer
+
+
+def _arranged(own: Sequence[LayerFactory], by_layer: Mapping[str, Mapping[str, Any]], acked: str) -> list[LayerFactory]:
+    """Put the user's layers above the default ones; a list with default layers in it is whole already."""
+    if not any(_class_of(factory) in _ADDED - {Metrics} for factory in own):
+        inner = [factory for factory in own if getattr(factory, "innermost", False)]
+        return [*(factory for factory in own if factory not in inner), *default_layers(by_layer), *inner]
+    default_layers(by_layer)
+    given = [f"layers.{name}.{key}" for name, values in by_layer.items() for key in values]
+    if given:
+        raise ValueError(
+            f"{acked or given[0]}: is of a default layer, and the list of layers is the whole stack: set it there"
+        )
+    return list(own)
+
+
+def _reattach(config: dict[str, Any], layers: Sequence[LayerFactory] | None = None) -> BaseClient:
+    return build_data_plane_client(config, bootstrap=False, layers=layers)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import typer
 
 from asyncdp.config import parse_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.private_files import write_private
+from asyncdp.setting_names import convert
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -171,10 +171,8 @@ def _client_config(namespace: str, hosts: int, capacity: int) -> dict[str, Any]:
     config: dict[str, Any] = {
         "enabled": True,
         "impl": "ucxx",
-        "backend": "valkey",
         "storage_capacity": capacity,
         "num_storage_units": hosts,
-        "claim_meta_poll_interval_s": 0.05,
         "ucxx": {"namespace": namespace},
     }
     parse_config(config)
@@ -192,13 +190,10 @@ def _checked(given: Mapping[str, Any]) -> HostSettings:
     from asyncdp.transports.ucxx.host_settings import HostSettings
 
     try:
-        return msgspec.convert({"host_id": socket.gethostname(), **given}, HostSettings)
-    except msgspec.ValidationError as err:
-        what, _, where = str(err).partition(" - at `$.")
-        unknown = re.search(r"unknown field `([^`]+)`", what)
-        if unknown:
-            raise CannotServe("a slot host has no such setting", unknown[1]) from err
-        raise CannotServe(what.replace("`", "").lower(), re.split(r"\W", where)[0]) from err
+        return convert({"host_id": socket.gethostname(), **given}, HostSettings)
+    except ValueError as err:
+        setting, _, text = str(err).partition(": ")
+        raise CannotServe(text, setting) from None
 
 
 @contextmanager

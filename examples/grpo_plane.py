@@ -91,8 +91,6 @@ TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
     },
     "transfer_queue": {
         "num_storage_units": 2,
-        "global_segment_size": 1,  # required by name; of a backend that is not used here
-        "local_buffer_size": 1,
         # Puts are small; spread all the same, so that each unit always holds a part of what is in the plane.
         "transfer_queue": {"namespace": "demo", "split_bytes": 1},
     },
@@ -164,9 +162,7 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     return {
         "enabled": True,
         "impl": config.transport,
-        "backend": "simple",
         "storage_capacity": config.capacity,
-        "claim_meta_poll_interval_s": 0.05,
         "call_timeout_s": 10.0,
         "layers": {
             # Payloads are small and near: who says nothing for that long is not going to. Processes share the cores.

@@ -33,5 +33,5 @@ def ran_out(err: BaseException | None) -> bool:
     while err is not None:
         if isinstance(err, MemoryError) or (isinstance(err, OSError) and err.errno == errno.ENOMEM):
             return True
-        err = err.__cause__
+        err = err.__cause__ or err.__context__
     return False

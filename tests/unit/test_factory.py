@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
+import sys
+import types
 from typing import Any
 
 import pytest
 
 from asyncdp import (
+    CallContext,
     DataPlaneUnavailable,
+    Layer,
     MemoryTransport,
+    Metrics,
+    PutSamples,
     SlotRetry,
     TypedErrors,
     build_data_plane_client,
     factory,
+    handles,
     stack,
 )
 from asyncdp.clock import AnyioClock
-from asyncdp.factory import default_layers, layers_of
+from asyncdp.factory import DEFAULT_LAYERS, default_layers, layers_of
 
 HUGE = 10**400
 CONFIG: dict[str, Any] = {
@@ -39,7 +47,7 @@ BAD: dict[str, tuple[dict[Any, Any], str]] = {
     "a layer is a number": ({"layers": {3: {}}}, r"^layers\.3: keys are strings"),
     "a setting is a number": ({"layers": {"batch_retry": {3: 1}}}, r"^layers\.batch_retry\.3: keys are strings"),
     "a key of the impl": ({"memory": {3: 1}}, r"^memory\.3: keys are strings"),
-    "a layer of nothing": ({"layers": {"batch_retry": None}}, r"^layers\.batch_retry: "),
+    "a layer of text": ({"layers": {"batch_retry": "two"}}, r"^layers\.batch_retry: "),
     "a table of nothing": ({"layers": {"typed_errors": {"table": 5}}}, r"^layers\.typed_errors\.table: .*not 5"),
     "a table of text": ({"layers": {"typed_errors": {"table": "ab"}}}, r"^layers\.typed_errors\.table: .*not 'ab'"),
     "an endless quarantine": ({"layers": {"port_rotation": {"quarantine_s": math.inf}}}, r"\bquarantine_s must be"),
@@ -92,6 +100,123 @@ def test_layers_of_nothing_are_refused_without_a_config_too() -> None:
     """The mapping of default_layers() is checked like the config's."""
     with pytest.raises(ValueError, match=r"^layers\.slot_retry: "):
         default_layers({"slot_retry": None})  # type: ignore[dict-item]
+
+
+# --- layers of the user's own
+
+
+class Counting(Layer):
+    """A layer as a user writes it."""
+
+    seen = 0
+
+    @handles(PutSamples)
+    async def put(self, call: PutSamples, ctx: CallContext) -> Any:
+        """Count, and pass on."""
+        type(self).seen += 1
+        return await self.inner.execute(call, ctx)
+
+
+class Lower(Layer):
+    """Another one."""
+
+
+WHERE = f"{__name__}:Counting"
+
+
+def kinds(client: Any) -> list[type]:
+    """The classes of a stack, outermost first."""
+    return [type(layer) for layer in layers_of(client)]
+
+
+@pytest.fixture
+def by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this file importable, as a user's module is."""
+    monkeypatch.setitem(sys.modules, __name__, sys.modules.get(__name__) or _module())
+
+
+def _module() -> types.ModuleType:
+    module = types.ModuleType(__name__)
+    vars(module).update(Counting=Counting, Lower=Lower, Number=3)
+    return module
+
+
+@pytest.mark.usefixtures("by_name")
+@pytest.mark.parametrize("given", [Counting, WHERE], ids=["class", "name"])
+@pytest.mark.parametrize("place", ["argument", "config"])
+def test_a_layer_of_ones_own_stands_above_the_default_ones(given: Any, place: str) -> None:
+    """By the argument, or in a list of the config, as the class or by its name; settings of layers go with it."""
+    if place == "argument":
+        if isinstance(given, str):
+            given = Counting
+        client = build_data_plane_client({**CONFIG, "layers": {"slot_retry": {"max_attempts": 2}}}, layers=[given])
+    else:
+        client = build_data_plane_client({**CONFIG, "layers": [given, {"slot_retry": {"max_attempts": 2}}]})
+    made = list(layers_of(client))
+    assert kinds(client) == [Metrics, Counting, *DEFAULT_LAYERS.values(), MemoryTransport]
+    assert [layer.max_attempts for layer in made if isinstance(layer, SlotRetry)] == [2]
+
+
+def test_both_lists_count() -> None:
+    """Those of the argument stand above those of the config."""
+    client = build_data_plane_client({**CONFIG, "layers": [Lower]}, layers=[Counting])
+    assert kinds(client)[1:3] == [Counting, Lower]
+
+
+def test_a_list_with_default_layers_is_the_whole_stack() -> None:
+    """So a layer can stand below some of them; settings beside such a list are refused."""
+    client = build_data_plane_client(CONFIG, layers=[*default_layers(max_attempts=3), Lower])
+    assert kinds(client) == [Metrics, *DEFAULT_LAYERS.values(), Lower, MemoryTransport]
+    for keys, named in (
+        ({"layers": {"slot_retry": {"max_attempts": 2}}}, r"layers\.slot_retry\.max_attempts"),
+        ({"ack_timeout_ms": 5}, "ack_timeout_ms"),
+    ):
+        with pytest.raises(ValueError, match=f"^{named}: .*list of layers"):
+            build_data_plane_client({**CONFIG, **keys}, layers=default_layers())
+
+
+@pytest.mark.anyio
+async def test_layers_of_ones_own_travel_with_the_client() -> None:
+    """A pickled client is made again with them."""
+    async with build_data_plane_client(CONFIG, layers=[Counting]) as client:
+        again = pickle.loads(pickle.dumps(client))
+        assert kinds(again)[1] is Counting
+        before = Counting.seen
+        await again.register_partition("p", ["x"], 1, ["t"])
+        await again.put_samples(["a"], "p", {"x": [1.0]})
+        assert Counting.seen == before + 1
+        await again.close()
+
+
+@pytest.mark.usefixtures("by_name")
+@pytest.mark.parametrize(
+    ("layers", "words"),
+    [
+        (["slot_retry"], r"^layers\[0\]: 'slot_retry' is there by default"),
+        (["Counting"], r"^layers\[0\]: 'Counting' does not name a layer as 'package.module:Name'"),
+        (["nowhere.at.all:X"], r"^layers\[0\]: .*cannot be imported"),
+        ([Lower, f"{__name__}:Countin"], r"^layers\[1\]: 'Countin' is not one of .*did you mean 'Counting'\?"),
+        ([3], r"^layers\[0\]: must be a layer.* not 3"),
+        ([{"slot_rety": {}}], r"^layers\.slot_rety: .*'slot_retry'"),
+        ([{"slot_retry": 3}], r"^layers\.slot_retry: must be a mapping"),
+        ("slot_retry", "^layers: "),
+    ],
+    ids=str,
+)
+def test_a_wrong_layer_of_the_config_is_named(layers: Any, words: str) -> None:
+    """ValueError with its place in the list."""
+    with pytest.raises(ValueError, match=words):
+        build_data_plane_client({**CONFIG, "layers": layers})
+
+
+def test_what_has_layers_gets_no_second_ones() -> None:
+    """stack() around a client of stack() or build_data_plane_client(), or around default layers, says what to do."""
+    for there in (stack(MemoryTransport()), build_data_plane_client(CONFIG), Lower(stack(MemoryTransport()))):
+        with pytest.raises(TypeError, match=r"transport has layers already \(.*SlotRetry.*layers=\[\.\.\.\]"):
+            stack(there)
+    with pytest.raises(TypeError, match=r"transport has layers already \(TypedErrors\)"):
+        stack(TypedErrors(MemoryTransport()), [])
+    assert kinds(stack(Lower(MemoryTransport()), []))[-2:] == [Lower, MemoryTransport]
 
 
 # --- tables of errors

@@ -14,7 +14,7 @@ import anyio.lowlevel
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.config import Config, MemorySettings, parse_config, shared_config
+from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.transport import Transport
@@ -47,14 +47,14 @@ class MemoryTransport(Transport):
     def __init__(self, config: Mapping[str, Any] | None = None, *, bootstrap: bool = True) -> None:
         """Start a plane, or remember where to attach."""
         super().__init__()
-        raw = dict(DEFAULTS if config is None else config)
-        parsed = parse_config(raw)
+        whole = DEFAULTS if config is None else config
+        parsed = parse_config(whole)
         self._settings = parsed.memory or MemorySettings()
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
         self._address = parsed.controller_address or f"memory://{uuid.uuid4().hex}"
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        self._config = {**raw, "controller_address": self._address}
+        self._config = {**plain_config(whole), "controller_address": self._address}
         self._owned: Plane | None = None
         self._attached: Plane | None = None
         self._known: dict[str, str] = {}

@@ -12,7 +12,7 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from asyncdp.config import Config, TransferQueueSettings, parse_config, shared_config
+from asyncdp.config import Config, TransferQueueSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.transport import Transport
 from asyncdp.transports.transfer_queue.directory_server import DirectoryServer
@@ -49,7 +49,7 @@ class Lifecycle(Transport):
             msg = f"backend: {parsed.backend!r} is not served yet; 'simple' is"
             raise ValueError(msg)
         self._settings = parsed.transfer_queue or TransferQueueSettings()
-        self._raw = dict(config)
+        self._raw = plain_config(config)
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"

@@ -24,6 +24,7 @@ import msgspec
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.forks import on_fork, sever
 from asyncdp.private_files import private_folder, read_private, write_private
+from asyncdp.setting_names import convert
 from asyncdp.transports.ucxx.arena import Arena, arena_name
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host_settings import HostSettings
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     from asyncdp.config import UcxxSettings
 
-__all__ = ["EmbeddedPlane"]
+__all__ = ["EmbeddedPlane", "host_settings"]
 
 POLL_S = 0.01
 RESTART_POLL_S = 0.05
@@ -59,7 +60,7 @@ class EmbeddedPlane:
         plane = uuid.uuid4().hex if folder is None else hashlib.sha256(os.fsencode(folder)).hexdigest()
         self._settings = settings
         self._secret = settings.secret or os.environ.get("ASYNCDP_SECRET", "")
-        self._hosts = [_host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
+        self._hosts = [host_settings(settings, number, plane[:12], keep=folder is not None) for number in range(hosts)]
         try:
             password = None if folder is None else _password(folder)
         except OSError as err:
@@ -238,13 +239,16 @@ class EmbeddedPlane:
             await self._server.stop()
 
 
-def _host_settings(settings: UcxxSettings, number: int, plane: str, *, keep: bool) -> HostSettings:
+def host_settings(settings: UcxxSettings, number: int = 0, plane: str = "", *, keep: bool = False) -> HostSettings:
+    """Return the settings of a slot host that is started as a child.
+
+    Raises:
+        ValueError: One is unknown, ill-typed or cannot work; the message begins with its name, ``ucxx.host.ports``.
+    """
+    if "host_id" in settings.host:
+        raise ValueError("ucxx.host.host_id: slot hosts that are started as children are numbered by their plane")
     keys: dict[str, Any] = {"plane": plane, "keep_arena": keep, "devices": settings.devices}
-    try:
-        return msgspec.convert({**keys, **settings.host, "host_id": f"host-{number}"}, HostSettings)
-    except msgspec.ValidationError as err:
-        msg = f"ucxx.host: {err}"
-        raise ValueError(msg) from err
+    return convert({**keys, **settings.host, "host_id": f"host-{number}"}, HostSettings, "ucxx.host")
 
 
 def _password(folder: Path) -> str:

@@ -12,6 +12,8 @@ __all__ = ["HostSettings"]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+#: The default; an arena that is smaller bounds slots by itself.
+MAX_SLOT_BYTES = 256 << 20
 
 
 class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -58,7 +60,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     first_port: Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)] = 0
     arena_bytes: Positive = 1 << 30
     unit_bytes: Annotated[int, msgspec.Meta(ge=4096, multiple_of=4096)] = 16 << 10
-    max_slot_bytes: Positive = 256 << 20
+    max_slot_bytes: Positive = MAX_SLOT_BYTES
     rows_per_slot: Positive | None = None
     on_full: OnFull = "wait"
     adopt: bool = True
@@ -77,3 +79,15 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     devices: str | None = None
     watch_ucx_s: Annotated[float, msgspec.Meta(ge=0)] = 5.0
     ucx: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse what could never store or serve anything."""
+        size = self.unit_bytes
+        if self.arena_bytes < size:
+            raise ValueError(f"arena_bytes: {self.arena_bytes} is smaller than one slot (unit_bytes: {size})")
+        if self.max_slot_bytes > self.arena_bytes and self.max_slot_bytes != MAX_SLOT_BYTES:
+            raise ValueError(
+                f"max_slot_bytes: a slot of {self.max_slot_bytes} does not fit into arena_bytes ({self.arena_bytes})"
+            )
+        if self.first_port + self.ports > 1 << 16 and self.first_port:
+            raise ValueError(f"first_port: {self.first_port} leaves no {self.ports} ports; 65535 is the last")

@@ -7,15 +7,14 @@ import socket
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.config import UcxxSettings, parse_config, shared_config
+from asyncdp.config import UcxxSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+from asyncdp.setting_names import convert
+from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane, host_settings
 from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory, DirectorySettings
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.obituary import Obituary
@@ -58,8 +57,8 @@ class UCXXTransport(SlotCalls):
     def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:
         """Start a plane, or remember where to attach."""
         super().__init__()
-        raw = dict(config)
-        parsed = parse_config(raw)
+        parsed = parse_config(config)
+        raw = plain_config(config)
         settings = parsed.ucxx or UcxxSettings()
         options = _directory_settings(settings)
         self._codec = MsgpackCodec(allow_pickle=settings.allow_pickle)
@@ -249,11 +248,17 @@ class UCXXTransport(SlotCalls):
 
 
 def _directory_settings(settings: UcxxSettings) -> DirectorySettings:
-    try:
-        return msgspec.convert({"namespace": settings.namespace, **settings.directory}, DirectorySettings)
-    except msgspec.ValidationError as err:
-        msg = f"ucxx.directory: {err}"
-        raise ValueError(msg) from err
+    """Check the settings of the directory, and those of hosts with them."""
+    if "namespace" in settings.directory:
+        raise ValueError("ucxx.directory.namespace: is given as ucxx.namespace, which slot hosts have too")
+    options = convert({"namespace": settings.namespace, **settings.directory}, DirectorySettings, "ucxx.directory")
+    host = host_settings(settings)
+    if host.beat_s >= options.host_timeout_s:
+        raise ValueError(
+            f"ucxx.host.beat_s: {host.beat_s:g} s is not shorter than ucxx.directory.host_timeout_s"
+            f" ({options.host_timeout_s:g} s): every slot host would count as silent between two heartbeats"
+        )
+    return options
 
 
 def _attach(config: dict[str, Any]) -> UCXXTransport:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pickle
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 import torch
 
-from asyncdp import DataPlaneError, PartialReadError
+from asyncdp import DataPlaneError, DataPlaneReadError, PartialReadError
 from asyncdp.testing.contract.base import Contract
+from asyncdp.testing.contract.faults import GET, Fail
 from asyncdp.testing.contract.rig import Rig, declare, table
 from asyncdp.testing.contract.same import check_same
+from asyncdp.testing.contract.steps import fill
+from asyncdp.tracebacks import FULL
 
 __all__ = ["Errors"]
 
@@ -48,3 +52,34 @@ class Errors(Contract):
                 assert {n: v for n, v in vars(twin).items() if n[0] != "_"} == {
                     n: v for n, v in vars(err).items() if n[0] != "_"
                 }
+
+    @pytest.mark.parametrize("full", [False, True], ids=["short", "full"])
+    async def test_an_uncaught_error_prints_its_verb_and_its_cause(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch, *, full: bool
+    ) -> None:
+        """The verb, the cause's text and the frame that raised it; all frames and causes where they are asked for."""
+        monkeypatch.setenv(FULL, "1" if full else "")
+        await fill(rig)
+        client = await rig.attach(Fail(GET, make=lambda: deep(40), times=99))
+        with pytest.raises(DataPlaneReadError) as caught:
+            await client.get_samples(["s0"], "p", ["x"])
+        err = caught.value
+        printed = "".join(traceback.format_exception(err))
+        assert "RuntimeError: bare metal\n" in printed
+        assert "raise RuntimeError" in printed
+        assert "in get_samples" in printed
+        assert "op=get_samples" in printed.splitlines()[-1]
+        assert (printed.count("\n  File ") > 40) is full
+        assert ("ValueError: rust" in printed) is full
+        assert full or printed.count("\n  File ") <= 8  # the test, three frames of the client, the last of each error
+        assert isinstance(err.__cause__, RuntimeError)
+        behind = err.__cause__.__cause__ if full else err.__cause__.__context__
+        assert isinstance(behind, ValueError)
+        assert str(pickle.loads(pickle.dumps(err))) == str(err)
+
+
+def deep(frames: int) -> Any:
+    """Raise an error with a cause, so many frames down."""
+    if frames:
+        return deep(frames - 1)
+    raise RuntimeError("bare metal") from ValueError("rust")

@@ -44,3 +44,11 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     capacity_age_s: float = 1.0
     list_rows: Positive = 4096
     wake_s: Seconds = 0.5
+
+    def __post_init__(self) -> None:
+        """Refuse to strike off hosts that do not count as silent yet."""
+        if self.host_forget_s < self.host_timeout_s:
+            raise ValueError(
+                f"host_forget_s: {self.host_forget_s:g} s is shorter than host_timeout_s ({self.host_timeout_s:g} s):"
+                " hosts that still serve would be struck off"
+            )
