@@ -69,8 +69,9 @@ lint: $(DEV_STAMP)
 
 # By package name: each file behind a symlink is then seen once, under the name it is imported by.
 TYPED := -p asyncdp $(if $(wildcard tests/typing/*.py),-p tests.typing)
+# A user's code is read by both type checkers; pyright's is basedpyright, which comes from PyPI with its node.
 types: $(DEV_STAMP)
-	$(call timed,types,$(BIN)/mypy $(TYPED))
+	$(call timed,types,$(BIN)/mypy $(TYPED) && $(BIN)/python -m basedpyright --pythonpath $(BIN)/python)
 
 pytest: $(DEV_STAMP)
 	$(call timed,tests,$(BIN)/python -m pytest $(ARGS))

@@ -96,6 +96,8 @@ if TYPE_CHECKING:
     from asyncdp.slots import TryClaim as TryClaim
     from asyncdp.transport import Transport as Transport
     from asyncdp.transports.memory import MemoryTransport as MemoryTransport
+    from asyncdp.transports.transfer_queue import TQTransport as TQTransport
+    from asyncdp.transports.ucxx.transport import UCXXTransport as UCXXTransport
 
 __version__: Final = "0.1.0"
 
@@ -173,6 +175,11 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "transport": ("Transport",),
     "transports.memory": ("MemoryTransport",),
 }
+#: Not in ``__all__``: ``from asyncdp import *`` must not need an extra.
+_BY_EXTRA: Final = {
+    "TQTransport": ("transports.transfer_queue", "tq"),
+    "UCXXTransport": ("transports.ucxx.transport", "ucxx"),
+}
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are strings
@@ -180,14 +187,19 @@ __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are st
 
 def __getattr__(name: str) -> Any:
     """Load the module of a public name on first use."""
-    home = _HOME_OF.get(name)
+    home, extra = _BY_EXTRA.get(name, (_HOME_OF.get(name), ""))
     if home is None:
         raise AttributeError(f"module 'asyncdp' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"asyncdp.{home}"), name)
+    try:
+        value = getattr(importlib.import_module(f"asyncdp.{home}"), name)
+    except ImportError as err:
+        if not extra:
+            raise
+        raise ImportError(f"{name} needs the extra: pip install 'asyncdp[{extra}]' ({err})") from err
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
     """List the public names."""
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_BY_EXTRA})

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
@@ -41,18 +41,18 @@ R = TypeVar("R")
 Word = TypeVar("Word", bound=str)
 
 
-def of_verb(verb: Callable[P, Awaitable[R]]) -> Callable[P, Coroutine[Any, Any, R]]:
+def of_verb(verb: V) -> V:
     """Let what is wrong with a verb's arguments name the verb as well."""
 
     @functools.wraps(verb)
-    async def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+    async def checked(*args: Any, **kwargs: Any) -> Any:
         try:
             return await verb(*args, **kwargs)
         except DataPlaneBadRequest as err:
             err.op = err.op or verb.__name__
             raise
 
-    return checked
+    return cast("V", checked)
 
 
 def bad(what: str, field: str) -> DataPlaneBadRequest:

@@ -137,6 +137,10 @@ class BaseClient:
         msg = f"{type(self).__name__} cannot be attached to"
         raise DataPlaneUnsupported(msg, capability="attach_config", op="attach_config")
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; nothing where there is no stack."""
+        return {}
+
     @property
     def object_codec(self) -> ObjectCodec:
         """How non-tensor values are encoded."""

@@ -32,6 +32,7 @@ from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
 from asyncdp.setting_names import check_keys, no_such, not_one_of
 from asyncdp.tracebacks import shorten
+from asyncdp.transport import Transport
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
@@ -179,6 +180,8 @@ def stack(
     _check_bare(base)
     client = base
     made = list(default_layers(**settings) if layers is None else layers)
+    if not any(getattr(factory, "innermost", False) for factory in made):
+        made += _inherited(base)
     if not base.get_capabilities().slot_addressable:
         made = [f for f in made if _class_of(f) is not SlotMapping]
     elif not any(_class_of(f) is SlotMapping for f in made):
@@ -215,6 +218,18 @@ def stack(
     }
     client.recipe = (_restack, (transport, layers, options))
     return client
+
+
+def _inherited(transport: BaseClient) -> list[LayerFactory]:
+    """Return what the config of a transport puts just above it: the fault plan of the test that it came from."""
+    if not isinstance(transport, Transport):
+        return []
+    try:
+        layers = transport.attach_config().get("layers")
+    except DataPlaneError:  # nobody can attach to it, so nobody's config came with it
+        return []
+    own = [one for one in layers or () if isinstance(one, str)] if isinstance(layers, list) else []
+    return [made for one in own if getattr(made := _imported(one, "layers"), "innermost", False)]
 
 
 def _check_bare(transport: BaseClient) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from tensordict import TensorDict
 
     from asyncdp.calls import Only
@@ -229,3 +231,11 @@ class DataPlaneClient(Protocol):
 
     async def close(self) -> None:
         """End the client; idempotent."""
+
+    async def __aenter__(self) -> Self:
+        """Return the client itself."""
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None, /
+    ) -> None:
+        """Close the client."""

@@ -12,7 +12,11 @@ from asyncdp.protocol import DataPlaneClient
 __all__ = ["client", "factories", "options", "setting"]
 
 #: A client has at least one of these; anything else was given by mistake.
-_VERBS = [name for name, verb in vars(DataPlaneClient).items() if inspect.iscoroutinefunction(verb) and name != "close"]
+_VERBS = [
+    name
+    for name, verb in vars(DataPlaneClient).items()
+    if inspect.iscoroutinefunction(verb) and name != "close" and not name.startswith("_")
+]
 
 
 #: Settings that 0 switches off.

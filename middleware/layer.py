@@ -48,6 +48,10 @@ class Layer(BaseClient):
         """Return the transport's."""
         return self.inner.attach_config()
 
+    def snapshot(self) -> dict[str, Any]:
+        """Return that of the layer inside."""
+        return self.inner.snapshot()
+
     @property
     def env(self) -> Env:
         """The transport's, unless stack() made one."""

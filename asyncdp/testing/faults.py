@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,16 +18,16 @@ from asyncdp.middleware.slot_mapping import SlotMapping
 from asyncdp.slots import ReadResult, ReadSlots
 from asyncdp.testing.injected import Injected
 from asyncdp.testing.payload import damaged
+from asyncdp.testing.plan import FaultPlan, plan_of
 from asyncdp.testing.recycling import Recycled, recycle
 from asyncdp.testing.rule import SLOT_KINDS
 from asyncdp.testing.witness import Subject, Witness
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from asyncdp.calls import Call, CallContext
     from asyncdp.client import BaseClient
-    from asyncdp.testing.plan import FaultPlan
     from asyncdp.testing.rule import Rule
 
 __all__ = ["Faults"]
@@ -35,6 +36,16 @@ R = TypeVar("R")
 
 #: 99th percentile of the standard normal distribution.
 Z99 = 2.3263478740408408
+
+
+#: How a config names a plan: as a layer of this module, by its ticket.
+_TICKET = f"{__name__}:"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("{"):
+        return plan_of(name).layer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +79,14 @@ class Faults(Layer):
         self.plan = plan
         self._witness = Witness()
         plan.checked_by(self._check)
+
+    def attach_config(self) -> dict[str, Any]:
+        """Return the transport's with the plan among its layers: every client of the plane meets it."""
+        config = self.inner.attach_config()
+        told = config.get("layers") or []
+        layers = [told] if isinstance(told, Mapping) else list(told)
+        others = [one for one in layers if not (isinstance(one, str) and one.startswith(_TICKET))]
+        return {**config, "layers": [*others, _TICKET + self.plan.ticket()]}
 
     def _hosts(self) -> Mapping[str, Any] | None:
         """Return the slot hosts that can be controlled from here, by id; None where there are none."""

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
+import uuid
+import warnings
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from asyncdp.testing.effects import Effects, On, When, given
 from asyncdp.testing.live import LiveRule
@@ -18,7 +22,10 @@ if TYPE_CHECKING:
     from asyncdp.testing.faults import Faults
     from asyncdp.testing.injected import Injected
 
-__all__ = ["FaultPlan"]
+__all__ = ["FaultPlan", "plan_of"]
+
+#: The plans of this process by their tickets, so that every client of a plane meets the same plan.
+_PLANS: WeakValueDictionary[str, FaultPlan] = WeakValueDictionary()
 
 #: Faults that a report lists: what happened just before a failure is what explains it.
 REPORTED = 20
@@ -57,6 +64,8 @@ class FaultPlan(Effects):
         self.injected: list[Injected] = []
         self.began: float | None = None
         self._checks: list[Callable[[Rule], None]] = []
+        self._name = f"{os.getpid()}-{uuid.uuid4().hex[:12]}"
+        _PLANS[self._name] = self
         for rule in rules:
             self.add(rule)
 
@@ -158,6 +167,16 @@ class FaultPlan(Effects):
 
         return Faults(inner, self)
 
+    layer.innermost = True  # type: ignore[attr-defined]  # stack() and build_data_plane_client() keep it at the transport
+
+    def ticket(self) -> str:
+        """Return the text by which :func:`plan_of` finds this plan; with its rules, for another process."""
+        return json.dumps({"of": self._name, **json.loads(self.to_json())})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by ticket: unpickled in this process it is the same plan, so that its counts are those of all."""
+        return plan_of, (self.ticket(),)
+
     def stop(self) -> None:
         """Let no further fault happen; hosts that are down still come back at their time."""
         self._rules = [live for live in self._rules if live.stage == 1]
@@ -195,3 +214,22 @@ class FaultPlan(Effects):
     def __repr__(self) -> str:
         """Show the rules."""
         return f"FaultPlan(seed={self.seed}, rules={[rule.to_dict() for rule in self.rules]})"
+
+
+def plan_of(ticket: str) -> FaultPlan:
+    """Return the plan of a ticket; in another process than the plan's one of the same rules, which counts by itself.
+
+    Warns:
+        RuntimeWarning: It is another process, and the plan has rules.
+    """
+    read = json.loads(ticket)
+    name: str = read.pop("of")
+    there, here = int(name.partition("-")[0]), os.getpid()
+    key = name if there == here else f"{name}@{here}"
+    plan = _PLANS.get(key)
+    if plan is None:
+        plan = _PLANS[key] = FaultPlan.from_json(json.dumps(read))
+        if there != here and plan.rules:
+            text = f"the fault plan of process {there} reaches this one as a copy, whose counts that test does not see"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
+    return plan

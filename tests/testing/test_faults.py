@@ -1,3 +1,7 @@
+import json
+import pickle
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -5,8 +9,20 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import BaseClient, DataPlaneError, MemoryTransport, PartialReadError, SlotMapping, default_layers, stack
+from asyncdp import (
+    BaseClient,
+    DataPlaneError,
+    Layer,
+    MemoryTransport,
+    PartialReadError,
+    SlotMapping,
+    build_data_plane_client,
+    default_layers,
+    layers_of,
+    stack,
+)
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
+from asyncdp.testing.faults import Faults
 from asyncdp.transports.memory.transport import DEFAULTS
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -324,6 +340,66 @@ def test_clients_of_one_plan_have_op_ids_of_their_own() -> None:
     made = transport()
     one, two = (faulty_stack(MemoryTransport(made.attach_config(), bootstrap=False), FaultPlan(1)) for _ in range(2))
     assert one.env.session != two.env.session
+
+
+#: How a test comes to a second client of a plane.
+SECOND: dict[str, Callable[[BaseClient], BaseClient]] = {
+    "attach_config": lambda first: build_data_plane_client(first.attach_config(), bootstrap=False),
+    "attach_config as JSON": lambda first: build_data_plane_client(
+        json.loads(json.dumps(first.attach_config())), bootstrap=False
+    ),
+    "attach_config, layers of its own": lambda first: build_data_plane_client(
+        first.attach_config(), bootstrap=False, layers=[Layer]
+    ),
+    "a pickle": lambda first: pickle.loads(pickle.dumps(first)),
+    "a pickle of the second": lambda first: pickle.loads(pickle.dumps(SECOND["attach_config"](first))),
+    "stack()": lambda first: stack(MemoryTransport(first.attach_config(), bootstrap=False)),
+}
+
+
+@pytest.mark.parametrize("way", SECOND)
+@pytest.mark.parametrize("late", [False, True], ids=["planned before", "planned later"])
+def test_a_second_client_of_the_plane_meets_the_plan(way: str, *, late: bool) -> None:
+    """However a test makes it: the same plan, just above the transport, once; its counts are those of all."""
+    plan = FaultPlan(7) if late else FaultPlan(7).on("depth").refuse(times=1)
+
+    async def main() -> None:
+        async with faulty_stack(transport(), plan) as first:
+            await fill(first)
+            second = SECOND[way](first)
+            if late:
+                plan.on("depth").refuse(times=1)
+            kinds = [type(layer).__name__ for layer in layers_of(second)]
+            assert kinds[-2:] == ["Faults", "MemoryTransport"]
+            assert kinds.count("Faults") == 1
+            assert await second.depth("p") == 6
+            assert plan.counts == {"refuse": 1}
+            await second.close()
+
+    run_virtual(main)
+
+
+def test_a_plan_of_its_own_replaces_that_of_the_first_client() -> None:
+    """faulty_stack() with another plan: what was asked for, and nothing else."""
+    first = faulty_stack(transport(), FaultPlan(1).refuse())
+    mine = FaultPlan(2)
+    second = faulty_stack(MemoryTransport(first.attach_config(), bootstrap=False), mine)
+    assert [layer.plan for layer in layers_of(second) if isinstance(layer, Faults)] == [mine]
+    assert len(second.attach_config()["layers"]) == 1
+
+
+def test_another_process_is_told_that_its_plan_is_a_copy() -> None:
+    """The rules reach it, the counts do not come back: RuntimeWarning. A plan without rules is no news."""
+    code = "import pickle, sys, warnings; warnings.simplefilter('error'); plan = pickle.load(sys.stdin.buffer)"
+    for plan, words in (
+        (FaultPlan(3).refuse(times=1), b"RuntimeWarning: the fault plan of process"),
+        (FaultPlan(), b""),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code], input=pickle.dumps(plan), capture_output=True, timeout=120, check=False
+        )
+        assert words in done.stderr
+        assert (done.returncode == 0) is (not words)
 
 
 @BACKENDS

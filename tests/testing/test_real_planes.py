@@ -32,7 +32,7 @@ PLANES = pytest.mark.parametrize(
 )
 TESTS = """
     import os, pytest, pytest_asyncio, torch
-    from asyncdp import DataPlaneError
+    from asyncdp import DataPlaneError, build_data_plane_client
     from asyncdp.testing import FaultPlan
 
     pytestmark = pytest.mark.asyncio
@@ -58,6 +58,12 @@ TESTS = """
     @pytest.mark.faults(FaultPlan(seed=3).on("get_samples").refuse(times=1))
     async def test_faults(filled, fault_plan):
         assert (await filled.get_samples(["a"], "p", ["x"]))["x"].tolist() == [1.0]
+        assert fault_plan.counts == {"refuse": 1}
+
+    @pytest.mark.faults(FaultPlan(seed=3).on("depth").refuse(times=1))
+    async def test_faults_of_a_second_client(filled, fault_plan):
+        async with build_data_plane_client(filled.attach_config(), bootstrap=False) as second:
+            assert await second.depth("p") == 1
         assert fault_plan.counts == {"refuse": 1}
 
     async def test_closed_by_the_test(PLANE):

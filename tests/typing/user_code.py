@@ -1,6 +1,6 @@
-"""A user's own layer and calls, as mypy --strict sees them."""
+"""A user's own layer, transport and calls, as mypy --strict and pyright's strict mode see them."""
 
-from typing import TYPE_CHECKING, assert_type
+from typing import TYPE_CHECKING, Any, assert_type
 
 from tensordict import TensorDict
 
@@ -8,16 +8,28 @@ from asyncdp import (
     BaseClient,
     CallContext,
     DataPlaneClient,
+    DataPlaneConfig,
+    DataPlaneError,
     Depth,
     GetSamples,
     KVBatchMeta,
     Layer,
     MemoryTransport,
+    Metrics,
+    PartialReadError,
+    Ping,
     PutSamples,
+    TQTransport,
+    Transport,
+    UCXXTransport,
+    build_data_plane_client,
     default_layers,
     handles,
+    layers_of,
     stack,
 )
+
+MEMORY: DataPlaneConfig = {"enabled": True, "impl": "memory"}
 
 
 class CountPuts(Layer):
@@ -30,6 +42,36 @@ class CountPuts(Layer):
         """Count, and pass on."""
         self.puts += len(call.sample_ids)
         return await self.inner.execute(call, ctx)
+
+
+class Own(Transport):
+    """A transport of a user's own."""
+
+    @handles(Ping)
+    async def ping_it(self, call: Ping, ctx: CallContext) -> None:
+        """Answer."""
+        del call, ctx
+
+    @handles(Depth)
+    async def count_groups(self, call: Depth, ctx: CallContext) -> int:
+        """Answer with a number."""
+        del ctx
+        return len(call.partition_id)
+
+
+class Controller:
+    """What keeps a client as an attribute."""
+
+    def __init__(self, plane: DataPlaneClient) -> None:
+        """Keep it, by its protocol."""
+        self.plane = plane
+
+    async def step(self) -> list[str]:
+        """Read metadata, evict what is old."""
+        groups = await self.plane.list_metadata("rollouts")
+        old = [key for group in groups if (group.weight_version or 0) < 3 for key in group.keys]
+        await self.plane.evict(old, "rollouts")
+        return old
 
 
 async def use(ctx: CallContext) -> None:
@@ -48,6 +90,34 @@ async def use(ctx: CallContext) -> None:
         await protocol.pop(meta, "p")
     for group in await protocol.list_metadata("p"):
         await protocol.evict(group, "p")
+
+
+async def open_and_close(own: Own) -> None:
+    """A plane is left as it was opened: by `async with`, as a client or by its protocol."""
+    async with build_data_plane_client(MEMORY, layers=[CountPuts]) as client:
+        assert_type(client, BaseClient)
+        await Controller(client).step()
+        attached: DataPlaneClient = build_data_plane_client(client.attach_config(), bootstrap=False)
+        async with attached as mate:
+            assert_type(await mate.depth("p"), int)
+            try:
+                await mate.get_samples(["a"], "p", ["x"], timeout_s=1.0)
+            except PartialReadError as err:
+                assert_type(err.rows, TensorDict)
+                assert_type(err.ok, KVBatchMeta)
+            except DataPlaneError as err:
+                assert_type(err.retryable, bool)
+        assert_type(client.snapshot(), dict[str, Any])
+    for layer in layers_of(client):
+        if isinstance(layer, Metrics):
+            assert_type(layer.snapshot(), dict[str, Any])
+    async with stack(own) as mine:
+        await mine.ping()
+
+
+def transports() -> list[Transport]:
+    """All of ours are transports, and take a config."""
+    return [MemoryTransport(MEMORY), TQTransport(MEMORY), UCXXTransport(MEMORY, bootstrap=False)]
 
 
 if TYPE_CHECKING:

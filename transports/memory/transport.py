@@ -95,7 +95,7 @@ class MemoryTransport(Transport):
         if plane is None or plane.closed:
             plane = self._attached = PLANES.get(self._address)
             if plane is None or plane.closed:
-                msg = f"no memory plane answers at {self._address} in this process"
+                msg = f"no memory plane answers at {self._address} in this process, and impl memory reaches no other"
                 raise DataPlaneUnavailable(msg)
         return plane
 

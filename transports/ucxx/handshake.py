@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Secret", "greet", "knock"]
 
 _NONCE_BYTES = 32
+_SAME = "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) must be the same on both sides"
 
 
 class Secret:
@@ -69,7 +70,7 @@ async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
     answer = await control.expect(Answer)
     problem = None
     if not hmac.compare_digest(answer.proof, secret.proof(b"client", nonce, answer.nonce)):
-        problem = "the secret is not this host's"
+        problem = f"the secret is not this host's: {_SAME}"
     elif not secret and not _is_local(control.peer):
         problem = "this host has no secret and serves its own machine only: set ASYNCDP_SECRET on both sides"
     if problem is not None:
@@ -100,6 +101,6 @@ async def knock(control: Control, secret: Secret, machine: Machine, process: Pro
     if not isinstance(reply, Welcome):
         raise WireError(f"{type(reply).__name__} came where Welcome was expected")
     if not hmac.compare_digest(reply.proof, secret.proof(b"host", nonce, challenge.nonce)):
-        raise DataPlaneBadRequest("what answers at this port does not know the secret")
+        raise DataPlaneBadRequest(f"what answers at this port does not know the secret: {_SAME}")
     control.open_up()
     return reply

@@ -161,7 +161,7 @@ class Clears(Contract):
     async def test_live_bytes_are_accounted_for(self, rig: Rig) -> None:
         """The snapshot's account follows puts, replacing puts and every kind of removal."""
         await declare(rig.client)
-        count = rig.client.snapshot  # type: ignore[attr-defined]
+        count = rig.client.snapshot
         await rig.client.put_samples(["a", "b"], "p", {"x": torch.zeros(2, 4)})
         await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1, 8)})
         assert (count()["bytes_outstanding"], count()["n_keys_outstanding"]) == (32 + 16, 2)

@@ -41,4 +41,4 @@ class Observers(Contract):
         await declare(rig.client)
         await rig.client.put_samples(IDS, "p", {"x": leaf})
         await rig.client.get_samples(IDS, "p", ["x"])
-        assert rig.client.snapshot()["total_bytes"] > 0  # type: ignore[attr-defined]
+        assert rig.client.snapshot()["total_bytes"] > 0
