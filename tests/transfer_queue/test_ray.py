@@ -208,6 +208,42 @@ anyio.run(client.close)
     await stack(cluster.keeper).ping()
 
 
+async def test_attaching_without_ray_asks_for_what_it_must_be_told(cluster: RayCluster) -> None:
+    """U19: the Ray that runs on this machine may be anybody's. Every error is of the tree, and names the key."""
+    import ray
+
+    owner = build_data_plane_client(config())
+    address = ray.get_runtime_context().gcs_address
+    told = {**owner.attach_config(), "controller_address": None}
+    own = {**told["transfer_queue"], "endpoints": None}
+    code = f"""
+import anyio, os
+from asyncdp import DataPlaneError, build_data_plane_client
+
+async def attach(more, address=""):
+    if address:
+        os.environ["RAY_ADDRESS"] = address
+    try:
+        async with build_data_plane_client({{**{told!r}, **more}}, bootstrap=False) as client:
+            await client.ping()
+            print("ok")
+    except DataPlaneError as err:
+        print(type(err).__name__, str(err).partition(" ")[0])
+
+anyio.run(attach, {{"transfer_queue": {own!r}}})
+anyio.run(attach, {{}})
+anyio.run(attach, {{"transfer_queue": {own!r}, "controller_address": "127.0.0.1:not-a-port"}})
+anyio.run(attach, {{"transfer_queue": {own!r}}}, {address!r})
+"""
+    env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    done = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=env)
+    first, by_endpoints, nowhere, by_environment = done.stdout.decode().splitlines()
+    assert first == "DataPlaneBadRequest controller_address:"
+    assert (by_endpoints, by_environment) == ("ok", "ok")
+    assert nowhere.startswith("DataPlane")
+    await owner.close()
+
+
 async def test_another_ray_than_this_process_is_connected_to_is_refused(cluster: RayCluster) -> None:
     """Else the plane would be begun, or found, in a Ray that nobody named."""
     import ray

@@ -59,6 +59,10 @@ class Cluster:
 
     # -- finding
 
+    def check_named(self) -> None:
+        """Refuse to attach to a Ray that nobody named; see :meth:`RayConnection.check_named`."""
+        self._ray.check_named()
+
     def find(self) -> Endpoints:
         """Ask Ray where the controller and its storage units listen.
 
@@ -71,7 +75,7 @@ class Cluster:
     def _running(self, ray: Any) -> Any:
         controller = self._actor(ray)
         if controller is None:
-            msg = "no TransferQueue controller runs in this Ray cluster"
+            msg = f"no TransferQueue controller runs in the Ray cluster at {self.address}"
             raise DataPlaneUnavailable(msg, blames_port=False)
         return controller
 

@@ -70,6 +70,8 @@ class Lifecycle(Transport):
             find = self._cluster.find
             if bootstrap and endpoints is None:
                 endpoints = self._cluster.start()
+            elif endpoints is None:
+                self._cluster.check_named()
         self._server: DirectoryServer | None = None
         self._session = Session(
             self._settings, endpoints, find, None if self._cluster is None else self._cluster.described

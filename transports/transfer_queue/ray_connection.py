@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from typing import Any
 
@@ -32,11 +33,27 @@ class RayConnection:
             return found
         return self._address
 
+    def check_named(self) -> None:
+        """Refuse to look for whatever Ray runs on this machine: it may be anybody's.
+
+        Raises:
+            DataPlaneBadRequest: Neither config nor environment names a Ray, and this process is connected to none.
+        """
+        import ray
+
+        if self._address is None and not os.environ.get("RAY_ADDRESS") and not ray.is_initialized():
+            msg = (
+                "controller_address: required to attach where transfer_queue.endpoints is not given; the owner's"
+                " attach_config() has both. Or set RAY_ADDRESS, or connect this process to the owner's Ray (ray.init)"
+            )
+            raise DataPlaneBadRequest(msg, field="controller_address")
+
     def connect(self, *, start_with_cpus: int | None = None) -> Any:
         """Return ``ray``, connected; where there is none to connect to, start one with so many CPUs if asked to.
 
         Raises:
-            DataPlaneBadRequest: The process is connected to another Ray than that of the address.
+            DataPlaneBadRequest: The process is connected to another Ray than that of the address; or nobody says which
+                Ray to attach to.
             DataPlaneUnavailable: No Ray answers.
         """
         import ray
@@ -47,6 +64,8 @@ class RayConnection:
                 msg = f"controller_address: this process is connected to the Ray at {there}, not {self._address}"
                 raise DataPlaneBadRequest(msg, field="controller_address")
             return ray
+        if start_with_cpus is None:
+            self.check_named()
         # Ray's log of all workers on this process' stderr says nothing that a typed error does not.
         quiet = {"log_to_driver": False, "configure_logging": False}
         try:
@@ -54,8 +73,9 @@ class RayConnection:
                 self._is_ours = not self._joined(ray, start_with_cpus, quiet)
             else:
                 ray.init(address=self._address or "auto", **quiet)
-        except (ConnectionError, ValueError, RuntimeError) as err:
-            msg = f"no Ray cluster answers at {self._address or 'the default address'}"
+        except Exception as err:  # Ray raises many kinds, Exception itself among them
+            told = self._address or os.environ.get("RAY_ADDRESS") or "the default address"
+            msg = f"no Ray cluster answers at {told}"
             raise DataPlaneUnavailable(msg, cause=err) from err
         return ray
 

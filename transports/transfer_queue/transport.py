@@ -42,6 +42,7 @@ class TQTransport(Transfers):
     Raises:
         ValueError: The config is wrong, or a plane of another config is there already.
         DataPlaneNotReady: Ray has too few CPUs for the actors.
+        DataPlaneBadRequest: Nothing says where the plane to attach to is.
     """
 
     error_table = ERROR_TABLE

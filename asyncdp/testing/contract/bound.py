@@ -418,7 +418,7 @@ class Bound(Contract):
     async def test_a_removal_counts_what_it_removed(self, rig: Rig) -> None:
         """The account of live bytes keeps a row that a bound removal spared, and forgets what it removed."""
         await declare(rig.client)
-        count = rig.client.snapshot  # type: ignore[attr-defined]
+        count = rig.client.snapshot
         first = await rig.client.put_samples(["a", "b"], "p", {"x": torch.zeros(2, 4)})
         await rig.mate.evict(["a"], "p")
         await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1, 8)})
