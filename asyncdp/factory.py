@@ -177,7 +177,6 @@ def stack(
         msg = f"{next(iter(settings))}: settings go with the default layers; give them to the layers of the list"
         raise ValueError(msg)
     base = _client(transport, "transport")
-    _check_bare(base)
     client = base
     made = list(default_layers(**settings) if layers is None else layers)
     if not any(getattr(factory, "innermost", False) for factory in made):
@@ -189,6 +188,7 @@ def stack(
         made.insert(at, SlotMapping)
     for factory in reversed(made):
         client = _client(factory(client), f"what {_name_of(factory)} returned")
+    _check_bare(base)
     added = takewhile(lambda layer: layer is not base, layers_of(client))
     metrics = next((layer for layer in added if isinstance(layer, Metrics)), None)
     if metrics is None:

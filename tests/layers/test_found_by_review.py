@@ -230,18 +230,6 @@ def test_a_layer_of_verbs_does_not_cut_the_stack_in_two(backend: str) -> None:
 
 
 @BACKENDS
-def test_a_stack_around_a_stack_has_its_own_metrics(backend: str) -> None:
-    """What stack() returns always has a snapshot."""
-
-    async def check() -> None:
-        async with stack(stack(MemoryTransport())) as client:
-            await client.ping()
-            assert client.snapshot()["ops"] == {"ping": {"ok": 1}}  # type: ignore[attr-defined]
-
-    run_virtual(check, backend)
-
-
-@BACKENDS
 def test_the_retry_budget_can_be_set(backend: str) -> None:
     """Without a floor and deposits there is no retry; what no budget knows is refused by name."""
 

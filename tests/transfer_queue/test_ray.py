@@ -19,6 +19,7 @@ from asyncdp import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable
 from asyncdp.config import TransferQueueSettings, parse_config
 from asyncdp.transports.transfer_queue.cluster import Cluster
 from asyncdp.transports.transfer_queue.private import INFO
+from asyncdp.transports.transfer_queue.ray_connection import RayConnection
 from asyncdp.transports.transfer_queue.shipping import by_value
 from tests.transfer_queue.another_release import release_without
 from tests.transfer_queue.opener import CLUSTER
@@ -232,16 +233,32 @@ async def attach(more, address=""):
 
 anyio.run(attach, {{"transfer_queue": {own!r}}})
 anyio.run(attach, {{}})
-anyio.run(attach, {{"transfer_queue": {own!r}, "controller_address": "127.0.0.1:not-a-port"}})
 anyio.run(attach, {{"transfer_queue": {own!r}}}, {address!r})
 """
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     done = await anyio.run_process([sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=env)
-    first, by_endpoints, nowhere, by_environment = done.stdout.decode().splitlines()
+    first, by_endpoints, by_environment = done.stdout.decode().splitlines()
     assert first == "DataPlaneBadRequest controller_address:"
     assert (by_endpoints, by_environment) == ("ok", "ok")
-    assert nowhere.startswith("DataPlane")
     await owner.close()
+
+
+@pytest.mark.parametrize("raised", [ConnectionError, RuntimeError, TimeoutError, AssertionError, Exception])
+def test_whatever_ray_raises_is_of_the_tree(raised: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """U19: connecting to a Ray that does not answer is DataPlaneUnavailable, which says where it was looked for."""
+    import ray
+
+    def fail(*_: object, **__: object) -> None:
+        raise raised("no")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", fail)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(DataPlaneUnavailable, match=r"at 10\.0\.0\.1:6379$") as caught:
+        RayConnection("10.0.0.1:6379").connect()
+    assert type(caught.value.__cause__) is raised
+    with pytest.raises(DataPlaneBadRequest, match=r"^controller_address: required"):
+        RayConnection(None).connect()
 
 
 async def test_another_ray_than_this_process_is_connected_to_is_refused(cluster: RayCluster) -> None:
