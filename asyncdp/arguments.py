@@ -36,8 +36,7 @@ __all__ = [
 ]
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
+V = TypeVar("V", bound=Callable[..., Awaitable[Any]])
 Word = TypeVar("Word", bound=str)
 
 
