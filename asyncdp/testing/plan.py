@@ -27,7 +27,7 @@ __all__ = ["FaultPlan", "plan_of"]
 #: The plans of this process by their tickets, so that every client of a plane meets the same plan.
 _PLANS: WeakValueDictionary[str, FaultPlan] = WeakValueDictionary()
 
-#: Faults that a report lists: what happened just before a failure is what explains it.
+#: Faults that a report lists: the first half of them and the last, just before the failure.
 REPORTED = 20
 
 
@@ -92,10 +92,12 @@ class FaultPlan(Effects):
     def report(self) -> str:
         """Tell seed, rules and faults in a few lines, for a test that failed."""
         lines = [f"{self!r}", f"{len(self.injected)} fault(s) injected: {dict(self.counts)}"]
-        shown = self.injected[-REPORTED:]
-        if len(shown) < len(self.injected):
-            lines.append(f"the last {len(shown)} of them:")
-        lines += [f"  {fault!r}" for fault in shown]
+        left_out = max(0, len(self.injected) - REPORTED)
+        first = self.injected[: REPORTED // 2]
+        lines += [f"  {fault!r}" for fault in first]
+        if left_out:
+            lines.append(f"  ... {left_out} more ...")
+        lines += [f"  {fault!r}" for fault in self.injected[len(first) + left_out :]]
         lines += [f"never struck: {rule.to_dict()}" for rule in self.idle]
         return "\n".join(lines)
 
