@@ -344,9 +344,6 @@ def oddities(config: Config) -> list[str]:
             f"claim_lease_s: a claim ends after {config.claim_lease_s:g} s, before a claim looks twice"
             f" (claim_meta_poll_interval_s, {config.claim_meta_poll_interval_s:g} s)"
         )
-    watched = config.observability
-    if watched is not None and watched.callback is not None and not watched.enabled:
-        told.append("observability.callback: is never called, since observability.enabled is False")
     if config.storage_capacity < config.num_storage_units:
         told.append(
             f"storage_capacity: {config.storage_capacity} samples leave some of {config.num_storage_units}"

@@ -204,7 +204,6 @@ def test_what_cannot_work_is_refused(what: str) -> None:
     [
         ({"ack_timeout_ms": 90_000}, "^ack_timeout_ms: .*call_timeout_s"),
         ({"claim_lease_s": 0.01}, "^claim_lease_s: .*claim_meta_poll_interval_s"),
-        ({"observability": {"enabled": False, "callback": print}}, "^observability.callback: is never called"),
         ({"storage_capacity": 1}, "^storage_capacity: .*num_storage_units"),
         ({"local_buffer_size": 1}, "^local_buffer_size: has no effect"),
     ],
