@@ -36,7 +36,12 @@ hypothesis.settings.load_profile("asyncdp")
 #: processes as they like; they look themselves at what is theirs.
 LEAVE_NOTHING = frozenset({"contract", "docs", "layers", "sans_io", "seam", "sweep", "testing", "unit", "user_style"})
 #: Tests that must leave the process unchanged (untouched.py), by how their ids begin.
-GUARDED = ("tests/contract/test_guards.py", "tests/contract/test_memory.py", "tests/contract/test_ucxx.py")
+GUARDED = (
+    "tests/contract/test_guards.py",
+    "tests/contract/test_memory.py",
+    "tests/contract/test_ucxx.py",
+    "tests/ucxx/test_serve.py",
+)
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})
 

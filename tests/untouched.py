@@ -1,4 +1,4 @@
-"""Fails a test, by name, that leaves the process changed: environment, signal handlers, attributes of the product."""
+"""Fails a test, by name, that leaves the process changed: environment, signal handlers, logging, the product."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import structlog
 
 __all__ = ["Untouched"]
 
@@ -42,6 +43,7 @@ def _process() -> dict[str, Any]:
         "the working directory": os.getcwd(),  # noqa: PTH109 - as above
         "the umask": _umask(),
         "the event loop policy": asyncio.events._event_loop_policy,  # type: ignore[attr-defined] # asked for, it is made
+        "where structlog's lines go": structlog.get_config()["logger_factory"],
         **{f"the handler of {number!r}": signal.getsignal(number) for number in SIGNALS},
     }
 

@@ -275,7 +275,9 @@ def test_the_arena_of_another_user_is_an_error_in_words(monkeypatch: pytest.Monk
         lambda: Arena.discard(name),
         lambda: Arena.create(name, "host-0", epoch=1, data_bytes=1 << 16),
     ):
-        with pytest.raises(DataPlaneUnavailable, match="another user's"):
+        with pytest.raises(
+            DataPlaneUnavailable, match="that another user put there is for that user, or root, to remove"
+        ):
             work()
     assert Arena.attach(name, "host-0", 1) is None
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from asyncdp.block import PICKLE, Block, Column, Objects
+from asyncdp.block import PICKLE, Block, Column, Objects, Ragged
 from asyncdp.errors import CorruptPayload
 from asyncdp.transports.ucxx import payload as payload_module
 from asyncdp.transports.ucxx.gather import Selection, gathers
@@ -61,13 +61,13 @@ BLOCKS = blocks()
 
 
 def content(column: Column) -> tuple[Any, ...]:
-    """All that a column holds, comparable."""
+    """All that a column holds, comparable; that rows of one shape were put as nested ones is their spec's to tell."""
     if isinstance(column, Objects):
         return tuple(column.items)
     values: torch.Tensor = column.values  # type: ignore[attr-defined]
-    offsets = getattr(column, "offsets", np.zeros(0))
     raw = values.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b""
-    return values.dtype, tuple(values.shape), raw, offsets.tolist(), getattr(column, "nested", None)
+    ragged = (column.offsets.tolist(), column.dim, column.nested) if isinstance(column, Ragged) else None
+    return values.dtype, tuple(values.shape), raw, ragged
 
 
 def same(a: Block, b: Block) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 
 import anyio
 import pytest
+import structlog
 import torch
 from typer.testing import CliRunner
 
@@ -32,6 +33,15 @@ SMALL = ("--arena", "16MiB", "--max-slot", "8M", "--ports", "2")
 QUIET = {**os.environ, "OMP_NUM_THREADS": "1"}
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(300)  # several starts each, and each imports torch
+
+
+@pytest.fixture(autouse=True)
+def as_a_process_of_its_own() -> Iterator[None]:
+    """Put back what the command, run in the tests' process, sets for its whole process: its log and SIGTERM."""
+    log, handler = structlog.get_config(), signal.getsignal(signal.SIGTERM)
+    yield
+    structlog.configure(**log)
+    signal.signal(signal.SIGTERM, handler)
 
 
 @contextmanager
