@@ -147,7 +147,9 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
         server = PLANES.server
         thread = PLANES.hosts
         assert thread is not None
-        plane = Plane(name, server.url.replace("unix://:", f"unix://{name}:").replace(server._password, "secret"))
+        door = server.folder / f"{name}.sock"  # a way in of its own, so that nobody answers when the plane has ended
+        door.symlink_to("valkey.sock")
+        plane = Plane(name, f"unix://{name}:secret@{door}")
         thread.run(plane.admit(server.url))
         whole = {**BASE, "impl": "ucxx", "backend": "valkey", "controller_address": plane.url, **config}
         whole["ucxx"] = {"namespace": name, "lane": lane, "devices": "lo", **config.get("ucxx", {})}
@@ -165,6 +167,7 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
                 thread.run(cut_off())  # in one go: a cancelled close ends the plane too
 
         async def cut_off() -> None:
+            door.unlink(missing_ok=True)
             admin = Directory(server.url)
             await admin._link.command("ACL", "DELUSER", name)
             await admin.close()
