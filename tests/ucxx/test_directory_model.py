@@ -88,7 +88,7 @@ class Twins:
         from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, Op
 
         self.host_info, self.op = HostInfo, Op
-        chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=3600.0)
+        chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=600.0)
         return Directory(url, capacity=14, group_pattern=PATTERN, settings=chosen)
 
     def teardown(self) -> None:

@@ -44,7 +44,7 @@ def client_of(url: str, namespace: str, **settings: Any) -> "DataPlaneClient":
 
     config = {"enabled": True, "impl": "ucxx", "backend": "valkey", "storage_capacity": 1000, "num_storage_units": 1}
     config |= {"claim_meta_poll_interval_s": 0.05, "controller_address": url}
-    config |= {"ucxx": {"namespace": namespace, "directory": {"host_timeout_s": 3600.0}}}
+    config |= {"ucxx": {"namespace": namespace, "directory": {"host_timeout_s": 600.0}}}
     return stack(UCXXTransport(config, bootstrap=False), **settings)
 
 

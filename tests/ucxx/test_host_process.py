@@ -1,8 +1,10 @@
 """A slot host as a process: what an operator does to it, and what it says."""
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -193,9 +195,9 @@ async def test_silent_hosts_are_struck_off_by_those_that_live(connect: "Callable
     from asyncdp.transports.ucxx.directory import HostInfo
     from asyncdp.transports.ucxx.known_host import KnownHost
 
-    directory = connect(host_forget_s=0.3)
+    directory = connect(host_timeout_s=0.3, host_forget_s=0.3)
     await directory.beat(HostInfo("silent", 1))
-    async with hosted(KnownHost(directory), host_id="lives", beat_s=0.05, reap_s=0.05), asyncio.timeout(10):
+    async with hosted(KnownHost(directory), host_id="lives", beat_s=0.05, reap_s=0.05), asyncio.timeout(60):
         while [info.id for info in await directory.hosts()] != ["lives"]:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)
 
@@ -261,10 +263,16 @@ async def test_a_password_that_was_changed_does_not_end_a_host(
 
 
 async def test_ports_beyond_the_last_one_are_an_error_in_words() -> None:
-    """A range that runs out of numbers says so."""
-    with pytest.raises(DataPlaneUnavailable, match=r"4 free ports were not found at .* from 65534 up"):
-        async with hosted(first_port=65534, ports=4):
-            pass
+    """A range that runs out of numbers says so: by itself as a setting, and where another program has one of them."""
+    with pytest.raises(ValueError, match=r"first_port: 65534 leaves no 4 ports"):
+        settings(first_port=65534, ports=4)
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # somebody else's then
+            taken.bind(("127.0.0.1", 65535))
+            taken.listen()
+        with pytest.raises(DataPlaneUnavailable, match=r"4 free ports were not found at .* from 65532 up"):
+            async with hosted(first_port=65532, ports=4):
+                pass
 
 
 @pytest.mark.slow
