@@ -14,6 +14,9 @@ __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
 LOOPBACK = "127.0.0.2"
 #: Its node gives up on itself after 30 s, which are few on a busy machine.
 TRIES = 3
+#: Seconds for TransferQueue's actors, each of which imports torch: more than 120 where other tests have the processors,
+#: and less than a test may take.
+ACTORS_S = 240.0
 
 
 def start_ray(**more: Any) -> Any:
@@ -58,11 +61,11 @@ class RayCluster:
     """Ray, and a controller with two storage units in it, started by a client of this transport."""
 
     def __init__(self) -> None:
-        """Start both; blocks for 10 to 60 s."""
+        """Start both; blocks for 10 to 60 s, on a busy machine for minutes."""
         from asyncdp.transports.transfer_queue import TQTransport
 
         self._ray = start_ray()
-        self.keeper = TQTransport(base_config(transfer_queue={"namespace": "keeper"}))
+        self.keeper = TQTransport(base_config(transfer_queue={"namespace": "keeper", "bootstrap_timeout_s": ACTORS_S}))
         self.endpoints = Endpoints.from_config(self.keeper.attach_config()["transfer_queue"]["endpoints"])
 
     def close(self) -> None:

@@ -60,7 +60,7 @@ class Closing(Contract):
     async def test_closing_under_a_call_ends_it_promptly(self, rig: Rig, verb: str, kinds: Any) -> None:
         """X2: whatever it waits for, the call raises DataPlaneClosed, and nothing of it is left in the plane."""
         hold = Hold(*kinds, times=9)
-        client = await rig.attach(hold)
+        client = await rig.attach(hold, settings={"close_timeout_s": 60.0})  # of a backend that is merely slow
         await fill(rig, 1)
         ended: list[Any] = []
 
