@@ -47,6 +47,13 @@ Check = Callable[[Rig], Awaitable[None]]
 FAILED = (AssertionError, pytest.fail.Exception, DataPlaneError, TimeoutError, RuntimeError)
 
 
+@pytest.fixture(scope="module", params=["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Make test runs on asyncio, make test-all on trio; layers, test kit and core run on both in make test."""
+    backend: str = request.param
+    return backend
+
+
 def of(check: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> Check:
     """Give a parametrised test its parameters."""
 

@@ -21,6 +21,13 @@ PLANES = {
 }
 
 
+@pytest.fixture(scope="module", params=["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    """Make test runs on asyncio, make test-all on trio; layers, test kit and core run on both in make test."""
+    backend: str = request.param
+    return backend
+
+
 class TestMemory(DataPlaneContract, ByConfig, MemoryOnly):
     """MemoryTransport keeps the contract."""
 

@@ -5,11 +5,25 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
-from asyncdp.testing.contract import DataPlaneContract
+from asyncdp.testing.contract import (
+    Bound,
+    Cancels,
+    ClaimRelease,
+    Claims,
+    Clears,
+    Closing,
+    Contract,
+    DataPlaneContract,
+    Groups,
+    Puts,
+    Reads,
+    Rows,
+    Stale,
+)
 from tests.contract.by_config import ByConfig
 
 if TYPE_CHECKING:
@@ -34,8 +48,12 @@ def planes_end() -> Iterator[None]:
     SERVERS.close()
 
 
-class TestUCXX(DataPlaneContract, ByConfig):
-    """UCXXTransport keeps the contract."""
+#: Themes that make test shows on it; the rest of them is slow.
+SLICE = (Rows, Reads, Stale, Puts, Bound, Claims, ClaimRelease, Groups, Clears, Cancels, Closing)
+
+
+class OnUCXX:
+    """The contract on the session's directory."""
 
     loops = ("asyncio",)
 
@@ -43,3 +61,13 @@ class TestUCXX(DataPlaneContract, ByConfig):
     def open_plane(self, request: pytest.FixtureRequest) -> Opener:
         """Open planes on the session's directory."""
         return PLANES[request.param]
+
+
+class TestUCXX(OnUCXX, *SLICE, ByConfig):
+    """UCXXTransport keeps the contract."""
+
+
+class TestUCXXInFull(OnUCXX, *(theme for theme in DataPlaneContract.__bases__ if theme not in SLICE)):
+    """What is left of the contract."""
+
+    pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

@@ -15,7 +15,7 @@ from tests.sweep.slice import EVERYTHING, all_verbs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 FAULTS: dict[str, Callable[[], FaultPlan]] = {
     "refused": lambda: FaultPlan().refuse(times=2),
     "slow": lambda: FaultPlan().delay(0.1),
