@@ -188,8 +188,13 @@ def from_afar(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> BaseClient:
-    """Attach another client, in this process or another one, by the ``attach_config()`` of one that is there."""
-    return _connect({**config, "owner": owner}, faults, bootstrap=False)
+    """Attach another client, in this process or another one, by the ``attach_config()`` of one that is there.
+
+    It has the faults that it is given, not those of the client whose config it is.
+    """
+    told = config["layers"]
+    settings = told if isinstance(told, dict) else next(one for one in told if isinstance(one, dict))
+    return _connect({**config, "owner": owner, "layers": settings}, faults, bootstrap=False)
 
 
 def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: bool) -> BaseClient:
