@@ -89,6 +89,8 @@ class DataPlaneError(Exception):
 
     # How a new error of this class is flagged unless told otherwise: (retryable, blames_port). Read once, at creation.
     _starts: tuple[bool, bool] = (False, False)
+    # Set by SlotRetry: space may be reserved anew for the rows of this failed write, which is paid or was waited for.
+    may_reserve_again: bool = False
 
     def __init__(  # noqa: PLR0913 - context is many small things, all optional
         self,

@@ -255,18 +255,22 @@ class Reserve(Call[tuple[SlotRef, ...]]):
 
 @dataclass(frozen=True, slots=True)
 class WriteSlots(Call[None]):
-    """Write payload into reserved slots; ``block`` holds the rows of all refs, in their order."""
+    """Write payload into reserved slots; ``block`` holds the rows of all refs, in their order.
+
+    ``spare``: as of :class:`Reserve`.
+    """
 
     host: HostRef
     refs: tuple[SlotRef, ...]
     block: Block
     port: int | None = None
+    spare: bool = False
     resend: ClassVar[Resend] = Resend.DEDUP
     mutates: ClassVar[bool] = True
 
     def through(self, port: int) -> WriteSlots:
         """Return the same request through this port."""
-        return WriteSlots(self.host, self.refs, self.block, port)
+        return WriteSlots(self.host, self.refs, self.block, port, self.spare)
 
 
 @dataclass(frozen=True, slots=True)

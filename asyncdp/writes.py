@@ -156,11 +156,11 @@ async def _write_at(
     reserve = Reserve(host, names, sizes, first_row, spare=spare)
     refs = await send(reserve, ctx)
     try:
-        await send(WriteSlots(host, refs, block), ctx)
+        await send(WriteSlots(host, refs, block, spare=spare), ctx)
     except (DataPlaneUnavailable, DataPlaneTimeout) as err:
-        if spare or not err.retryable or ctx.remaining() <= 0:
+        if not (err.may_reserve_again and err.retryable and ctx.remaining() > 0):
             raise
-        # It may have died in between, and what it reserved with it: where it comes back, it is asked for space anew.
+        # It may have died in between, and what it reserved with it: now that it is back, it is asked for space anew.
         refs = await send(reserve, ctx)
         await send(WriteSlots(host, refs, block), ctx)
     return refs

@@ -145,7 +145,7 @@ def _silent(err: DataPlaneError) -> bool:
 
 def _waits(call: Call[Any]) -> bool:
     """Whether nothing else can be done meanwhile: a put has other hosts to go to, and a clean-up can be owed."""
-    return not isinstance(call, (Abort, WriteSlots)) and not (isinstance(call, Reserve) and call.spare)
+    return not isinstance(call, Abort) and not (isinstance(call, (Reserve, WriteSlots)) and call.spare)
 
 
 async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:

@@ -23,7 +23,7 @@ from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.outage_wait import OutageWait
 from asyncdp.middleware.touches import Touches
 from asyncdp.setting_names import named
-from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim
+from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim, WriteSlots
 
 if TYPE_CHECKING:
     from asyncdp.client import BaseClient
@@ -170,6 +170,9 @@ class SlotRetry(Layer):
             first = latest = last
         number = first.attempts
         may = self.max_attempts > 1 and allowed(latest)
+        if isinstance(call, WriteSlots):
+            first.may_reserve_again = may and not call.spare and await self._may_reserve_again(call, ctx, first)
+            raise first from first.__cause__
         for turn in range(1, self.max_attempts + 1):
             if not may or not await self._outages.outlast(self.inner.execute, call, latest, ctx):
                 break
@@ -185,6 +188,22 @@ class SlotRetry(Layer):
                 if not _may_pass(later):
                     raise
         raise first from first.__cause__
+
+    async def _may_reserve_again(self, call: WriteSlots, ctx: CallContext, err: DataPlaneError) -> bool:
+        """Whether the writer may reserve space once more, and write into that.
+
+        A host that died has forgotten what was reserved, so it is not sent the same again when it is back. Where
+        nothing was waited for, that is a retry like any other, of two requests.
+        """
+        if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)):
+            return False
+        if await self._outages.outlast(self.inner.execute, call, err, ctx):
+            await ctx.pause(self.backoff.delay_s(1, ctx.env.rng))
+            return True
+        if ctx.env.budget.withdraw(ctx.env.clock.now(), 2):
+            return True
+        ctx.emit("budget_refused", verb=ctx.verb, what="slot_retry")
+        return False
 
     async def _attempts(
         self,

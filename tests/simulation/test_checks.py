@@ -20,6 +20,7 @@ from asyncdp import (
 from asyncdp.testing import run_virtual
 from asyncdp.testing.simulation import Budgets, History, Operation, Recorded, WireRequest, check
 from asyncdp.testing.simulation.checks import CHECKS
+from asyncdp.testing.simulation.history import Event
 
 
 def put(history: History, value: int | None, client: str = "w", **known: Any) -> Operation:
@@ -425,6 +426,49 @@ def test_requests_are_within_the_ceiling() -> None:
         assert ("3 is most" in texts(history)) == (count == 4)
 
 
+def outage_over(at: float) -> Event:
+    """Tell that what client w waited for answers again."""
+    return Event(at, "w", "outage_over", {})
+
+
+def test_a_wait_that_ended_pays_for_one_request() -> None:
+    """After it one request costs nothing, and a slot may be asked for once more: not without it, and not twice."""
+    for waits in (0, 1, 2):
+        history = History(budgets={"w": Budgets(0.2, 1.0, 2.0, per_slot=4, after_wait=1)})
+        history.ended(history.begin("w", "ping"))
+        history.requests += [request(0.01 * n, slots=(SLOT,), fault=True, ended="x") for n in range(6)]
+        history.events += [outage_over(0.04)] * waits
+        assert ("its budget allows" in texts(history)) == (waits < 2)
+        assert (f"{4 + waits} is most" in texts(history)) == (waits < 2)
+
+
+def test_probes_cost_as_much_as_retries() -> None:
+    """The first of a call, too."""
+    for count in (20, 2):
+        history = History(budgets={"w": Budgets(0.2, 1.0, 2.0)})
+        history.ended(history.begin("w", "ping"))
+        history.requests += [request(0.2 * n, "Probe", op_id=f"w-{n}") for n in range(count)]
+        assert ("its budget allows" in texts(history)) == (count == 20)
+
+
+def test_one_asks_for_all_who_wait() -> None:
+    """Two probes of an outage at once are one too many; one after the other is right."""
+    for at in (0.05, 0.2):
+        history = History()
+        history.requests = [request(0.0, "Probe"), request(at, "Probe", op_id="w-2")]
+        assert ("asked twice at once whether h answers (w-1, w-2)" in texts(history)) == (at < 0.1)
+
+
+def test_patience_ends() -> None:
+    """Unanswered probes of one call are spread over its patience at most; what came between ended a wait."""
+    for between, patience_s in ((False, 1.0), (False, 2.0), (True, 1.0)):
+        history = History(budgets={"w": Budgets(patience_s=patience_s)})
+        history.requests = [request(0.5 * n, "Probe", fault=True) for n in range(4)]
+        if between:
+            history.requests.append(request(0.7))
+        assert ("waited 1.500 s for outages in one call" in texts(history)) == (not between and patience_s == 1.0)
+
+
 def test_a_stale_slot_is_asked_once() -> None:
     """A call that was told that a slot is stale does not ask for it again; another call may."""
     for op_id in ("w-1", "w-2"):
@@ -471,7 +515,7 @@ def test_some_checks_can_be_chosen() -> None:
     history.begin("r", "ping")
     assert check(history, ["wrong reads"]) == []
     assert check(history, ["late calls"])
-    assert len(CHECKS) == 21
+    assert len(CHECKS) == 23
     with pytest.raises(KeyError):
         check(history, ["no such check"])
 

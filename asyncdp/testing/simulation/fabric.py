@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Fabric", "Simulated"]
 
 #: Events that are kept: those that a trace is read for.
-KEPT = frozenset({"probe", "quarantine", "recovered", "settled", "unsettled", "ambiguous", "budget_refused"})
+KEPT = frozenset(
+    {"probe", "quarantine", "recovered", "settled", "unsettled", "ambiguous", "budget_refused", "outage_over"}
+)
 
 
 class Simulated:
@@ -183,12 +185,13 @@ class Fabric:
 
     def _budgets(self, client: BaseClient, budget: Mapping[str, float] | None) -> Budgets:
         per_slot = 2  # a row of which another slot is stale is looked up, and read, once more
+        tries, patience_s = 1, 0.0
         for layer in layers_of(client):
             per_slot *= getattr(layer, "max_rounds", 1) * getattr(layer, "max_attempts", 1)
-            per_slot *= 2 if getattr(layer, "outage_patience_s", 0.0) else 1  # as often again after waits for a host
-            per_slot *= 2 if isinstance(layer, PortRotation) else 1
+            patience_s = max(patience_s, getattr(layer, "outage_patience_s", 0.0))
+            tries *= 2 if isinstance(layer, PortRotation) else 1
         known = {"ratio": 0.2, "floor_per_s": 10.0, "window_s": 10.0, **(budget or {})}
-        return Budgets(**known, per_slot=per_slot)
+        return Budgets(**known, per_slot=per_slot * tries, after_wait=tries, patience_s=patience_s)
 
     def recorded(self, name: str, *, tags: Sequence[str] = ()) -> Recorded:
         """Return a client's verbs, written into the history; one for each task that calls them."""

@@ -52,13 +52,17 @@ class Budgets:
 
     Attributes:
         ratio, floor_per_s, window_s: Its retry budget.
-        per_slot: How often one user call may ask for one slot.
+        per_slot: How often one user call may ask for one slot; as often again after waits for an outage.
+        after_wait: How many requests one wait for an outage that ended may be followed by.
+        patience_s: How long one user call may wait for outages.
     """
 
     ratio: float = math.inf
     floor_per_s: float = math.inf
     window_s: float = 10.0
     per_slot: float = math.inf
+    after_wait: int = 1
+    patience_s: float = math.inf
 
 
 @dataclass(slots=True)

@@ -99,7 +99,7 @@ class Link(Layer):
     def _note(self, call: Any, ctx: CallContext) -> WireRequest:
         host = getattr(call, "host", None)
         port = getattr(call, "port", None)
-        place = None if host is None else host.id
+        place = getattr(call, "host_id", None) if host is None else host.id  # a Probe goes where it asks about
         note = WireRequest(
             self.fabric.clock.now(), self.name, ctx.op_id, ctx.verb, type(call).__name__, place, port, ctx.attempt
         )

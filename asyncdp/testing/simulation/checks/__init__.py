@@ -14,7 +14,13 @@ from asyncdp.testing.simulation.checks.presence import phantom_claims, wrong_lis
 from asyncdp.testing.simulation.checks.registers import wrong_reads
 from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors, other_lives
 from asyncdp.testing.simulation.checks.whole_rows import half_puts, torn_rows
-from asyncdp.testing.simulation.checks.wire import overspent_budgets, stale_asked_again, too_many_requests
+from asyncdp.testing.simulation.checks.wire import (
+    crowded_outages,
+    endless_waits,
+    overspent_budgets,
+    stale_asked_again,
+    too_many_requests,
+)
 
 if TYPE_CHECKING:
     from asyncdp.testing.simulation.history import History
@@ -45,6 +51,8 @@ CHECKS: Final[Mapping[str, Check]] = {
     "overspent budgets": overspent_budgets,
     "too many requests": too_many_requests,
     "stale slots asked again": stale_asked_again,
+    "crowded outages": crowded_outages,
+    "endless waits": endless_waits,
     "doubled probes": doubled_probes,
     "failures in the calm": still_failing,
 }
