@@ -500,7 +500,7 @@ class VerbsUnderFaults(Verbs):
     faulty = True
 
 
-@pytest.mark.parametrize("machine", [Verbs, VerbsUnderFaults])
+@pytest.mark.parametrize("machine", [Verbs, pytest.param(VerbsUnderFaults, marks=pytest.mark.slow)])
 def test_the_plane_shows_what_a_plain_dict_shows(machine: type[Verbs]) -> None:
     """After every verb, through every look: values, tags, groups, claims, counts. Ambiguous is before or after."""
     run_state_machine_as_test(
@@ -532,7 +532,11 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind",
+    [BROKEN[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in BROKEN[1:])],
+    ids=lambda kind: kind.__name__,
+)
 def test_a_plane_that_breaks_a_promise_is_found(kind: type[Plane]) -> None:
     """The model notices, within as many examples as a usual run has."""
     machine = type(kind.__name__, (BROKEN[kind],), {"plane_class": kind})
