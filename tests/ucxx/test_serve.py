@@ -181,7 +181,8 @@ def test_parts_that_die_are_started_again(tmp_path: Path) -> None:
             if "ucxx.host" in command or "valkey-server" in command:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        until(process, "it serves again")
+        for _ in ("the slot host", "the directory"):
+            until(process, "serves again")
         anyio.run(put, False)  # noqa: FBT003 - as above
         assert end(process)[0] == 0
 
