@@ -9,11 +9,9 @@ import pytest
 
 from asyncdp.testing.contract import (
     Claims,
-    Clears,
     Closing,
     Contract,
     DataPlaneContract,
-    Groups,
     Puts,
     Reads,
     Rows,
@@ -39,7 +37,7 @@ def cluster_ends() -> Iterator[None]:
 
 
 #: Themes that make test shows on it; the rest of them is slow.
-SLICE = (Rows, Reads, Stale, Puts, Claims, Groups, Clears, Closing)
+SLICE = (Rows, Reads, Stale, Puts, Claims, Closing)
 
 
 class OnRay:

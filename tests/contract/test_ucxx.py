@@ -11,14 +11,10 @@ import pytest
 
 from asyncdp.testing.contract import (
     Bound,
-    Cancels,
-    ClaimRelease,
     Claims,
-    Clears,
     Closing,
     Contract,
     DataPlaneContract,
-    Groups,
     Puts,
     Reads,
     Rows,
@@ -49,7 +45,7 @@ def planes_end() -> Iterator[None]:
 
 
 #: Themes that make test shows on it; the rest of them is slow.
-SLICE = (Rows, Reads, Stale, Puts, Bound, Claims, ClaimRelease, Groups, Clears, Cancels, Closing)
+SLICE = (Rows, Reads, Stale, Puts, Bound, Claims, Closing)
 
 
 class OnUCXX:

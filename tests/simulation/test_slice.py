@@ -38,7 +38,8 @@ def test_random_stacks_keep_their_promises_on_trio(first: int) -> None:
         assert not report.violations, "\n".join(report.told())
 
 
-@pytest.mark.parametrize("backend", ["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_the_same_seed_is_the_same_history(backend: str) -> None:
     """Twice in this process, and in others whose strings hash otherwise, a seed gives the same events."""
     here = {simulate(11, backend, steps=25).history.digest() for _ in range(2)}

@@ -388,6 +388,7 @@ def test_a_plan_of_its_own_replaces_that_of_the_first_client() -> None:
     assert len(second.attach_config()["layers"]) == 1
 
 
+@pytest.mark.slow
 def test_another_process_is_told_that_its_plan_is_a_copy() -> None:
     """The rules reach it, the counts do not come back: RuntimeWarning. A plan without rules is no news."""
     code = "import pickle, sys, warnings; warnings.simplefilter('error'); plan = pickle.load(sys.stdin.buffer)"

@@ -131,6 +131,7 @@ async def waiting_request(here: Any) -> AsyncIterator[Any]:
             await task
 
 
+@pytest.mark.slow
 async def test_draining_is_told_and_bounded(server: "EmbeddedServer", namespace: str) -> None:
     """SIGTERM with a request that does not end: progress, cut off after drain_s, exit code 0."""
     small = {"arena_bytes": 6 << 20, "max_slot_bytes": 6 << 20}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdp.testing.contract import Puts, Reads, Stale
+from asyncdp.testing.contract import Reads, Stale
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
@@ -26,10 +26,7 @@ FILES = (
 CONTRACT = "tests/contract/test_ucxx.py"
 #: Themes of the contract that move payload.
 SMOKE = [
-    f"{CONTRACT}::TestUCXX::{name}"
-    for theme in (Puts, Reads, Stale)
-    for name in vars(theme)
-    if name.startswith("test_")
+    f"{CONTRACT}::TestUCXX::{name}" for theme in (Reads, Stale) for name in vars(theme) if name.startswith("test_")
 ]
 
 
