@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
 from asyncdp import MemoryTransport
-from asyncdp.testing.contract import DataPlaneContract
+from asyncdp.testing.contract import Contract, DataPlaneContract
 from tests.contract.by_config import ByConfig
 from tests.contract.memory_only import MemoryOnly
 from tests.contract.memory_planes import memory
@@ -21,17 +21,23 @@ PLANES = {
 }
 
 
-@pytest.fixture(scope="module", params=["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
-def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Make test runs on asyncio, make test-all on trio; layers, test kit and core run on both in make test."""
-    backend: str = request.param
-    return backend
-
-
-class TestMemory(DataPlaneContract, ByConfig, MemoryOnly):
-    """MemoryTransport keeps the contract."""
+class InMemory(DataPlaneContract, ByConfig, MemoryOnly):
+    """The contract on planes in memory."""
 
     @pytest.fixture(params=["memory", pytest.param("memory-split", marks=pytest.mark.slow)])
     def open_plane(self, request: pytest.FixtureRequest) -> Opener:
         """Open planes of each kind."""
         return PLANES[request.param]
+
+
+class TestMemory(InMemory):
+    """MemoryTransport keeps the contract on asyncio."""
+
+    loops = ("asyncio",)
+
+
+class TestMemoryOnTrio(InMemory):
+    """And on trio: in make test layers, test kit and core run on it."""
+
+    loops = ("trio",)
+    pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

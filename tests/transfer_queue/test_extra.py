@@ -26,6 +26,7 @@ except ImportError as err:
 """
 
 
+@pytest.mark.slow
 def test_without_the_extra_opening_names_it_and_keeps_the_cause() -> None:
     """X5: asyncdp imports; opening the impl says what to install."""
     done = subprocess.run([sys.executable, "-c", BLOCKED], capture_output=True, text=True, timeout=100, check=True)
