@@ -33,7 +33,7 @@ class Shelf(MemoryTransport):
         return type(self)({**self.attach_config(), **config}, bootstrap=False)
 
     def get_capabilities(self):
-        denied = ("slot_addressable", "slot_writes", "claim_dedup", "claim_release")
+        denied = ("slot_addressable", "slot_writes", "claim_dedup", "claim_release", "bound_mutations")
         return replace(super().get_capabilities(), **dict.fromkeys(denied, False))
 """
 

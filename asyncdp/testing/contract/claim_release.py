@@ -89,7 +89,7 @@ class ClaimRelease(Contract):
         await rig.mate.release_claims("p", "owner")
         await rig.mate.claim_meta("p", "train", ["x"], 1)
         with pytest.raises(ClaimLost, match="'a'"):
-            await rig.client.pop(meta if by == "meta" else meta.sample_ids, "p")
+            await rig.client.pop(rig.rows_of(meta) if by == "meta" else meta.sample_ids, "p")
         assert (await rig.client.describe("p")).size == 2
         await rig.mate.pop(["a"], "p")
         await rig.client.evict(["b"], "p")
@@ -109,8 +109,8 @@ class ClaimRelease(Contract):
         await put(rig.client, *"ab")
         meta = await rig.client.claim_meta("p", "train", ["x"], 2)
         await rig.mate.evict(["b"], "p")
-        await rig.client.pop(meta, "p")
-        await rig.client.pop(meta, "p")
+        await rig.client.pop(rig.rows_of(meta), "p")
+        await rig.client.pop(rig.rows_of(meta), "p")
         assert await rig.client.list_claims("p", "train") == []
 
     async def test_a_consumer_that_outlives_its_lease_has_lost_its_claim(self, rig: Rig) -> None:
@@ -129,11 +129,11 @@ class ClaimRelease(Contract):
         assert again.sample_ids == ["a", "b"]
         with pytest.raises(ClaimLost):
             await client.release_claim(meta)
-        for keys in (meta, ["a"]):
+        for keys in (rig.rows_of(meta), ["a"]):
             with pytest.raises(ClaimLost):
                 await client.pop(keys, "p")
         assert await claimed_by(mate) == {"a": "fast", "b": "fast"}
-        await mate.pop(again, "p")
+        await mate.pop(rig.rows_of(again), "p")
 
     async def test_closing_while_a_claim_waits_gives_up_nothing(self, rig: Rig) -> None:
         """Final claims stay with a client that closed in order: list_claims still shows them."""

@@ -100,7 +100,7 @@ class Metadata(Contract):
         assert await rig.client.depth("p") == 3
         meta = await rig.mate.claim_meta("p", "train", ["x"], 2)
         assert await rig.client.depth("p") == 3
-        await rig.mate.pop(meta, "p")
+        await rig.mate.pop(rig.rows_of(meta), "p")
         assert await rig.client.depth("p") == 2
 
     async def test_looking_consumes_nothing(self, rig: Rig) -> None:

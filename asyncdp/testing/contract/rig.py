@@ -15,6 +15,7 @@ from asyncdp import DataPlaneCapabilities, default_layers, stack
 from asyncdp.factory import DEFAULT_LAYERS
 
 if TYPE_CHECKING:
+    from asyncdp import KVBatchMeta
     from asyncdp.client import BaseClient
 
 __all__ = ["BASE", "Opener", "Plane", "Rig", "at_once", "by_config", "declare", "table", "until"]
@@ -172,6 +173,10 @@ class Rig:
             assert name in known, f"no capability is called {name!r}"
             if not getattr(has, name):
                 pytest.skip(f"the capabilities of the transport say: no {name}")
+
+    def rows_of(self, meta: KVBatchMeta) -> KVBatchMeta | list[str]:
+        """Return what names the rows of a meta to a removal: itself, or ids where lives cannot be bound to."""
+        return meta if self.client.get_capabilities().bound_mutations else meta.sample_ids
 
     async def end(self, owner: BaseClient) -> None:
         """Close the owner of a plane; what other clients of it owe can be settled by nobody any more."""
