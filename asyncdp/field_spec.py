@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-
-import torch  # noqa: TC002 - in annotations of dataclasses
+from typing import TYPE_CHECKING
 
 from asyncdp.errors import DataPlaneBadRequest
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["FieldSpec"]
 

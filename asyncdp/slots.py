@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from asyncdp.block import Block, FieldSpec  # noqa: TC001 - in annotations of dataclasses
 from asyncdp.calls import Call, CallContext, Only, Resend
 from asyncdp.errors import (
     CorruptPayload,
@@ -25,6 +24,8 @@ from asyncdp.meta import KVBatchMeta, RowHandle, Tags  # noqa: TC001 - in annota
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
+
+    from asyncdp.block import Block, FieldSpec
 
 __all__ = [
     "AbandonClaim",

@@ -19,12 +19,11 @@ import torch
 from asyncdp.block import PICKLE, Block
 from asyncdp.slots import HostRef, SlotRef
 from asyncdp.transports.ucxx.access import Access, Door
+from asyncdp.transports.ucxx.blocks import layout_of, pack, rows_of
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.gather import Selection, gathers
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host_settings import HostSettings
-from asyncdp.transports.ucxx.layout import Layout
-from asyncdp.transports.ucxx.payload import pack, rows_of
 from asyncdp.transports.ucxx.pool import Pool
 from benchmarks._ucxx_table import Rounds, line
 
@@ -122,7 +121,7 @@ class Slots:
         made, _ = gathers(picks)
         outs = [np.zeros(gather.layout.nbytes, np.uint8) for gather in made]
         parts = [rows_of(block, ref.rows[0], ref.rows[-1] + 1) for ref in reserved]
-        layouts = [Layout.of(part) for part in parts]
+        layouts = [layout_of(part) for part in parts]
         slots = [
             lane.arena.slice(lane.arena.payload_at(ref.slot), part.nbytes)
             for ref, part in zip(reserved, layouts, strict=True)

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from asyncdp.errors import CorruptPayload, DataPlaneError
 from asyncdp.transports.ucxx.adoption import adopt
 from asyncdp.transports.ucxx.arena import WORDS
+from asyncdp.transports.ucxx.blocks import block_of, packed
 from asyncdp.transports.ucxx.layout import PREFIX_BYTES
 from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload, packed
+from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.slot_header import Header, Outcome, State, read_outcome, read_state
 from asyncdp.transports.ucxx.slot_table import SlotTable
 from tests.fuzz.memory_limit import little_memory, ran_out
@@ -75,7 +76,7 @@ def test_a_payload_is_rows_or_corrupt(data: bytes, n: int | None) -> None:
         return  # rows without bytes: there may be many, and nobody reads them one by one here
     assert payload.row_bytes().sum() <= len(buffer)
     payload.checksum()
-    readable(payload.block(CODEC))
+    readable(block_of(payload, CODEC))
 
 
 def schemas() -> st.SearchStrategy[bytes]:
@@ -107,7 +108,7 @@ def test_a_head_of_any_schema_is_rows_or_corrupt(schema: bytes, n: int, data: st
     assert payload.layout.n == n
     assert payload.layout.nbytes == whole
     if n <= 1 << 16:
-        readable(payload.block(CODEC))
+        readable(block_of(payload, CODEC))
 
 
 # --- slot headers

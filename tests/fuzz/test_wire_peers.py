@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.slots import HostRef, SlotRef
+from asyncdp.transports.ucxx.blocks import packed
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.connection import Connection
 from asyncdp.transports.ucxx.control import Control
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host_directory import NoDirectory
 from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload, packed
+from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.service import Service
 from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.slot_table import SlotTable

@@ -13,8 +13,7 @@ import torch
 
 from asyncdp.block import Block
 from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.layout import Layout
-from asyncdp.transports.ucxx.payload import pack
+from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack
 
 if TYPE_CHECKING:
     import numpy as np
@@ -53,7 +52,7 @@ def rows(n: int, width: int = 8, fill: float = 1.0) -> Block:
 
 def write(table: SlotTable, grant: Grant, block: Block) -> None:
     """Copy a block into a reserved slot."""
-    layout = Layout.of(block)
+    layout = layout_of(block)
     assert layout.nbytes <= grant.capacity
     for _ in pack(block, layout, table.arena.slice(grant.at, layout.nbytes)):
         pass
@@ -73,5 +72,5 @@ def put(table: SlotTable, op_id: str, block: Block, **options: Any) -> list[Gran
 
 def values(payload: Any) -> np.ndarray[Any, Any]:
     """Field ``a`` of a payload."""
-    out: np.ndarray[Any, Any] = payload.block().columns["a"].values.numpy()
+    out: np.ndarray[Any, Any] = block_of(payload).columns["a"].values.numpy()
     return out

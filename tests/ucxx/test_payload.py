@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
 from asyncdp.block import PICKLE, Block, Column, Objects, Ragged
-from asyncdp.errors import CorruptPayload
+from asyncdp.errors import CorruptPayload, DataPlaneReadError
 from asyncdp.transports.ucxx import payload as payload_module
+from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack, packed
 from asyncdp.transports.ucxx.gather import Selection, gathers
-from asyncdp.transports.ucxx.layout import Layout, bound
-from asyncdp.transports.ucxx.payload import Payload, pack, packed
+from asyncdp.transports.ucxx.layout import ITEM_BYTES, bound
+from asyncdp.transports.ucxx.payload import Payload
 
 
 def nested(*lengths: int, rest: tuple[int, ...] = ()) -> torch.Tensor:
@@ -81,7 +82,7 @@ def test_a_block_comes_back_as_it_was(name: str) -> None:
     block = BLOCKS[name]
     data = packed(block)
     back = Payload.read(data, block.n)
-    assert same(back.block(), block)
+    assert same(block_of(back), block)
     assert back.schema() == block.schema_hash()
     assert back.row_bytes().tolist() == block.row_nbytes().tolist()
     assert back.checksum() == block.checksum(range(block.n))
@@ -94,18 +95,18 @@ def test_large_tensors_are_copied_in_pieces(monkeypatch: pytest.MonkeyPatch) -> 
     block = Block(40, {"a": Block.from_fields({"a": torch.randn(40, 8)}, 40).columns["a"]})
     strided = Block.from_fields({"a": torch.randn(8, 40).T}, 40)
     for each in (block, strided):
-        layout = Layout.of(each)
+        layout = layout_of(each)
         out = np.empty(layout.nbytes, np.uint8)
         sizes = list(pack(each, layout, out))
         assert max(sizes) <= 100
         assert sum(sizes) == each.nbytes
-        assert same(Payload.read(out).block(), each)
+        assert same(block_of(Payload.read(out)), each)
 
 
 def test_seeing_a_payload_copies_nothing() -> None:
     """Tensors of the block share the payload's memory."""
     data = packed(BLOCKS["strided"])
-    block = Payload.read(data).block()
+    block = block_of(Payload.read(data))
     data[-64:] = 0
     values: torch.Tensor = block.columns["strided"].values  # type: ignore[attr-defined]
     assert values[-1].eq(0).all()
@@ -132,7 +133,7 @@ def test_rows_of_many_slots_become_one_payload(picks: list[Any], name: str) -> N
         pass
     whole = Payload.read(out, sum(map(len, picks)))
     expected = block.take([row for rows in picks for row in rows], fields)
-    assert same(whole.block(), expected)
+    assert same(block_of(whole), expected)
     first = 0
     for size, rows in zip(gather.nbytes, picks, strict=True):
         assert size == int(expected.row_nbytes()[first : first + len(rows)].sum())
@@ -166,7 +167,7 @@ GOOD = packed(BLOCKS["all"]).tobytes()
 def test_garbage_is_corrupt_never_a_crash(data: bytes) -> None:
     """Any bytes are a payload or CorruptPayload, before anything is allocated by them."""
     with contextlib.suppress(CorruptPayload):
-        Payload.read(np.frombuffer(data, np.uint8)).block()
+        block_of(Payload.read(np.frombuffer(data, np.uint8)))
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
@@ -209,7 +210,7 @@ def test_nonsense_with_a_right_checksum_is_corrupt(columns: list[Any], n: int, l
     """A writer that computes checksums of nonsense crashes nobody and makes nobody allocate."""
     data = forged(columns, n, lengths, size)
     with contextlib.suppress(CorruptPayload):
-        block = Payload.read(data).block()
+        block = block_of(Payload.read(data))
         assert block.nbytes <= size
 
 
@@ -240,6 +241,30 @@ def test_lengths_that_do_not_add_up_are_corrupt(columns: list[Any], n: int, leng
 def test_a_user_sees_what_was_put() -> None:
     """From a TensorDict to bytes and back to a TensorDict."""
     put = TensorDict({"a": torch.randn(2, 3), "s": NonTensorStack("x", "y")}, batch_size=[2])
-    back = Payload.read(packed(Block.from_fields(put, 2))).block(PICKLE).to_tensordict()
+    back = block_of(Payload.read(packed(Block.from_fields(put, 2))), PICKLE).to_tensordict()
     assert torch.equal(back["a"], put["a"])
     assert back["s"] == ["x", "y"]
+
+
+def test_each_dtype_of_torch_is_in_the_table() -> None:
+    """A slot host has no torch: what it knows of dtypes is what torch says, but for parts of bytes."""
+    offered = {
+        name: dtype.itemsize
+        for name in dir(torch)
+        if isinstance(dtype := getattr(torch, name), torch.dtype)
+        and str(dtype) == f"torch.{name}"
+        and not name.startswith(("q", "bits"))
+        and name.lstrip("u").removeprefix("int") not in set("1234567")
+    }
+    assert "float32" in offered
+    assert offered == {name: size for name, size in ITEM_BYTES.items() if hasattr(torch, name)}
+
+
+def test_a_dtype_of_a_newer_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows whose dtype this process' torch lacks cannot be read here, and are not called corrupt."""
+    payload = Payload.read(packed(Block.from_fields({"x": torch.zeros(2, dtype=torch.bfloat16)}, 2)))
+    monkeypatch.delattr(torch, "bfloat16")
+    with pytest.raises(DataPlaneReadError, match="'x' is of bfloat16, which torch") as raised:
+        block_of(payload)
+    assert not isinstance(raised.value, CorruptPayload)
+    assert raised.value.field == "x"

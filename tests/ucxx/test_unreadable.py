@@ -10,15 +10,16 @@ import torch
 
 from asyncdp.block import Block
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.transports.ucxx.layout import MAX_HEAD_BYTES, Layout, read_layout
+from asyncdp.transports.ucxx.layout import MAX_HEAD_BYTES, read_layout
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import EmbeddedServer
 
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
+from asyncdp.transports.ucxx.blocks import layout_of, packed
 from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload, packed
+from asyncdp.transports.ucxx.payload import Payload
 
 
 def of_columns(count: int, name: int) -> Block:
@@ -30,10 +31,10 @@ def of_columns(count: int, name: int) -> Block:
 def test_more_fields_than_a_payload_describes_are_refused_at_put() -> None:
     """The reader bounds the description of fields; the writer knows that bound, and just below it all is well."""
     fitting = of_columns(1000, 1000)
-    assert MAX_HEAD_BYTES // 2 < len(Layout.of(fitting).schema) <= MAX_HEAD_BYTES
+    assert MAX_HEAD_BYTES // 2 < len(layout_of(fitting).schema) <= MAX_HEAD_BYTES
     assert Payload.read(packed(fitting), 1).layout.n == 1
     with pytest.raises(DataPlaneBadRequest, match="1100 fields"):
-        Layout.of(of_columns(1100, 1000))
+        layout_of(of_columns(1100, 1000))
 
 
 @pytest.mark.parametrize("shape", [(1, 0, 1 << 41), (1, 1 << 41, 0)], ids=str)
@@ -41,7 +42,7 @@ def test_a_shape_that_no_reader_takes_is_refused_at_put(shape: tuple[int, ...]) 
     """Tensors without bytes may have any shape; a size that the reader takes for nonsense is refused by name."""
     block = Block.from_fields({"z": torch.empty(shape)}, 1)
     with pytest.raises(DataPlaneBadRequest, match="'z'"):
-        Layout.of(block)
+        layout_of(block)
     small = Block.from_fields({"z": torch.empty(1, 0, 1 << 20)}, 1)
     assert read_layout(packed(small), 1).metas[0].shape == (0, 1 << 20)
 
@@ -55,7 +56,7 @@ def test_ragged_rows_without_bytes_are_as_long_as_a_reader_takes() -> None:
             assert Payload.read(packed(block), 2).layout.n == 2
         else:
             with pytest.raises(DataPlaneBadRequest, match="'r'"):
-                Layout.of(block)
+                layout_of(block)
 
 
 @pytest.mark.parametrize("value", [np.str_(""), np.bytes_(b"")], ids=repr)

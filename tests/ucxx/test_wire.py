@@ -26,10 +26,11 @@ from asyncdp.errors import (
 )
 from asyncdp.slots import HostRef, ReadSlots, SlotRef, verify
 from asyncdp.transports.ucxx import session as session_module
+from asyncdp.transports.ucxx.blocks import packed
 from asyncdp.transports.ucxx.connection import Connection
 from asyncdp.transports.ucxx.failures import describe, restore
 from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.payload import Payload, packed
+from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.session import Session
 from asyncdp.transports.ucxx.wire import (
     GREETING_BYTES,

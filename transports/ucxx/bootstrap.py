@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 
+from asyncdp.config import shared_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.forks import on_fork, sever
 from asyncdp.private_files import private_folder, read_private, write_private
@@ -30,11 +31,11 @@ from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, Embe
 from asyncdp.transports.ucxx.host_settings import HostSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterator, Sequence
+    from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 
     from asyncdp.config import UcxxSettings
 
-__all__ = ["EmbeddedPlane", "host_settings"]
+__all__ = ["EmbeddedPlane", "attach_config", "directory_settings", "host_settings"]
 
 POLL_S = 0.01
 RESTART_POLL_S = 0.05
@@ -56,6 +57,7 @@ class EmbeddedPlane:
         Raises:
             ValueError: A setting of the hosts is wrong.
         """
+        self._options = directory_settings(settings)
         folder = None if settings.folder is None else Path(settings.folder).absolute()
         plane = uuid.uuid4().hex if folder is None else hashlib.sha256(os.fsencode(folder)).hexdigest()
         self._settings = settings
@@ -120,7 +122,7 @@ class EmbeddedPlane:
     async def _serve(self) -> None:
         """Start the directory. Without a secret of its own the plane has a random one, which the directory tells."""
         await self._server.start()
-        directory = Directory(self.url, settings=DirectorySettings(namespace=self._settings.namespace))
+        directory = Directory(self.url, settings=self._options)
         try:
             await directory.tell_supervised(supervised=any(host.supervised for host in self._hosts))
             if not self._secret:
@@ -249,6 +251,36 @@ def host_settings(settings: UcxxSettings, number: int = 0, plane: str = "", *, k
         raise ValueError("ucxx.host.host_id: slot hosts that are started as children are numbered by their plane")
     keys: dict[str, Any] = {"plane": plane, "keep_arena": keep, "devices": settings.devices}
     return convert({**keys, **settings.host, "host_id": f"host-{number}"}, HostSettings, "ucxx.host")
+
+
+def directory_settings(settings: UcxxSettings) -> DirectorySettings:
+    """Return the settings of the directory, checked together with those of slot hosts.
+
+    Raises:
+        ValueError: One is unknown, ill-typed or cannot work; the message begins with its name.
+    """
+    if "namespace" in settings.directory:
+        raise ValueError("ucxx.directory.namespace: is given as ucxx.namespace, which slot hosts have too")
+    options = convert({"namespace": settings.namespace, **settings.directory}, DirectorySettings, "ucxx.directory")
+    host = host_settings(settings)
+    if host.beat_s >= options.host_timeout_s:
+        raise ValueError(
+            f"ucxx.host.beat_s: {host.beat_s:g} s is not shorter than ucxx.directory.host_timeout_s"
+            f" ({options.host_timeout_s:g} s): every slot host would count as silent between two heartbeats"
+        )
+    return options
+
+
+def attach_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what other processes attach with, of a plain config whose ``controller_address`` is the directory's URL.
+
+    Without the slot hosts' secret and what else is the plane's own: no pickle may hold it.
+    """
+    shared = shared_config(config)
+    if "ucxx" in shared:
+        own = ("secret", "host", "folder", "host_log")
+        shared["ucxx"] = {key: value for key, value in shared["ucxx"].items() if key not in own}
+    return shared
 
 
 def _password(folder: Path) -> str:

@@ -15,12 +15,12 @@ import numpy as np
 
 from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.slots import Part, ReadResult
+from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack, rows_of
 from asyncdp.transports.ucxx.chunks import batches, post_receives, send_all, wait_all
 from asyncdp.transports.ucxx.control import Control
 from asyncdp.transports.ucxx.failures import restore
 from asyncdp.transports.ucxx.handshake import Secret, knock
-from asyncdp.transports.ucxx.layout import Layout
-from asyncdp.transports.ucxx.payload import Payload, pack, rows_of
+from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.process import this_machine, this_process
 from asyncdp.transports.ucxx.turns import in_turns
 from asyncdp.transports.ucxx.wire import (
@@ -232,7 +232,7 @@ class Connection:
                 raise WireError("the reply has another number of rows than was asked for")
 
     def _part(self, head: PartHead, data: Bytes) -> Part:
-        block = Payload.read(data, head.rows).block(self._codec)
+        block = block_of(Payload.read(data, head.rows), self._codec)
         sums = None if head.checksums is None else tuple(head.checksums)
         return Part(tuple(head.refs), block, tuple(head.nbytes), head.schema, sums)
 
@@ -275,7 +275,7 @@ class Connection:
         for ref in refs:
             parts.append(rows_of(block, first, first + len(ref.rows)))
             first += len(ref.rows)
-        layouts = [Layout.of(part) for part in parts]
+        layouts = [layout_of(part) for part in parts]
         messages, payloads = [], []
         for begin, stop in batches([layout.nbytes for layout in layouts]):
             whole, at = self._buffers.empty(sum(layout.nbytes for layout in layouts[begin:stop])), 0

@@ -265,4 +265,4 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"the slot host cannot serve: {err}")
     if anew:
         begin_anew()
-    gc.freeze()  # else the end of the interpreter begins with a look at all that torch made
+    gc.freeze()  # else the end of the interpreter begins with a look at all objects

@@ -17,9 +17,10 @@ import numpy as np
 from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
 from asyncdp.slots import Part, ReadResult
 from asyncdp.transports.ucxx.arena import WORDS
+from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack, rows_of
 from asyncdp.transports.ucxx.gather import Gather, Selection, gathers
 from asyncdp.transports.ucxx.layout import Layout, read_layout, spans
-from asyncdp.transports.ucxx.payload import Payload, pack, rows_of
+from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.slot import live_at
 from asyncdp.transports.ucxx.slot_header import (
     DEAD,
@@ -125,7 +126,7 @@ class Lane:
         """Check after the copy; what is stale by now goes."""
         numbers = [pick.ref for pick in gather.picks]
         self._check(refs, numbers, errors)
-        block = copied.block(self._codec)
+        block = block_of(copied, self._codec)
         sizes = gather.nbytes
         if any(at in errors for at in numbers):
             kept = [place for place, at in enumerate(numbers) if at not in errors]
@@ -223,7 +224,7 @@ class Lane:
 
     def _copy_in(self, ref: SlotRef, block: Block) -> Iterator[int]:
         header = Header.read(self.arena, ref.slot, ref.generation) if self._mine(ref, State.WRITING) else None
-        layout = Layout.of(block)
+        layout = layout_of(block)
         if header is None or header.rows != block.n or header.capacity < layout.nbytes:
             raise DataPlaneWriteError(f"slot {ref.slot} is not reserved for this write any more", host=ref.host.id)
         out = self.arena.slice(self.arena.payload_at(ref.slot), layout.nbytes)

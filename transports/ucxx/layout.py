@@ -23,17 +23,13 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
-import torch
 
-from asyncdp.block import Column, Dense, Objects, Ragged, schema_hash
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from asyncdp.block import Block
-
-__all__ = ["ALIGN", "MAX_HEAD_BYTES", "ColumnMeta", "Layout", "bound", "read_layout"]
+__all__ = ["ALIGN", "ITEM_BYTES", "MAX_HEAD_BYTES", "MAX_RANK", "ColumnMeta", "Layout", "bound", "read_layout"]
 
 ALIGN: Final = 64
 #: Columns of a payload are described in at most this many bytes: a few thousand columns.
@@ -42,19 +38,37 @@ _PREFIX: Final = struct.Struct("<4sBBHIQQI")
 PREFIX_BYTES: Final = 32
 _MAGIC: Final = b"ADPP"
 _VERSION: Final = 1
-_MAX_RANK: Final = 16
+#: Dimensions of a tensor, that of the rows among them.
+MAX_RANK: Final = 16
 #: Rows that hold no bytes (a size of 0 in their shape) could claim any length.
 _MAX_EMPTY_STEPS: Final = 1 << 26
 
 DENSE, RAGGED, OBJECTS = range(3)
 
-_DTYPES: Final = {
-    name: dtype
-    for name in dir(torch)
-    if isinstance(dtype := getattr(torch, name), torch.dtype)
-    and str(dtype) == f"torch.{name}"
-    and not name.startswith(("q", "bits"))
-    and name.lstrip("u").removeprefix("int") not in set("1234567")
+#: Bytes per element of every dtype that can travel, by torch's name of it. Written out, since a slot host has no torch.
+ITEM_BYTES: Final = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float4_e2m1fn_x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
 }
 
 
@@ -77,39 +91,9 @@ class ColumnMeta(msgspec.Struct, array_like=True, frozen=True):
     nested: bool = False
 
     @property
-    def torch_dtype(self) -> torch.dtype:
-        """The dtype itself."""
-        return _DTYPES[self.dtype]
-
-    @property
     def unit(self) -> int:
         """Bytes of one row (dense), of one step along the ragged dimension, or of one byte (objects)."""
-        return 1 if self.kind == OBJECTS else math.prod(self.shape) * self.torch_dtype.itemsize
-
-    @classmethod
-    def of(cls, name: str, column: Column) -> ColumnMeta:
-        """Describe a column."""
-        if isinstance(column, Objects):
-            return cls(name, OBJECTS)
-        if not isinstance(column, (Dense, Ragged)):
-            raise TypeError(f"a column of type {type(column).__name__} cannot travel")
-        dtype = str(column.values.dtype).removeprefix("torch.")
-        if dtype not in _DTYPES or column.values.ndim > _MAX_RANK:
-            msg = f"field {name!r}: a tensor of {dtype} with {column.values.ndim} dimensions cannot be kept unchanged"
-            raise DataPlaneBadRequest(msg, field=name)
-        shape = tuple(column.values.shape[1:])
-        if isinstance(column, Dense):
-            return cls(name, DENSE, dtype, shape)
-        return cls(name, RAGGED, dtype, shape, column.dim, column.nested)
-
-    def empty(self) -> Column:
-        """Return a column of this kind without rows."""
-        if self.kind == OBJECTS:
-            return Objects([])
-        values = torch.empty((0, *self.shape), dtype=self.torch_dtype)
-        if self.kind == DENSE:
-            return Dense(values)
-        return Ragged(values, np.zeros(1, np.int64), dim=self.dim, nested=self.nested)
+        return 1 if self.kind == OBJECTS else math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 def _up(value: int) -> int:
@@ -161,28 +145,6 @@ class Layout:
             sizes.append(size)
             at = _up(at + size)
         return cls(n, metas, tuple(offsets), schema, tuple(places), tuple(sizes), head, at)
-
-    @classmethod
-    def of(cls, block: Block) -> Layout:
-        """Lay out a block.
-
-        Raises:
-            DataPlaneBadRequest: A column cannot be kept; the message names the field.
-        """
-        metas = tuple(ColumnMeta.of(name, column) for name, column in block.columns.items())
-        offsets: list[npt.NDArray[np.int64] | None] = []
-        for column in block.columns.values():
-            if isinstance(column, Ragged):
-                offsets.append(column.offsets)
-            elif isinstance(column, Objects):
-                offsets.append(ends(column.row_nbytes()))
-            else:
-                offsets.append(None)
-        if all(steps is None for steps in offsets):
-            return _dense_of(block.n, metas)
-        layout = cls.make(block.n, metas, offsets)
-        layout.refuse_unreadable()
-        return layout
 
     def refuse_unreadable(self) -> None:
         """Refuse, before anything is written, what :func:`read_layout` would not take.
@@ -237,7 +199,7 @@ def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
     """Bytes that a payload of these fields never exceeds, where ``sizes`` are the data bytes of its rows."""
     names = sum(len(name.encode()) for name in fields)
-    described = names + len(fields) * (48 + 9 * _MAX_RANK)
+    described = names + len(fields) * (48 + 9 * MAX_RANK)
     lengths = 8 * len(sizes) * len(fields)
     return _up(_up(PREFIX_BYTES + 16 + described) + lengths) + sum(sizes) + ALIGN * len(fields)
 
@@ -249,11 +211,11 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
     if len({meta.name for meta in metas}) != len(metas):
         raise ValueError("two columns have one name")
     for meta in metas:
-        if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in _DTYPES):
+        if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in ITEM_BYTES):
             raise ValueError(f"column {meta.name!r} is of an unknown kind or dtype")
         # Sizes of 0 hide the others from a count of bytes, not from the strides of a tensor.
         steps = math.prod(max(size, 1) for size in meta.shape)
-        if len(meta.shape) > _MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
+        if len(meta.shape) > MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
             raise ValueError(f"column {meta.name!r} has a shape that cannot be")
         if meta.kind == RAGGED and not 0 <= meta.dim <= len(meta.shape):
             raise ValueError(f"column {meta.name!r} is ragged in a dimension that it has not")
@@ -262,8 +224,12 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
 
 @lru_cache(maxsize=1024)
 def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
-    """What ``Block.schema_hash`` gives for rows of these columns."""
-    return schema_hash({meta.name: meta.empty() for meta in metas})
+    """What ``Block.schema_hash`` gives for rows of these columns: names, kinds, dtypes and ranks, in order of name."""
+    parts = []
+    for meta in sorted(metas, key=lambda meta: meta.name):
+        rank = len(meta.shape) + (meta.kind == RAGGED)
+        parts.append(f"{meta.name}:object" if meta.kind == OBJECTS else f"{meta.name}:torch.{meta.dtype}:{rank}")
+    return zlib.crc32("|".join(parts).encode())
 
 
 @lru_cache(maxsize=1024)
@@ -274,7 +240,7 @@ def _dense(n: int, schema: bytes) -> Layout:
 
 
 @lru_cache(maxsize=1024)
-def _dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
+def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
     """As :func:`_dense`, for who writes them; what could not be read is refused, and that is not remembered."""
     layout = Layout.make(n, metas, (None,) * len(metas))
     layout.refuse_unreadable()

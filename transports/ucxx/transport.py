@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 from asyncdp import calls as c
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
-from asyncdp.config import UcxxSettings, parse_config, plain_config, shared_config
+from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.setting_names import convert
-from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane, host_settings
-from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory, DirectorySettings
+from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane, attach_config, directory_settings
+from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.obituary import Obituary
 from asyncdp.transports.ucxx.objects import MsgpackCodec
@@ -60,7 +59,7 @@ class UCXXTransport(SlotCalls):
         parsed = parse_config(config)
         raw = plain_config(config)
         settings = parsed.ucxx or UcxxSettings()
-        options = _directory_settings(settings)
+        options = directory_settings(settings)
         self._codec = MsgpackCodec(allow_pickle=settings.allow_pickle)
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
@@ -119,11 +118,7 @@ class UCXXTransport(SlotCalls):
         It has the directory's URL, with its password where it has one, but not the slot hosts' secret: other processes
         get that by ``ASYNCDP_SECRET``. The random one of an embedded plane is told by its directory.
         """
-        config = shared_config(self._config)
-        if "ucxx" in config:
-            own = ("secret", "host", "folder", "host_log")  # the plane's, and what no pickle may hold
-            config["ucxx"] = {k: v for k, v in config["ucxx"].items() if k not in own}
-        return config
+        return attach_config(self._config)
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
         """Serve a call; under another loop than asyncio's, say so."""
@@ -245,20 +240,6 @@ class UCXXTransport(SlotCalls):
             plane, self._plane = self._plane, None
             if plane is not None:
                 await plane.stop()
-
-
-def _directory_settings(settings: UcxxSettings) -> DirectorySettings:
-    """Check the settings of the directory, and those of hosts with them."""
-    if "namespace" in settings.directory:
-        raise ValueError("ucxx.directory.namespace: is given as ucxx.namespace, which slot hosts have too")
-    options = convert({"namespace": settings.namespace, **settings.directory}, DirectorySettings, "ucxx.directory")
-    host = host_settings(settings)
-    if host.beat_s >= options.host_timeout_s:
-        raise ValueError(
-            f"ucxx.host.beat_s: {host.beat_s:g} s is not shorter than ucxx.directory.host_timeout_s"
-            f" ({options.host_timeout_s:g} s): every slot host would count as silent between two heartbeats"
-        )
-    return options
 
 
 def _attach(config: dict[str, Any]) -> UCXXTransport:

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import msgpack
-import torch
 
-from asyncdp.block import FieldSpec
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.field_spec import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,6 +45,8 @@ class Schema:
     @classmethod
     def load(cls, version: bytes, doc: bytes) -> Schema:
         """Read what :meth:`dump` wrote."""
+        import torch  # here, since what has to do with hosts or the server alone goes without
+
         raw = msgpack.unpackb(doc, unicode_errors="surrogatepass")
         fields = {}
         for name, _, kind, dtype, shape, nested, words in raw["fields"]:
