@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
-__all__ = ["abort", "at_loop_end"]
+__all__ = ["abort", "at_loop_end", "end_at_once"]
 
 
 def at_loop_end(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
@@ -26,6 +26,19 @@ def at_loop_end(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, Non
     except StopIteration:
         return generator
     raise AssertionError("the generator waited before its yield")
+
+
+def end_at_once(end: AsyncGenerator[None, None]) -> None:
+    """Do now, without a turn of the loop, the ``work`` of :func:`at_loop_end`, which must not wait for anything.
+
+    One that is only dropped makes the loop start a task for it, whenever the collector comes by.
+    """
+    closing: Any = end.aclose()
+    try:
+        closing.send(None)
+    except StopIteration:
+        return
+    raise AssertionError("the work at the end of the loop waited")
 
 
 async def _until_the_end(work: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:

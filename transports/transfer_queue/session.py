@@ -16,7 +16,7 @@ import anyio.to_thread
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.forks import on_fork_of_loop
-from asyncdp.loop_end import at_loop_end
+from asyncdp.loop_end import at_loop_end, end_at_once
 from asyncdp.transports.transfer_queue.link import Link
 
 if TYPE_CHECKING:
@@ -168,13 +168,16 @@ class Session:
         self._link = link
         self.endpoints = link.endpoints
         self._finalizer = weakref.finalize(self, _close_in, os.getpid(), link)
-        self._end = at_loop_end(partial(_close_at_the_end, link))
+        self._end = at_loop_end(partial(_close_at_the_end, os.getpid(), link))
         on_fork_of_loop(link.loop)
 
     def _let_go(self) -> None:
         if self._link is not None:
             self._finalizer()
-            self._link = self._end = None
+            self._link = None
+        if self._end is not None:
+            end_at_once(self._end)
+            self._end = None
 
 
 def _close_in(process: int, link: Link) -> None:
@@ -183,8 +186,8 @@ def _close_in(process: int, link: Link) -> None:
         link.close()
 
 
-async def _close_at_the_end(link: Link) -> None:
-    link.close()
+async def _close_at_the_end(process: int, link: Link) -> None:
+    _close_in(process, link)
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:
