@@ -81,7 +81,7 @@ async def test_a_connection_that_nobody_waits_for_is_closed(
 
     class Slow(connecting.Client):
         def __init__(self, *args: Any) -> None:
-            assert go.wait(10)
+            assert go.wait(120)
             super().__init__(*args)
 
         def close(self) -> None:

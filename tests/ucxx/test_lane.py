@@ -307,7 +307,7 @@ async def test_a_lane_writer_that_is_paused_in_mid_write_spoils_nothing(table: S
         writer.process.send_signal(signal.SIGCONT)
         writer.say("on")
         assert writer.hear() == "DataPlaneWriteError"
-        writer.process.wait(10)
+        writer.process.wait(120)
         result = await lane.read([ref(grant, first=at) for at, grant in enumerate(grants)])
         assert not result.errors
         values: Any = result.parts[0].block.columns["a"].values  # type: ignore[attr-defined]
@@ -325,7 +325,7 @@ def test_the_space_of_a_lane_writer_that_was_killed_comes_back(table: SlotTable)
     writer = Writer(table)
     assert table.sweep(1e12) == 0
     writer.process.kill()
-    writer.process.wait(10)
+    writer.process.wait(120)
     assert table.sweep(0.0) == 1
     assert not table.slots
     writer.process.communicate()

@@ -56,7 +56,7 @@ def test_one_client_in_two_threads_says_so() -> None:
         await client.claim_meta("p", "train", ["x"], 1)
 
     def use() -> None:
-        waiting.wait(5)
+        waiting.wait(60)
         try:
             anyio.run(client.ping)
         except DataPlaneBadRequest as err:
@@ -92,7 +92,7 @@ def test_clients_of_two_threads_share_a_plane() -> None:
     thread = threading.Thread(target=consume)
     thread.start()
     anyio.run(produce)
-    thread.join(9)
+    thread.join(60)
     assert got == [f"s{i}" for i in range(20)]
     anyio.run(client.close)
 
