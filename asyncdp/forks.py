@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever"]
+__all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence"]
 
 
 class Forked(Protocol):
@@ -104,6 +104,12 @@ def sever(fd: int) -> None:
     far.close()
     with contextlib.suppress(OSError):
         _replace(fd, near.detach())
+
+
+def silence(fd: int) -> None:
+    """Put one that never has news in the place of a descriptor that an event loop watches."""
+    with contextlib.suppress(OSError):
+        _replace(fd, os.eventfd(0))
 
 
 def keep_for_ever(held: object) -> None:

@@ -251,8 +251,14 @@ class Link:
         return failed
 
     def after_fork(self) -> None:
-        """Leave it all alone: libzmq's threads do not exist here, and whatever ends a socket would wait for them."""
+        """Leave it all alone: libzmq's threads do not exist here, and whatever uses or ends a socket waits for them.
+
+        So does the end of an event loop that was running when this process was forked.
+        """
         if not self.closed:
+            self.closed = True
+            for canary in (self.directory, *self.units.values()):
+                canary.closed = True
             self.client.after_fork()
             keep_for_ever(self)
 

@@ -13,7 +13,11 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from errno import ENOTSOCK
 from typing import TYPE_CHECKING, Any
+
+from zmq.constants import SocketOption
+from zmq.error import ZMQError
 
 from asyncdp.errors import (
     DataPlaneError,
@@ -24,6 +28,7 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
+from asyncdp.forks import silence
 from asyncdp.transports.transfer_queue.public import PublicUnits
 
 if TYPE_CHECKING:
@@ -261,16 +266,32 @@ class Client:
         await self._units._clear_single_storage_unit(list(keys), target_storage_unit=unit)  # noqa: SLF001
 
     def after_fork(self) -> None:
-        """Call TransferQueue's own finalizer off: in a child it would wait for ever."""
+        """Call TransferQueue's own finalizer off, which would wait for ever in a child, and make all sockets dead.
+
+        In a child libzmq says EINTR to all that looks for news, and pyzmq asks again, without an end.
+        """
         finalizer = getattr(self._client, "_finalizer", None)
         if finalizer is not None:
             finalizer.detach()
+        for socket in list(self.context._sockets):  # noqa: SLF001 - nobody else knows of those of calls under way
+            silence(socket.get(SocketOption.FD))
+            if hasattr(socket, "_shadow_sock"):
+                socket._shadow_sock = _Closed()  # noqa: SLF001 - close() does nothing in a child, nor does it say so
 
     def close(self) -> None:
         """Close all sockets and threads; no request may be under way."""
         if self._public is not None:
             self._public.close()
         self._client.close()
+
+
+class _Closed:
+    """Stands for the socket within one of pyzmq's for asyncio that may not be touched any more."""
+
+    closed = True
+
+    def __getattr__(self, name: str) -> Any:
+        raise ZMQError(ENOTSOCK)
 
 
 def _described(endpoints: Endpoints) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import AsyncIterator, Callable
@@ -17,7 +18,7 @@ from typing import Any, NoReturn
 import anyio
 import sniffio
 
-__all__ = ["Child", "forked"]
+__all__ = ["Child", "fork", "forked"]
 
 #: Seconds that a child may live: then it prints where it hangs, and its test fails.
 PATIENCE_S = 90.0
@@ -45,11 +46,27 @@ class Child:
         """Return its exit code, or minus a signal; the event loop goes on meanwhile."""
         self.go_on()
         with anyio.fail_after(2 * PATIENCE_S):
-            while self._code is None:
-                pid, status = os.waitpid(self.pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait
-                if pid:
-                    self._code = os.waitstatus_to_exitcode(status)
+            while (code := self.poll()) is None:  # noqa: ASYNC110 - a process sets no event
                 await anyio.sleep(0.005)
+        return code
+
+    def wait(self) -> int:
+        """Return its exit code as :meth:`code` does, in a thread or outside of any event loop."""
+        self.go_on()
+        until = time.monotonic() + 2 * PATIENCE_S
+        while (code := self.poll()) is None:
+            if time.monotonic() > until:
+                self.kill()
+                raise AssertionError("the child hangs")
+            time.sleep(0.005)
+        return code
+
+    def poll(self) -> int | None:
+        """Return its exit code, None while it lives."""
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
         return self._code
 
     def kill(self) -> None:
@@ -77,8 +94,15 @@ async def forked(work: Callable[[], Any], *, waits: bool = False) -> AsyncIterat
         child.kill()
 
 
-def fork(work: Callable[[], Any], *, waits: bool = False) -> Child:
-    """Fork a child as in :func:`forked`, which the caller waits for."""
+def fork(work: Callable[[], Any], *, waits: bool = False, exits: bool = False) -> Child:
+    """Fork a child as in :func:`forked`, which the caller waits for.
+
+    Args:
+        work: As there; with ``exits`` a plain function.
+        waits: As there.
+        exits: The child ends as this program would: by sys.exit, which takes down an event loop that runs, and by all
+            exit handlers. Not in a process of pytest.
+    """
     library = sniffio.current_async_library() if inspect.iscoroutinefunction(work) else ""
     sys.stdout.flush()
     sys.stderr.flush()
@@ -90,6 +114,10 @@ def fork(work: Callable[[], Any], *, waits: bool = False) -> Child:
         os.close(writing)
         if waits:
             os.read(reading, 1)
+        if exits:
+            faulthandler.dump_traceback_later(PATIENCE_S, exit=True)  # by code 1
+            work()
+            sys.exit(0)
         _be_a_child(work, library)
     os.close(reading)
     return Child(pid, writing)
