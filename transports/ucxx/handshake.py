@@ -84,8 +84,17 @@ async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
     return answer
 
 
-async def knock(control: Control, secret: Secret, machine: Machine, process: Process) -> Welcome:
+async def knock(
+    control: Control, secret: Secret, machine: Machine, process: Process, client: bytes = b"\0" * 16
+) -> Welcome:
     """Ask to be let in, as the client.
+
+    Args:
+        control: The stream.
+        secret: What the host knows too.
+        machine: This one.
+        process: This one.
+        client: Stands for this client on all its connections; nobody else knows it.
 
     Raises:
         DataPlaneBadRequest: The secret is not the host's, or the host's is not ours.
@@ -94,7 +103,7 @@ async def knock(control: Control, secret: Secret, machine: Machine, process: Pro
     challenge = await control.expect(Challenge)
     nonce = os.urandom(_NONCE_BYTES)
     proof = secret.proof(b"client", challenge.nonce, nonce)
-    await control.send(Answer(nonce, proof, machine.boot_id, machine.pid_namespace, process.pid, process.start))
+    await control.send(Answer(nonce, proof, client, machine.boot_id, machine.pid_namespace, process.pid, process.start))
     reply = await control.receive()
     if isinstance(reply, Failed):
         raise DataPlaneBadRequest(reply.text)

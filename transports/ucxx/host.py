@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
 
@@ -15,7 +15,7 @@ from asyncdp.transports.ucxx.adoption import adopt
 from asyncdp.transports.ucxx.arena import Arena, arena_name, sweep_arenas
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.claims import Claims
-from asyncdp.transports.ucxx.descriptor_watch import DescriptorWatch
+from asyncdp.transports.ucxx.descriptor_watch import DescriptorWatch, most_sessions
 from asyncdp.transports.ucxx.engine import Engine
 from asyncdp.transports.ucxx.handshake import Secret
 from asyncdp.transports.ucxx.host_directory import HostDirectory, HostReport, NoDirectory
@@ -30,7 +30,7 @@ from asyncdp.transports.ucxx.slot_table import SlotTable
 from asyncdp.transports.ucxx.spin_watch import SpinWatch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
 
     from asyncdp.transports.ucxx.control import Control
     from asyncdp.transports.ucxx.host_settings import HostSettings
@@ -40,7 +40,11 @@ __all__ = ["Host"]
 #: Refusals of puts that were given up are remembered for longer than any put may take.
 _REFUSALS_S: Final = 3600.0
 #: Memory of replies that nobody used for so many seconds goes back to the system: a burst may have needed much of it.
-_IDLE_S: Final = 10.0
+_IDLE_S: Final = 5.0
+#: Peers that have not proved yet that they know the secret; the one that came first makes room for the next.
+_GREETED_AT_ONCE: Final = 64
+#: Pause before work of the host that failed begins again, in seconds.
+_AGAIN_S: Final = 1.0
 #: Pause between two words about how far draining is, in seconds.
 TELL_S: Final = 0.5
 
@@ -70,6 +74,7 @@ class Host:
         """Prepare; :meth:`start` begins."""
         self.settings = settings
         self.spoilt = False
+        self._most_sessions = most_sessions()
         self._anew_from = anew_from if settings.adopt else math.inf
         self.ended = asyncio.Event()
         self._hurried = False
@@ -111,16 +116,27 @@ class Host:
         except BaseException:
             await self.stop()
             raise
-        self._tasks = [
-            asyncio.create_task(self._every(settings.beat_s, lambda: self._beat(self.report()))),
-            asyncio.create_task(self._every(1.0, self._sweep)),
-        ]
+        self._keep(lambda: self._every(settings.beat_s, lambda: self._beat(self.report())))
+        self._keep(lambda: self._every(1.0, self._sweep))
         if settings.ucx and settings.watch_ucx_s:
-            self._tasks.append(asyncio.create_task(self._watch_ucx()))
+            self._keep(self._watch_ucx)
         if self._reconciles:
-            self._tasks.append(asyncio.create_task(self._every(settings.grace_s / 2, self.reconcile)))
-            self._tasks.append(asyncio.create_task(self._every(settings.reap_s, self._reap)))
+            self._keep(lambda: self._every(settings.grace_s / 2, self.reconcile))
+            self._keep(lambda: self._every(settings.reap_s, self._reap))
         return report
+
+    def _keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run work that must not end while the host serves: should it fail, that is said and it begins again."""
+        self._tasks.append(asyncio.create_task(self._kept(work)))
+
+    async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except Exception:  # noqa: BLE001 - whatever it was, a host without heartbeats is lost to its clients
+                with contextlib.suppress(Exception):
+                    self._log.exception("a host's own work ended; it begins again")
+            await asyncio.sleep(_AGAIN_S)
 
     async def _take_arena(self) -> Arena:
         """Adopt what a former life left, or make a fresh arena, and begin the service on it."""
@@ -202,6 +218,13 @@ class Host:
                 return
 
     def _serve(self, control: Control) -> None:
+        strangers = [session for session in self._sessions.values() if not session.greeted]
+        if len(strangers) >= _GREETED_AT_ONCE:
+            strangers[0].end()  # the one that has had most time: an honest one needs some milliseconds
+        elif len(self._sessions) >= self._most_sessions:
+            self._log.warning("as many connections as there are descriptors for: a further one is refused")
+            control.end()
+            return
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
         task = asyncio.get_running_loop().create_task(session.run())
         self._sessions[task] = session
@@ -265,6 +288,7 @@ class Host:
         self.service.buffers.trim(_IDLE_S)
         self.service.table.sweep(now)
         self.service.table.forget(now - _REFUSALS_S)
+        self.service.forget_writers()
 
     async def reconcile(self) -> int:
         """Take back rows that are nobody's content: never published, or cleared while this host was away.

@@ -7,8 +7,8 @@ import asyncio
 import contextlib
 import gc
 import json
-import logging
 import os
+import resource
 import select
 import signal
 import stat
@@ -25,6 +25,7 @@ import structlog
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import Host
 from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.operator_log import log_to
 from asyncdp.transports.ucxx.remedies import AGAIN_S
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.handshake import Secret
     from asyncdp.transports.ucxx.host_directory import HostDirectory
 
-__all__ = ["DIRECTORY", "WAIT_S", "begin_anew", "log_for_operators", "main", "run", "serve"]
+__all__ = ["DIRECTORY", "WAIT_S", "begin_anew", "log_for_operators", "main", "many_descriptors", "run", "serve"]
 
 #: Names the directory's URL: it may hold a password, which arguments would show to every user of the machine.
 DIRECTORY: Final = "ASYNCDP_DIRECTORY"
@@ -239,10 +240,15 @@ def log_for_operators() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-    structlog.configure(
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr or Path(os.devnull).open("w")),  # noqa: SIM115 - for ever
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-    )
+    log_to(sys.stderr or Path(os.devnull).open("w"))  # noqa: SIM115 - for ever
+
+
+def many_descriptors() -> None:
+    """Allow this process as many descriptors as its user may have: each client takes up to four."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -257,6 +263,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--wait-s", type=float, default=WAIT_S, help="how long to wait for a directory at the start")
     args = parser.parse_args(argv)
     log_for_operators()
+    many_descriptors()
     options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s}
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)

@@ -36,6 +36,9 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         checksum: Whether replies carry a CRC-32 per slot (about 2 GB/s).
         inline_bytes: Payloads up to this travel in the frame itself: one round trip less than over UCX.
         max_reply_bytes: A longer reply is cut; what is left out is asked for again.
+        writing_share: Part of the arena that one client may have reserved and not written while it has other puts under
+            way: one that reserves and waits cannot keep all others out. A single put may take all of it.
+        held_bytes: Replies over 1 MiB that are built or sent at a time, of all clients together; further ones wait.
         idle_s: A connection that asks nothing for so long is closed; clients replace theirs at half of it.
         greeting_s: How long a peer may take to prove that it knows the secret.
         beat_s: Pause between two heartbeats into the directory.
@@ -68,6 +71,8 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     checksum: bool = False
     inline_bytes: Annotated[int, msgspec.Meta(ge=0, le=8 << 20)] = 32 << 10
     max_reply_bytes: Positive = 1 << 30
+    writing_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.9
+    held_bytes: Positive = 1 << 30
     idle_s: Seconds = 120.0
     greeting_s: Seconds = 5.0
     beat_s: Seconds = 1.0

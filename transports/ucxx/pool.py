@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -32,6 +33,7 @@ class Pool:
         engine, secret, codec, buffers: For new connections (no engine: payload travels in frames only).
         per_port: Connections to one port at the most; further users wait.
         idle_share: See above.
+        client: Stands for this client at hosts, 16 bytes that nobody else knows; None: drawn.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Pool:
         *,
         per_port: int = 8,
         idle_share: float = 0.5,
+        client: bytes | None = None,
     ) -> None:
         """Begin without any."""
+        self._client = os.urandom(16) if client is None else client
         self._engine = engine
         self._secret = secret
         self._codec = codec
@@ -104,7 +108,7 @@ class Pool:
 
     async def _open(self, address: Address) -> Connection:
         self.opened += 1
-        return await Connection.open(self._engine, self._secret, address, self._codec, self._buffers)
+        return await Connection.open(self._engine, self._secret, address, self._codec, self._buffers, self._client)
 
     def forget(self, host: str, port: int) -> None:
         """Close what idles at a port, as when its host has another epoch."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -89,6 +90,7 @@ class Reach:
         self._asked = bool(secret)
         self._codec = codec
         self._buffers = BufferPool()
+        self._client = os.urandom(16)
         self._places: dict[tuple[str, int], Place] = {}
         self._lanes: Lanes = {}
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -122,6 +124,7 @@ class Reach:
                 self._codec,
                 self._buffers,
                 per_port=self._settings.connections_per_port,
+                client=self._client,
             )
             told: dict[str, Any] = {"lane": self._settings.lane == "auto", "lanes": self._lanes}
             self._pool, self._access = pool, Access(pool, self._codec, self._buffers, **told)

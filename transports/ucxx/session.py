@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+from msgspec.structs import replace
 
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.ucxx.chunks import send_all
 from asyncdp.transports.ucxx.failures import describe
 from asyncdp.transports.ucxx.handshake import Secret, greet
 from asyncdp.transports.ucxx.incoming import Incoming
-from asyncdp.transports.ucxx.process import Machine, Process, this_machine
+from asyncdp.transports.ucxx.process import Machine, Process, holds_socket, this_machine
 from asyncdp.transports.ucxx.wire import (
     Abort,
     Ask,
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
+#: A peer has so many seconds to take a reply, and one more for so many bytes of it: 8 MiB/s, a tenth of a slow network.
+_TAKES_S: Final = 10.0
+_TAKES_BYTES: Final = 8 << 20
+
 
 class Session:
     """Serves one control stream.
@@ -67,6 +73,7 @@ class Session:
     ) -> None:
         """Prepare to serve."""
         self.busy = False
+        self.greeted = False
         self._control = control
         self._service = service
         self._engine = engine
@@ -77,6 +84,8 @@ class Session:
         self._token = b""
         self._arrived: asyncio.Future[Any] | None = None
         self._client: Process | None = None
+        self._proved = False
+        self._owner = ""
         self._log = structlog.get_logger("asyncdp.ucxx").bind(peer=control.peer)
 
     async def run(self) -> None:
@@ -85,6 +94,7 @@ class Session:
         try:
             async with asyncio.timeout(self._service.settings.greeting_s):
                 await self._greet()
+            self.greeted = True
             await self._serve()
         except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
             self._log.debug("a connection ended", why=f"{type(err).__name__}: {err}")
@@ -138,16 +148,41 @@ class Session:
         client = Process(answer.pid, answer.start)
         if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid and client.lives():
             self._client = client
+        self._owner = blake2b(answer.client, digest_size=16).hexdigest()
+
+    async def _writer(self) -> Process | None:
+        """Return the client's process, where it is proved to be that: by the socket of this very connection.
+
+        Looked up when it first matters (a millisecond): what is reserved in the name of a process stays while it lives.
+        """
+        client, address = self._client, self._control.peer_address
+        if client is not None and not self._proved:
+            self._proved = await asyncio.to_thread(holds_socket, client, address)
+            if not self._proved:
+                self._client = None
+        return self._client
+
+    def _own(self, op_id: str) -> str:
+        """Name a put so that only who reserved for it can: by what this client showed, which no other knows."""
+        return f"{self._owner}:{op_id}"
 
     async def _serve(self) -> None:
         while not self._service.draining:
-            async with asyncio.timeout(self._service.settings.idle_s):
-                request = await self._control.receive()
-            self.busy = True
-            # What a peer that takes nothing any more may cost: the same as one that asks nothing.
-            async with asyncio.timeout(self._service.settings.idle_s):
-                await self._answer(request)
-            self.busy = False
+            if self._control.crowds:  # it did not wait for its replies: all such peers share one turn
+                async with self._service.crowd:
+                    await self._serve_one()
+                    await asyncio.sleep(0)
+            else:
+                await self._serve_one()
+
+    async def _serve_one(self) -> None:
+        async with asyncio.timeout(self._service.settings.idle_s):
+            request = await self._control.receive()
+        self.busy = True
+        # What a peer that takes nothing any more may cost: the same as one that asks nothing.
+        async with asyncio.timeout(self._service.settings.idle_s):
+            await self._answer(request)
+        self.busy = False
 
     async def _answer(self, request: Message) -> None:
         reply: Message | None
@@ -164,16 +199,17 @@ class Session:
             await self._read(request)
             return None
         if isinstance(request, Reserve):
-            writer = self._client if request.lane else None
-            grants = await service.reserve(request, writer)
+            writer = await self._writer() if request.lane else None
+            request = replace(request, op_id=self._own(request.op_id))
+            grants = await service.reserve(request, writer, self._owner)
             told = [(grant.slot, grant.generation, grant.rows, grant.first_row) for grant in grants]
             return Granted(told, lane=writer is not None)
         if isinstance(request, Write):
-            return await self._write(request)
+            return await self._write(replace(request, op_id=self._own(request.op_id)))
         if isinstance(request, Abort):
-            return Done(await service.abort(request, self._client))
+            return Done(await service.abort(replace(request, op_id=self._own(request.op_id)), await self._writer()))
         if isinstance(request, Drop):
-            return Done(service.drop(request))
+            return Done(await service.drop(request))
         if isinstance(request, Tie):
             await self._tie()
             return Tied()
@@ -204,14 +240,17 @@ class Session:
         return self._engine, self._endpoint
 
     async def _read(self, request: Read) -> None:
-        reply, payloads = await self._service.read(request)
-        await self._control.send(reply)
-        if payloads:
-            if self._endpoint is None:  # the client ties it when it learns that it needs it
-                tie = await self._control.expect(Tie)
-                await self._answer(tie)
-            engine, endpoint = self._over_ucx()
-            await send_all(engine, endpoint, request.tag, payloads)
+        in_frame = self._engine is None or not request.tag
+        async with self._service.read(request, in_frame=in_frame) as (reply, payloads):
+            # Memory that others wait for is not kept for a peer that does not take it.
+            async with asyncio.timeout(_TAKES_S + sum(map(len, payloads)) / _TAKES_BYTES):
+                await self._control.send(reply)
+                if payloads:
+                    if self._endpoint is None:  # the client ties it when it learns that it needs it
+                        tie = await self._control.expect(Tie)
+                        await self._answer(tie)
+                    engine, endpoint = self._over_ucx()
+                    await send_all(engine, endpoint, request.tag, payloads)
 
     async def _write(self, request: Write) -> Message:
         service = self._service

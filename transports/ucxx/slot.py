@@ -96,12 +96,14 @@ class Slot:
         live = self.live(arena)
         if isinstance(index, range) and index.step == 1:  # as long as the wire says, which may be very long
             index = range(max(0, index.start), min(index.stop, self.header.rows))
-        for row in index:
-            if 0 <= row < self.header.rows:
-                if fields is None:
-                    live[row] = 0
-                else:
-                    live[row, [self.fields[name] for name in fields if name in self.fields]] = 0
+            which: slice | list[int] = slice(index.start, max(index.start, index.stop))
+        else:
+            which = [row for row in index if 0 <= row < self.header.rows]
+        if fields is None:
+            live[which] = 0
+        else:
+            for at in {self.fields[name] for name in fields if name in self.fields}:
+                live[which, at] = 0
         dead = live.size - int(live.sum())
         write_dead(arena, self.number, dead)
         return dead == live.size

@@ -12,6 +12,7 @@ from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnav
 from asyncdp.transport import Transport
 from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
+from asyncdp.transports.ucxx.wire import LONGEST_PUT_S
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
@@ -30,8 +31,6 @@ FULL_S: Final = 1.0
 #: earlier call, and a host that is paused must not cost this one its time.
 ABORT_SHARE: Final = 0.2
 ABORT_S: Final = 1.0
-#: A put may take so long at the most, in seconds, whatever its caller says: the host keeps its slots meanwhile.
-LONGEST_PUT_S: Final = 86400.0
 
 
 def op_of(ctx: CallContext) -> Op:
@@ -168,7 +167,10 @@ class SlotCalls(Transport):
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
-        done = await self._directory.publish(op_of(ctx), call, self._owner)
+        left_s = ctx.remaining()
+        if call.refs and ctx.began:  # later its slots may be another's, and the directory refuses to name them
+            left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
+        done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
         await self._obituary.tell(done.dead, ctx)
         return s.Published(done.handles, done.created)
 

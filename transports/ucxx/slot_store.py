@@ -158,10 +158,16 @@ class SlotStore:
         """Space that is not in use, in bytes."""
         return self.extents.free_units * self.arena.unit_bytes
 
-    def of_op(self, op_id: str) -> list[tuple[int, int]]:
-        """(slot, generation) of what a put has reserved here."""
-        numbers = self._by_op.get(digest_of(op_id), ())
-        return [(number, self.slots[number].generation) for number in numbers if number in self.slots]
+    def of_op(self, op_id: str, *, unwritten: bool = False) -> list[tuple[int, int]]:
+        """(slot, generation) of what a put has reserved here; of that only what nobody has written yet, if told so."""
+        slots = [self.slots[number] for number in self._by_op.get(digest_of(op_id), ()) if number in self.slots]
+        if unwritten:
+            slots = [slot for slot in slots if self._unwritten(slot)]
+        return [(slot.number, slot.generation) for slot in slots]
+
+    def _unwritten(self, slot: Slot) -> bool:
+        outcome = read_outcome(self.arena, slot.number, slot.generation)
+        return outcome is Outcome.NONE and self.state(slot) in (State.WRITING, State.GIVEN_UP)
 
     def counts(self) -> dict[str, int]:
         """Count slots by state, those being read, and free bytes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from asyncdp.errors import (
@@ -15,7 +15,7 @@ from asyncdp.errors import (
 from asyncdp.transports.ucxx.arena import PAGE
 from asyncdp.transports.ucxx.extents import size_class
 from asyncdp.transports.ucxx.layout import bound
-from asyncdp.transports.ucxx.shares import cut
+from asyncdp.transports.ucxx.shares import Share, cut
 from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
 from asyncdp.transports.ucxx.slot_header import (
     GENERATIONS,
@@ -94,14 +94,58 @@ class SlotTable(SlotStore):
             DataPlaneBadRequest: A row is larger than the largest slot.
             DataPlaneWriteError: The put was given up.
         """
+        steps = self.reserve_in_steps(op_id, fields, sizes, first_row, not_after, writer)
+        return next(grants for grants in steps if grants is not None)
+
+    def reserve_in_steps(
+        self,
+        op_id: str,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None = None,
+        *,
+        shares: Sequence[Share] | None = None,
+        admit: Callable[[int], None] = lambda _: None,
+    ) -> Generator[list[Grant] | None, None, None]:
+        """As :meth:`reserve`, a slot at a time: None after each, the grants at the end; left early, nothing is kept.
+
+        ``shares`` is how the rows are cut into slots, where that is known already; ``admit`` is told of how many units
+        they take before any is taken, and raises where this client may not have them.
+        """
         op = digest_of(op_id)
         self._refuse_given_up(op)
         again = self._reserved(op, first_row, len(sizes))
         if again:
-            return again
+            yield again
+            return
         taken: list[Slot] = []
-        shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
+        try:
+            yield from self._take_all(taken, op, fields, sizes, first_row, not_after, writer, shares, admit)
+        except BaseException:
+            for other in taken:
+                if self._current(other):
+                    self._free(other)
+            raise
+        yield [self._grant(slot) for slot in taken]
+
+    def _take_all(
+        self,
+        taken: list[Slot],
+        op: bytes,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None,
+        shares: Sequence[Share] | None,
+        admit: Callable[[int], None],
+    ) -> Iterator[None]:
+        if shares is None:
+            shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
         units = [self._units(stop - start, len(fields), capacity) for start, stop, capacity in shares]
+        admit(sum(units))
         oldest: Iterator[Slot] | None = None
         for at, (start, stop, capacity) in enumerate(shares):
             header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
@@ -111,12 +155,11 @@ class SlotTable(SlotStore):
             while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
                 slot = self._take(fields, header)
             if slot is None:
-                for other in taken:
-                    self._free(other)
                 msg = f"the arena is full: {self.free_bytes} bytes are free, {bound(fields, sizes)} are needed"
                 raise DataPlaneNotReady(msg, retry_after_s=0.05)
             taken.append(slot)
-        return [self._grant(slot) for slot in taken]
+            yield
+            self._refuse_given_up(op)
 
     def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
         """Return what the same request got before."""

@@ -64,12 +64,24 @@ GREETING_BYTES: Final = 1024
 #: And afterwards: a request that names a million rows one by one.
 BODY_BYTES: Final = 16 << 20
 
+#: Slots that one request names at the most, and rows of a put: a host's work for one request is bounded by them before
+#: it begins, for lengths are looked at before anything in a list is decoded. Clients cut longer requests.
+MOST_REFS: Final = 4096
+MOST_SLOTS: Final = 1024
+MOST_ROWS: Final = 1 << 20
+MOST_PICKED: Final = 1 << 18
+MOST_FIELDS: Final = 4096
+#: A put may take so long at the most, in seconds, however long its client says: what it reserved is its until then.
+LONGEST_PUT_S: Final = 3600.0
+
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 #: At most a week; no NaN either, which every comparison would let through.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
+Fields = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_FIELDS)]
+FieldLists = Annotated[list[Fields], msgspec.Meta(max_length=MOST_REFS)]
 
 
 class WireError(Exception):
@@ -87,10 +99,14 @@ class Challenge(_Message, frozen=True, tag=1):
 
 
 class Answer(_Message, frozen=True, tag=2):
-    """The proof, and who asks: so that the host knows whether it may use the arena itself."""
+    """The proof, and who asks: so that the host knows whether it may use the arena itself.
+
+    ``client`` is the same on all connections of one client and known to no other: what it reserved is its own.
+    """
 
     nonce: Token
     proof: Token
+    client: Token = b"\0" * 16
     boot_id: Text = ""
     pid_namespace: Number = 0
     pid: Number = 0
@@ -139,7 +155,7 @@ class SlotRows(msgspec.Struct, array_like=True, frozen=True):
     fields: Count
     first: Count
     count: Count
-    rows: list[Count] | None = None
+    rows: Annotated[list[Count], msgspec.Meta(max_length=MOST_PICKED)] | None = None
 
     @property
     def index(self) -> range | list[int]:
@@ -150,8 +166,8 @@ class SlotRows(msgspec.Struct, array_like=True, frozen=True):
 class Read(_Message, frozen=True, tag=7):
     """Read rows of slots; payload comes in messages tagged ``tag``, ``tag + 1``, ..."""
 
-    fields: list[tuple[str, ...]]
-    refs: list[SlotRows]
+    fields: FieldLists
+    refs: Annotated[list[SlotRows], msgspec.Meta(max_length=MOST_REFS)]
     tag: Number
     epoch: Number
 
@@ -182,8 +198,8 @@ class Reserve(_Message, frozen=True, tag=9):
     """Reserve slots; ``lane``: the client will copy into them itself; it may wait ``wait_s`` for space."""
 
     op_id: Text
-    fields: tuple[str, ...]
-    sizes: list[Count]
+    fields: Fields
+    sizes: Annotated[list[Count], msgspec.Meta(max_length=MOST_ROWS)]
     first_row: Count
     ttl_s: Seconds
     wait_s: Seconds
@@ -202,9 +218,9 @@ class Write(_Message, frozen=True, tag=11):
     """Write payloads, (slot, generation, length) each, into reserved slots."""
 
     op_id: Text
-    slots: list[tuple[Number, Number, Count]]
+    slots: Annotated[list[tuple[Number, Number, Count]], msgspec.Meta(max_length=MOST_SLOTS)]
     epoch: Number
-    checksums: list[Number] | None = None
+    checksums: Annotated[list[Number], msgspec.Meta(max_length=MOST_SLOTS)] | None = None
     inline: bytes | None = None
 
 
@@ -235,8 +251,8 @@ class Abort(_Message, frozen=True, tag=14):
 class Drop(_Message, frozen=True, tag=15):
     """Rows are nobody's content any more; where ``fields`` is not empty, only these of their fields."""
 
-    fields: list[tuple[str, ...]]
-    refs: list[SlotRows]
+    fields: FieldLists
+    refs: Annotated[list[SlotRows], msgspec.Meta(max_length=MOST_REFS)]
     epoch: Number
 
 
@@ -260,6 +276,11 @@ Message = (
     Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
     | More | Abort | Drop | Done | Ask | Told
 )  # fmt: skip
+#: A body that is longer than its kind can need is not even decoded; of the others (a Write, which may hold payload, a
+#: Reserve, which names each row, and replies) the frame's own limit holds.
+_BODY_OF_KIND: Final = {kind.__struct_config__.tag: 2 << 20 for kind in (Read, Drop)} | {
+    kind.__struct_config__.tag: 16 << 10 for kind in (Tie, Abort, Ask)
+}
 _DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 
 
@@ -293,6 +314,8 @@ def unpack_body(body: bytes | bytearray | memoryview) -> Message:
     Raises:
         WireError: It is none.
     """
+    if len(body) > GREETING_BYTES and len(body) > _BODY_OF_KIND.get(body[1], BODY_BYTES):
+        raise WireError(f"a message of {len(body)} bytes, longer than any of kind {body[1]}")
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:

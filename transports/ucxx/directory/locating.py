@@ -10,6 +10,7 @@ from asyncdp.slots import Located, SlotRef
 from asyncdp.transports.ucxx.directory.cells import SlotName, pieces, slot_name
 from asyncdp.transports.ucxx.directory.hosts import Hosts
 from asyncdp.transports.ucxx.directory.texts import load, pack
+from asyncdp.transports.ucxx.wire import MOST_PICKED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,9 +82,15 @@ class Locating(Hosts):
         hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()])
         return tuple(
             SlotRef(
-                hosts[names[key].host, names[key].epoch], names[key].slot, names[key].generation, fields, index, rows
+                hosts[names[key].host, names[key].epoch],
+                names[key].slot,
+                names[key].generation,
+                fields,
+                index[first : first + MOST_PICKED],
+                rows[first : first + MOST_PICKED],
             )
             for (key, fields), (index, rows) in spots.items()
+            for first in range(0, len(index), MOST_PICKED)
         )
 
 

@@ -1,0 +1,285 @@
+"""What one request, one connection and all clients may cost a slot host: bounded before it is done. No UCX here."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+import torch
+
+from asyncdp.block import Block
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
+from asyncdp.slots import SlotRef
+from asyncdp.transports.ucxx import connection as connections
+from asyncdp.transports.ucxx import host as hosts
+from asyncdp.transports.ucxx.memory_share import SMALL_BYTES, MemoryShare
+from asyncdp.transports.ucxx.wire import (
+    MOST_FIELDS,
+    MOST_REFS,
+    MOST_ROWS,
+    MOST_SLOTS,
+    Drop,
+    Read,
+    Reserve,
+    Rows,
+    SlotRows,
+    WireError,
+    Write,
+    pack_frame,
+    unpack_body,
+)
+from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of
+from tests.ucxx.segments import rows, write
+
+pytestmark = pytest.mark.anyio
+LOCAL = "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    """Hosts are asyncio's."""
+    return "asyncio"
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Read([("a",)], [SlotRows(0, 0, 0, 0, 1)] * (MOST_REFS + 1), 0, 0),
+        Drop([()], [SlotRows(0, 0, 0, 0, 1)] * (MOST_REFS + 1), 0),
+        Reserve("op", ("a",) * (MOST_FIELDS + 1), [1], 0, 1.0, 0.0, False, 0),  # noqa: FBT003 - a message
+        Write("op", [(0, 0, 0)] * (MOST_SLOTS + 1), 0),
+        Read([("a" * 4097,)], [], 0, 0),
+        Read([("a",)], [SlotRows(0, 0, 0, 0, 0, [0] * (3 << 20))], 0, 0),
+    ],
+    ids=["refs of a read", "refs of a drop", "fields", "slots of a write", "a name", "rows one by one"],
+)
+async def test_requests_that_would_cost_too_much_are_not_even_decoded(message: Any) -> None:
+    """S4: 2.7 million refs, 240,000 fields: refused by the lengths that they announce."""
+    with pytest.raises(WireError):
+        unpack_body(pack_frame(message)[12:])
+
+
+async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop() -> None:
+    """S4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
+    async with hosted(arena_bytes=64 << 20) as host:
+        here = ref_of(host.report())
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                (ref,) = await put_over(connection, here, "op", rows(1))
+            beside = asyncio.ensure_future(others())
+            request = Read([("a",)], [SlotRows(ref.slot, ref.generation, 0, 0, 1)] * MOST_REFS, 1, here.epoch)
+            before = turns
+            async with host.service.read(request) as (reply, _):
+                assert reply.parts
+            assert turns - before >= MOST_REFS // 64 - 1
+            before = turns
+            assert await host.service.drop(Drop([()], request.refs, here.epoch)) >= 1
+            assert turns - before >= MOST_REFS // 64 - 1
+            beside.cancel()
+
+
+async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent() -> None:
+    """S4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
+    async with hosted(arena_bytes=64 << 20, unit_bytes=4096, rows_per_slot=1) as host:
+        service, epoch = host.service, host.arena.epoch
+        free = service.table.free_bytes
+
+        def asks(op_id: str, count: int) -> Reserve:
+            return Reserve(op_id, ("a",), [8] * count, 0, 60.0, 0.0, False, epoch)  # noqa: FBT003 - a message
+
+        ran = 0
+
+        async def others() -> None:
+            nonlocal ran
+            while True:
+                ran += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(others())
+        assert len(await service.reserve(asks("many", 4000), None)) == 4000
+        assert ran >= 4000 // 64
+        beside.cancel()
+        with pytest.raises(DataPlaneNotReady):
+            await service.reserve(asks("too many", 20_000), None)
+        giving = asyncio.ensure_future(service.reserve(asks("given up", 4000), None))
+        await asyncio.sleep(0)
+        with pytest.raises(DataPlaneNotReady):
+            await service.reserve(asks("given up", 4000), None)
+        service.table.abort("given up", 0.0)
+        with pytest.raises(DataPlaneError):
+            await giving
+        cut_off = asyncio.ensure_future(service.reserve(asks("cut off", 4000), None))
+        await asyncio.sleep(0)
+        cut_off.cancel()
+        await asyncio.gather(cut_off, return_exceptions=True)
+        service.table.abort("many", 0.0)
+        assert service.table.free_bytes == free
+
+
+async def test_a_put_of_more_cells_than_may_be_is_refused_at_once() -> None:
+    """S4: rows x fields are bounded before anything is reckoned with them."""
+    async with hosted() as host:
+        many = tuple(map(str, range(MOST_FIELDS)))
+        request = Reserve("op", many, [1] * 5000, 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
+        with pytest.raises(DataPlaneBadRequest, match="too large"):
+            await host.service.reserve(request, None)
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                for fields, rows_ in ((("a",), MOST_ROWS + 1), ((*many, "more"), 1)):
+                    with pytest.raises(DataPlaneBadRequest, match="in parts"):
+                        await connection.reserve(here, "op", fields, [1] * rows_, 0, ttl_s=9, wait_s=0, lane=False)
+                assert (await connection.ask())["writing"] == 0
+
+
+async def test_what_is_more_than_one_request_may_name_goes_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client cuts its requests: reads, writes and drops of any number of slots, each row once and in its place."""
+    for name in ("MOST_REFS", "MOST_SLOTS"):
+        monkeypatch.setattr(connections, name, 7)
+    async with hosted(unit_bytes=4096, rows_per_slot=1) as host:
+        here = ref_of(host.report())
+        block = Block.from_fields({"a": torch.arange(40.0).reshape(40, 1)}, 40)
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                refs = await put_over(connection, here, "op", block)
+                assert len(refs) == 40
+                asked = [*refs[::-1], SlotRef(here, refs[0].slot, 10**6, ("a",), range(1), range(1))]
+                result = await connection.read(here, asked)
+                got = {
+                    at: float(part.block.columns["a"].values[row, 0])  # type: ignore[attr-defined]
+                    for part in result.parts
+                    for row, at in enumerate(part.refs)
+                }
+                assert got == {at: float(39 - at) for at in range(40)}
+                assert list(result.errors) == [40]
+                cells = [(ref.slot, ref.generation, [0], ("a",) if ref.slot % 2 else ()) for ref in refs]
+                assert await connection.drop(here, cells) == 40
+        assert host.service.table.counts()["ready"] == 0
+
+
+async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
+    from asyncdp.transports.ucxx import service
+
+    monkeypatch.setattr(service, "_REPEATED_BYTES", 4 << 20)
+    async with hosted(inline_bytes=0) as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                granted = await connection.reserve(here, "op", ("a",), [1 << 20], 0, ttl_s=9, wait_s=0, lane=False)
+        slot, generation, _, _ = granted.grants[0]
+        table = host.service.table
+        held = table.find(slot, generation)
+        assert held is not None
+        write(table, table._grant(held), rows(1, 1 << 18))
+        assert table.seal(held)
+        request = Read([("a",)], [SlotRows(slot, generation, 0, 0, 1)] * 1000, 1, here.epoch)
+        async with host.service.read(request) as (reply, payloads):
+            assert sum(map(len, payloads)) <= 6 << 20
+            assert sum(len(part.refs) for part in reply.parts) >= 2
+            assert len(reply.errors) + sum(len(part.refs) for part in reply.parts) == 1000
+            assert host.service.memory.held > 0
+            assert {code for _, code, _, _ in reply.errors} == {"DataPlaneNotReady"}
+        assert host.service.memory.held == 0
+        alone = Read([("a",)], [SlotRows(slot, generation, 0, 0, 0, [0] * 1000)], 1, here.epoch)
+        async with host.service.read(alone) as (reply, payloads):
+            assert not payloads
+            assert {code for _, code, _, _ in reply.errors} == {"DataPlaneBadRequest"}
+
+
+async def test_without_ucx_no_reply_is_built_that_cannot_be_sent() -> None:
+    """S5: without UCX what fits into the frame comes, the rest is asked for again, what never fits is a typed error."""
+    async with hosted(inline_bytes=4096, unit_bytes=4096, rows_per_slot=1) as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                refs = []
+                for number in range(4):
+                    refs += await put_over(connection, here, f"op{number}", rows(1, 500))
+                built: list[int] = []
+                empty = host.service.buffers.empty
+                host.service.buffers.empty = lambda size: (built.append(size), empty(size))[1]  # type: ignore[method-assign]
+                result = await connection.read(here, refs)
+                assert sum(len(part.refs) for part in result.parts) >= 1
+                assert all(isinstance(err, DataPlaneNotReady) for err in result.errors.values())
+                assert sum(built) <= 4096
+        request = Read([("a",)], [SlotRows(refs[0].slot, refs[0].generation, 0, 0, 0, [0] * 9)], 0, here.epoch)
+        async with host.service.read(request, in_frame=True) as (reply, _):
+            assert [code for _, code, _, _ in reply.errors] in (["DataPlaneUnavailable"], ["DataPlaneBadRequest"])
+        assert isinstance(reply, Rows)
+
+
+async def test_memory_for_replies_is_shared_in_the_order_of_asking() -> None:
+    """S5: small ones never wait; who is cancelled while it waits holds up nobody; one that is too large goes alone."""
+    share, order = MemoryShare(10 << 20), []
+
+    async def use(name: str, nbytes: int, until: asyncio.Event) -> None:
+        async with share.hold(nbytes):
+            order.append(name)
+            await until.wait()
+
+    first, rest = asyncio.Event(), asyncio.Event()
+    tasks = [asyncio.ensure_future(use("first", 8 << 20, first))]
+    await asyncio.sleep(0)
+    for name, nbytes in (("huge", 99 << 20), ("second", 5 << 20), ("third", 5 << 20)):
+        tasks.append(asyncio.ensure_future(use(name, nbytes, rest)))
+    tasks.append(asyncio.ensure_future(use("small", SMALL_BYTES, rest)))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["first", "small"]
+    tasks[1].cancel()
+    await asyncio.sleep(0)
+    first.set()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert order == ["first", "small", "second", "third"]
+    rest.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert share.held == 0
+    async with share.hold(99 << 20):
+        assert share.held == 99 << 20
+
+
+async def test_memory_that_was_held_for_replies_goes_when_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """S5: a host gives back what nobody used for some seconds, at its next look; what is used again is kept."""
+    monkeypatch.setattr(hosts, "_IDLE_S", 0.0)
+    async with hosted() as host:
+        buffers = host.service.buffers
+        buffers.empty(8 << 20)
+        again = buffers.empty(8 << 20)
+        assert buffers.hits == 1
+        del again
+        await host._sweep()
+        buffers.empty(8 << 20)
+        assert buffers.hits == 1
+
+
+async def test_who_does_not_wait_for_replies_waits_its_turn() -> None:
+    """S6: sixty connections that send on without reading: a new client is let in and served meanwhile."""
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of(per_port=80) as crowd, pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                (ref,) = await put_over(connection, here, "op", rows(1))
+            frame = pack_frame(Read([("a",)], [SlotRows(ref.slot, ref.generation, 0, 0, 1)] * 500, 0, here.epoch))
+            held = AsyncExitStack()
+            made = [await held.enter_async_context(crowd.use(LOCAL, here.ports[0])) for _ in range(20)]
+            for one in made:
+                one._control._transport.write(frame * 200)
+            for _ in range(5):
+                with pool_of() as fresh:
+                    async with asyncio.timeout(20), fresh.use(LOCAL, here.ports[0]) as late:
+                        assert not (await late.read(here, [ref])).errors
+            served = host.service.served["reads"]
+            assert served < 20 * 200 * 500
+            for one in made:
+                one.spend()
+            await held.aclose()

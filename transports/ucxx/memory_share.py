@@ -1,0 +1,71 @@
+"""What all clients together may make a host hold: long replies wait their turn before they are built."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Final
+
+__all__ = ["MemoryShare"]
+
+#: Replies up to this many bytes do not wait: what all sessions together hold of them is little, and they are quick.
+SMALL_BYTES: Final = 1 << 20
+
+
+class MemoryShare:
+    """Bytes that may be held at a time; who comes first is served first.
+
+    Args:
+        most: How many; a single user that wants more gets them when nobody else holds any.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Begin with nothing held."""
+        self.most = most
+        self.held = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @asynccontextmanager
+    async def hold(self, nbytes: int) -> AsyncIterator[None]:
+        """Hold so many bytes; waits until they are free."""
+        if nbytes <= SMALL_BYTES:
+            yield
+            return
+        if self._waiting or not self._fits(nbytes):
+            await self._turn(nbytes)
+        else:
+            self.held += nbytes
+        try:
+            yield
+        finally:
+            self._give(nbytes)
+
+    async def _turn(self, nbytes: int) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((nbytes, turn))
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():
+                self._give(nbytes)
+            else:
+                with suppress(ValueError):  # it was passed over already
+                    self._waiting.remove((nbytes, turn))
+                self._wake()
+            raise
+
+    def _fits(self, nbytes: int) -> bool:
+        return self.held + nbytes <= self.most or not self.held
+
+    def _give(self, nbytes: int) -> None:
+        self.held -= nbytes
+        self._wake()
+
+    def _wake(self) -> None:
+        while self._waiting and self._fits(self._waiting[0][0]):
+            nbytes, turn = self._waiting.popleft()
+            if not turn.done():
+                self.held += nbytes
+                turn.set_result(None)
