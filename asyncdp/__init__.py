@@ -7,6 +7,7 @@ All public names can be imported from here; each module is loaded when one of it
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 if __name__ != "asyncdp":
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from asyncdp.calls import Resend as Resend
     from asyncdp.calls import WaitPartition as WaitPartition
     from asyncdp.calls import handles as handles
-    from asyncdp.client import BaseClient as BaseClient
+    from asyncdp.client import Client as BaseClient  # noqa: F401 - for one version
+    from asyncdp.client import Client as Client
     from asyncdp.client import DataPlaneClient as DataPlaneClient
     from asyncdp.codec import materialize as materialize
     from asyncdp.codec import pack_jagged_fields as pack_jagged_fields
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from asyncdp.columns import write_columns as write_columns
     from asyncdp.config import DataPlaneConfig as DataPlaneConfig
     from asyncdp.config import ObservabilityConfig as ObservabilityConfig
+    from asyncdp.deprecated import Transport as Transport
     from asyncdp.errors import ClaimLost as ClaimLost
     from asyncdp.errors import ClaimNotReady as ClaimNotReady
     from asyncdp.errors import CorruptPayload as CorruptPayload
@@ -67,7 +70,6 @@ if TYPE_CHECKING:
     from asyncdp.errors import StaleSlotError as StaleSlotError
     from asyncdp.factory import build_data_plane_client as build_data_plane_client
     from asyncdp.factory import default_layers as default_layers
-    from asyncdp.factory import layers_of as layers_of
     from asyncdp.factory import stack as stack
     from asyncdp.meta import ClaimInfo as ClaimInfo
     from asyncdp.meta import DataPlaneCapabilities as DataPlaneCapabilities
@@ -78,23 +80,24 @@ if TYPE_CHECKING:
     from asyncdp.middleware.adapter import Adapter as Adapter
     from asyncdp.middleware.attempt_timeout import AttemptTimeout as AttemptTimeout
     from asyncdp.middleware.batch_retry import BatchRetry as BatchRetry
-    from asyncdp.middleware.layer import Layer as Layer
     from asyncdp.middleware.metrics import DataPlaneEvent as DataPlaneEvent
     from asyncdp.middleware.metrics import Metrics as Metrics
     from asyncdp.middleware.metrics import MetricsDataPlaneClient as MetricsDataPlaneClient
     from asyncdp.middleware.metrics import log_event as log_event
     from asyncdp.middleware.port_rotation import PortRotation as PortRotation
     from asyncdp.middleware.settle import Settle as Settle
-    from asyncdp.middleware.slot_mapping import SlotMapping as SlotMapping
     from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
     from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
+    from asyncdp.service import Layer as Layer
+    from asyncdp.service import Service as Service
+    from asyncdp.service import layers_of as layers_of
     from asyncdp.shard import shard_meta_for_dp as shard_meta_for_dp
+    from asyncdp.slot_mapping import SlotMapping as SlotMapping
     from asyncdp.slots import HostRef as HostRef
     from asyncdp.slots import Locate as Locate
     from asyncdp.slots import ReadSlots as ReadSlots
     from asyncdp.slots import SlotRef as SlotRef
     from asyncdp.slots import TryClaim as TryClaim
-    from asyncdp.transport import Transport as Transport
     from asyncdp.transports.memory import MemoryTransport as MemoryTransport
     from asyncdp.transports.transfer_queue import TQTransport as TQTransport
     from asyncdp.transports.ucxx.transport import UCXXTransport as UCXXTransport
@@ -128,7 +131,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "WaitPartition",
         "handles",
     ),
-    "client": ("BaseClient", "DataPlaneClient"),
+    "client": ("Client", "DataPlaneClient"),
     "codec": ("materialize", "pack_jagged_fields"),
     "columns": ("kv_first_write", "read_columns", "write_columns"),
     "config": ("DataPlaneConfig", "ObservabilityConfig"),
@@ -151,7 +154,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "SampleNotFound",
         "StaleSlotError",
     ),
-    "factory": ("build_data_plane_client", "default_layers", "layers_of", "stack"),
+    "factory": ("build_data_plane_client", "default_layers", "stack"),
     "meta": (
         "ClaimInfo",
         "DataPlaneCapabilities",
@@ -163,22 +166,26 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "middleware.adapter": ("Adapter",),
     "middleware.attempt_timeout": ("AttemptTimeout",),
     "middleware.batch_retry": ("BatchRetry",),
-    "middleware.layer": ("Layer",),
     "middleware.metrics": ("DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "log_event"),
     "middleware.port_rotation": ("PortRotation",),
     "middleware.settle": ("Settle",),
-    "middleware.slot_mapping": ("SlotMapping",),
     "middleware.slot_retry": ("SlotRetry",),
     "middleware.typed_errors": ("TypedErrors",),
+    "service": ("Layer", "Service", "layers_of"),
     "shard": ("shard_meta_for_dp",),
+    "slot_mapping": ("SlotMapping",),
     "slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
-    "transport": ("Transport",),
     "transports.memory": ("MemoryTransport",),
 }
 #: Not in ``__all__``: ``from asyncdp import *`` must not need an extra.
 _BY_EXTRA: Final = {
     "TQTransport": ("transports.transfer_queue", "tq"),
     "UCXXTransport": ("transports.ucxx.transport", "ucxx"),
+}
+#: For one version: what there is instead.
+_RENAMED: Final = {
+    "BaseClient": "the verbs are those of Client; a layer derives from Layer, a transport from Service",
+    "Transport": "a transport derives from Service",
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -187,6 +194,9 @@ __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are st
 
 def __getattr__(name: str) -> Any:
     """Load the module of a public name on first use."""
+    if name in _RENAMED:
+        warnings.warn(f"asyncdp.{name} is kept for one version: {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module("asyncdp.deprecated"), name)
     home, extra = _BY_EXTRA.get(name, (_HOME_OF.get(name), ""))
     if home is None:
         raise AttributeError(f"module 'asyncdp' has no attribute {name!r}")

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
     from tensordict import TensorDict
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.meta import KVBatchMeta
 
 __all__ = ["Batches"]
@@ -40,7 +40,7 @@ class Batches:
 
     def __init__(
         self,
-        client: BaseClient,
+        client: Client,
         partition_id: str,
         task_name: str,
         required_fields: tuple[str, ...],

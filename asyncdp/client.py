@@ -1,7 +1,7 @@
 """The client: what users call.
 
-:class:`DataPlaneClient` is the protocol that every client fulfils. :class:`BaseClient` writes its verbs once, over
-``execute``; layers and transports derive from it, so each of them is a client too.
+:class:`Client` makes one call of each verb, with its checked arguments, a deadline and an op_id, and has a service
+execute it. :func:`asyncdp.stack` makes one over the default layers.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import sys
 import threading
 import uuid
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
 import anyio
 from tensordict import TensorDict
 
 from asyncdp import arguments as check
 from asyncdp import calls as c
-from asyncdp.block import PICKLE, ObjectCodec, field_names
+from asyncdp.block import field_names
 from asyncdp.calls import Call, CallContext, Env, Only
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
 from asyncdp.errors import (
@@ -34,6 +35,8 @@ from asyncdp.errors import (
 from asyncdp.ledger import Ledger
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
 from asyncdp.protocol import DataPlaneClient, Stale
+from asyncdp.service import Service, layers_of
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.tracebacks import shorten
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 
     from asyncdp.batches import Batches
 
-__all__ = ["BaseClient", "DataPlaneClient"]
+__all__ = ["Client", "DataPlaneClient"]
 
 R = TypeVar("R")
 
@@ -49,151 +52,113 @@ R = TypeVar("R")
 CLAIMS_REMEMBERED = 1 << 20
 #: How long close() waits, in seconds, for calls whose waits it has ended: a tick, unless a backend does not let go.
 CALLS_END_S = 1.0
+#: Seconds that the one look of a claim with ``timeout_s=0`` may take without a stack; AttemptTimeout's default.
+LOOK_S = 10.0
+#: The call that a layer of verbs serves while it calls the verbs below it: these end by its deadline.
+CALLER: ContextVar[CallContext | None] = ContextVar("asyncdp caller", default=None)
 
 
-class _Served(dict[type[Call[Any]], Callable[..., Awaitable[Any]] | None]):
-    """The method that serves each kind of call; None where none does.
-
-    A call's subclass (PopSamples is a ClearSamples) goes to the method of its nearest ancestor that has one, whenever
-    it was defined: it is looked for when the first such call comes.
-    """
-
-    def __missing__(self, kind: type[Call[Any]]) -> Callable[..., Awaitable[Any]] | None:
-        near = next((ancestor for ancestor in kind.__mro__[1:] if self.get(ancestor) is not None), None)
-        method = self[kind] = None if near is None else self[near]
-        return method
-
-
-# --- the verbs, once ------------------------------------------------------------------------------------------------
-
-
-class BaseClient:
-    """The verbs over :meth:`execute`. A subclass serves calls by methods marked with ``@handles``, or overrides it.
+class Client(DataPlaneClient):
+    """The verbs over a service.
 
     A client belongs to one event loop at a time: used from a second one while a call is under way, or in a forked
     child, it says so with DataPlaneBadRequest. Pickled, it travels as its config and attaches again.
+
+    ``Client(transport)`` has no layers: nothing is retried, bounded or counted. :func:`asyncdp.stack` adds them.
+
+    Args:
+        service: A transport, or layers over one. Where it can be addressed by slots,
+            :class:`~asyncdp.slot_mapping.SlotMapping` is put above it, unless it is there.
+        env: What the services of a stack share; ``stack()`` makes it, for a client without layers it is made here.
+
+    Attributes:
+        call_timeout_s: Seconds that a verb may take unless told otherwise.
+        full_tracebacks: Whether errors keep every frame and cause: the config's ``full_tracebacks``.
+        outermost: Whether layers have tried all that can be tried: errors that leave are not ``retryable`` any more.
+        recipe: How to make the client again: (function, arguments). Set by ``stack()`` and the factory.
+        given: The service that it was made of.
+        service: The service that executes its calls.
     """
 
-    #: Seconds that a verb may take unless told otherwise.
-    call_timeout_s: float = 60.0
-    #: Whether errors keep every frame and cause: the config's ``full_tracebacks``.
-    full_tracebacks: bool = False
-    _methods: ClassVar[dict[type[Call[Any]], str]] = {}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Collect the methods marked with ``@handles``, also inherited ones."""
-        super().__init_subclass__(**kwargs)
-        marked: dict[type[Call[Any]], str] = {}
-        for base in reversed(cls.__mro__):
-            for name, member in vars(base).items():
-                for kind in getattr(member, "__handles__", ()):
-                    marked[kind] = name
-        cls._methods = marked
-
-    def __init__(self) -> None:
+    def __init__(self, service: Service, *, env: Env | None = None) -> None:
         """Begin open, at home in no event loop."""
-        self._env: Env | None = None
+        self.given = service
+        self.service = service
+        capabilities = service.get_capabilities()
+        if env is None:
+            if capabilities.slot_addressable and not any(isinstance(one, SlotMapping) for one in layers_of(service)):
+                self.service = SlotMapping(service)
+            env = _plain_env(service)
+            for one in layers_of(self.service):
+                one.env = env
+        self.env = env
+        self._capabilities = capabilities
+        *_, transport = layers_of(service)
+        self.call_timeout_s = transport.call_timeout_s
+        self.full_tracebacks = False
+        self.outermost = False
+        self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         # The claim of each row that was given to this client, and the life that was claimed, by task.
         self.__claims: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
         self.__pid = os.getpid()
         self.__home: int | None = None
-        self.__in_flight = 0
         self.__idle: anyio.Event | None = None
-        self._closed = False
-        #: Set by stack() on what it returns: errors that leave it are not to be retried by anybody in it any more.
-        self.outermost = False
-        #: How to make the client again, set by stack() and the factory: (function, arguments).
-        self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
-        self._served = _Served({kind: getattr(self, name) for kind, name in self._methods.items()})
+        self.__closed = False
+        self._in_flight = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by recipe: unpickled, the client attaches to the same plane."""
-        if self.recipe is None:
-            msg = f"a {type(self).__name__} is pickled as part of the client that stack() returned"
-            raise TypeError(msg)
-        return self.recipe
-
-    # -- to be served by subclasses
+        return (Client, (self.given,)) if self.recipe is None else self.recipe
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Serve a call with the method marked for it; what none is marked for is DataPlaneUnsupported."""
-        method = self._served[type(call)]
-        if method is None:
-            return self.unserved(call, ctx)
-        return cast("Coroutine[Any, Any, R]", method(call, ctx))
-
-    def unserved(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Serve a call that no method is marked for."""
-        kind = type(call).__name__
-        msg = f"{type(self).__name__} does not serve {kind}"
-        raise DataPlaneUnsupported(msg, capability=kind, op=ctx.verb)
+        """Have the service execute a call of your own, in a context of your own."""
+        return self.service.execute(call, ctx)
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the backend guarantees; none of it unless a subclass says so."""
-        return DataPlaneCapabilities()
+        return self._capabilities
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the config with which another process attaches to the same plane."""
-        msg = f"{type(self).__name__} cannot be attached to"
-        raise DataPlaneUnsupported(msg, capability="attach_config", op="attach_config")
+        return self.service.attach_config()
 
     def snapshot(self) -> dict[str, Any]:
         """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; nothing where there is no stack."""
-        return {}
-
-    @property
-    def object_codec(self) -> ObjectCodec:
-        """How non-tensor values are encoded."""
-        return PICKLE
+        return self.service.snapshot()
 
     @property
     def owner(self) -> str:
         """Who this client is to the plane: what it puts and claims is listed under this name."""
-        return ""
-
-    @property
-    def env(self) -> Env:
-        """What the layers share; a client without a stack makes one of its own."""
-        if self._env is None:
-            self._env = Env(
-                clock=AnyioClock(),
-                rng=random.Random(),  # noqa: S311 - jitter
-                sink=NoSink(),
-                budget=Unlimited(),
-                codec=self.object_codec,
-                ledger=Ledger(),
-                session=uuid.uuid4().hex[:16],
-            )
-        return self._env
-
-    @env.setter
-    def env(self, env: Env) -> None:
-        self._env = env
+        return self.service.owner
 
     # -- one user call
 
     async def __run(self, call: Call[R], verb: str, timeout_s: float | None) -> R:
-        env = self.env if self._env is None else self._env
-        if self._closed:
+        env = self.env
+        if self.__closed:
             msg = "the client is closed"
             raise DataPlaneClosed(msg, op=verb, partition_id=getattr(call, "partition_id", None))
         timeout_s = self.call_timeout_s if timeout_s is None else check.seconds(timeout_s, verb)
         self.__enter(verb)
         began = env.clock.now()
-        env.budget.deposit(began)
+        caller = CALLER.get()
+        if caller is None or caller.env is not env:
+            caller = None
+            env.budget.deposit(began)
         try:
             ctx = CallContext(env, env.next_op_id(), began + timeout_s, verb, began)
             if not timeout_s and isinstance(call, (c.ClaimMeta, c.WaitPartition)):
-                ctx = replace(ctx, looks_once=True)
-            return await self.execute(call, ctx)
+                look_s = LOOK_S if self.service is not self.given else 0.0
+                ctx = replace(ctx, looks_once=True, deadline=began + look_s)
+            elif caller is not None and not caller.looks_once and caller.deadline < ctx.deadline:
+                ctx = replace(ctx, deadline=caller.deadline)
+            return await self.service.execute(call, ctx)
         except DataPlaneError as err:
             leaving = self.__leaving(err, call, verb, env.clock.now() - began)
             if self.outermost and not self.full_tracebacks:
                 shorten(leaving, sys._getframe())  # noqa: SLF001 - what inspect.currentframe() returns, typed
             raise leaving from leaving.__cause__
         finally:
-            self.__in_flight -= 1
-            if self.__idle is not None and not self.__in_flight:
+            self._in_flight -= 1
+            if self.__idle is not None and not self._in_flight:
                 self.__idle.set()
 
     def __enter(self, verb: str) -> None:
@@ -202,12 +167,12 @@ class BaseClient:
         if self.__pid != os.getpid():
             msg = f"this client was made in process {self.__pid}; a forked child attaches a client of its own"
             raise DataPlaneBadRequest(msg, op=verb)
-        if self.__in_flight == 0:
+        if self._in_flight == 0:
             self.__home = here
         elif self.__home != here:
             msg = "this client is in use by the event loop of another thread; use one client per loop"
             raise DataPlaneBadRequest(msg, op=verb)
-        self.__in_flight += 1
+        self._in_flight += 1
 
     def __leaving(self, err: DataPlaneError, call: Call[Any], verb: str, elapsed_s: float) -> DataPlaneError:
         """Complete an error at the boundary."""
@@ -237,7 +202,6 @@ class BaseClient:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See :class:`DataPlaneClient`."""
         if enums is not None and not isinstance(enums, Mapping):
             raise check.bad(f"enums must map fields to vocabularies, not {enums!r:.80}", "enums")
         call = c.RegisterPartition(
@@ -269,7 +233,6 @@ class BaseClient:
         *,
         min_batch_size: int | None = None,
     ) -> KVBatchMeta:
-        """See :class:`DataPlaneClient`."""
         call = c.ClaimMeta(
             check.name(partition_id, "partition_id"),
             check.name(task_name, "task_name"),
@@ -289,7 +252,6 @@ class BaseClient:
     async def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
-        """See :class:`DataPlaneClient`."""
         meta = KVBatchMeta.of(meta)
         fields = meta.fields if select_fields is None else select_fields
         if fields is None:
@@ -313,7 +275,6 @@ class BaseClient:
     async def check_consumption_status(
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
-        """See :class:`DataPlaneClient`."""
         call = c.CheckConsumptionStatus(check.name(partition_id, "partition_id"), check.names(task_names, "task_names"))
         return await self.__run(call, "check_consumption_status", timeout_s)
 
@@ -331,7 +292,6 @@ class BaseClient:
         stale: Stale = "raise",
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
-        """See :class:`DataPlaneClient`."""
         partition_id = check.name(partition_id, "partition_id")
         named = check.rows(sample_ids, partition_id, "sample_ids", ordered=True)
         ids, meta = named.ids, named.meta
@@ -369,7 +329,6 @@ class BaseClient:
         *,
         timeout_s: float | None = None,
     ) -> TensorDict:
-        """See :class:`DataPlaneClient`."""
         return await self.__get(sample_ids, partition_id, select_fields, None, "get_samples", timeout_s)
 
     @check.of_verb
@@ -380,7 +339,6 @@ class BaseClient:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See :class:`DataPlaneClient`."""
         partition_id = check.name(partition_id, "partition_id")
         if sample_ids is None:
             call = c.ClearSamples(None, partition_id, self.owner)
@@ -397,17 +355,14 @@ class BaseClient:
 
     @check.of_verb
     async def ping(self, timeout_s: float = 5.0) -> None:
-        """See :class:`DataPlaneClient`."""
         await self.__run(c.Ping(), "ping", timeout_s)
 
     @check.of_verb
     async def list_metadata(self, partition_id: str, *, timeout_s: float | None = None) -> list[DataPlaneGroupMeta]:
-        """See :class:`DataPlaneClient`."""
         return await self.__run(c.ListMetadata(check.name(partition_id, "partition_id")), "list_metadata", timeout_s)
 
     @check.of_verb
     async def depth(self, partition_id: str, *, timeout_s: float | None = None) -> int:
-        """See :class:`DataPlaneClient`."""
         return await self.__run(c.Depth(check.name(partition_id, "partition_id")), "depth", timeout_s)
 
     @check.of_verb
@@ -418,7 +373,6 @@ class BaseClient:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See :class:`DataPlaneClient`."""
         await self.__remove(c.PopSamples, keys, partition_id, "pop", timeout_s)
 
     @check.of_verb
@@ -429,7 +383,6 @@ class BaseClient:
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """See :class:`DataPlaneClient`."""
         await self.__remove(c.EvictSamples, keys, partition_id, "evict", timeout_s)
 
     async def __remove(
@@ -455,7 +408,6 @@ class BaseClient:
 
     @check.of_verb
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
-        """See :class:`DataPlaneClient`."""
         meta = KVBatchMeta.of(meta)
         if not meta.size:
             return
@@ -474,36 +426,30 @@ class BaseClient:
     async def list_claims(
         self, partition_id: str, task_name: str, *, timeout_s: float | None = None
     ) -> list[ClaimInfo]:
-        """See :class:`DataPlaneClient`."""
         call = c.ListClaims(check.name(partition_id, "partition_id"), check.name(task_name, "task_name"))
         return await self.__run(call, "list_claims", timeout_s)
 
     @check.of_verb
     async def release_claims(self, partition_id: str, owner: str, *, timeout_s: float | None = None) -> None:
-        """See :class:`DataPlaneClient`."""
         call = c.ReleaseClaims(check.name(partition_id, "partition_id"), check.name(owner, "owner"))
         await self.__run(call, "release_claims", timeout_s)
 
     @check.of_verb
     async def list_partitions(self, *, timeout_s: float | None = None) -> list[PartitionInfo]:
-        """See :class:`DataPlaneClient`."""
         return await self.__run(c.ListPartitions(), "list_partitions", timeout_s)
 
     @check.of_verb
     async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
-        """See :class:`DataPlaneClient`."""
         return await self.__run(c.DescribePartition(check.name(partition_id, "partition_id")), "describe", timeout_s)
 
     @check.of_verb
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
-        """See :class:`DataPlaneClient`."""
         partition_id = check.name(partition_id, "partition_id")
         await self.__run(c.DropPartition(partition_id), "drop_partition", timeout_s)
         self.__forget(partition_id, None)
 
     @check.of_verb
     async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
-        """See :class:`DataPlaneClient`."""
         await self.__run(c.WaitPartition(check.name(partition_id, "partition_id")), "wait_partition", timeout_s)
 
     def batches(
@@ -518,7 +464,6 @@ class BaseClient:
         prefetch: int = 0,
         timeout_s: float | None = None,
     ) -> Batches:
-        """See :class:`DataPlaneClient` and :class:`asyncdp.batches.Batches`."""
         from asyncdp.batches import Batches
 
         return Batches(
@@ -537,23 +482,23 @@ class BaseClient:
 
     async def close(self) -> None:
         """End the client: waiting calls raise DataPlaneClosed. Idempotent; in a forked child the parent's goes on."""
-        if self._closed:
+        if self.__closed:
             return
-        self._closed = True
-        if self.__pid != os.getpid():  # what it holds, and the plane it may own, are the parent's
-            return
-        if self._env is not None:
-            self._env.life.end()
         try:
-            if self.__in_flight and self.__home == threading.get_ident():
-                self.__idle = anyio.Event()  # what they leave to be settled is settled in on_close
-                with anyio.move_on_after(CALLS_END_S):
-                    await self.__idle.wait()
+            await self.end_calls()
         finally:
-            await self.on_close()
+            await self.service.close()
 
-    async def on_close(self) -> None:
-        """Free what a subclass holds; called once."""
+    async def end_calls(self) -> None:
+        """End the waits of calls with DataPlaneClosed, and give the calls a moment to leave."""
+        self.__closed = True
+        if self.__pid != os.getpid():  # the calls are the parent's
+            return
+        self.env.life.end()
+        if self._in_flight and self.__home == threading.get_ident():
+            self.__idle = anyio.Event()  # what they leave to be settled is settled when the services close
+            with anyio.move_on_after(CALLS_END_S):
+                await self.__idle.wait()
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""
@@ -604,6 +549,19 @@ class BaseClient:
             others = {task: claim for task, claim in held.items() if life not in (None, claim[1])}
             if others:
                 self.__claims[partition_id, sample_id] = others
+
+
+def _plain_env(service: Service) -> Env:
+    """Return what the services of a client without layers share."""
+    return Env(
+        clock=AnyioClock(),
+        rng=random.Random(),  # noqa: S311 - jitter
+        sink=NoSink(),
+        budget=Unlimited(),
+        codec=service.object_codec,
+        ledger=Ledger(),
+        session=uuid.uuid4().hex[:16],
+    )
 
 
 def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:

@@ -7,7 +7,7 @@ import inspect
 import random
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import takewhile
@@ -15,8 +15,8 @@ from typing import Any
 
 from asyncdp import stack_arguments as check
 from asyncdp.calls import Clock, Env
-from asyncdp.client import BaseClient
-from asyncdp.clock import AnyioClock
+from asyncdp.client import Client
+from asyncdp.clock import AnyioClock, NoSink
 from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.ledger import Ledger
@@ -27,20 +27,20 @@ from asyncdp.middleware.budget import RetryBudget
 from asyncdp.middleware.metrics import Metrics, log_event
 from asyncdp.middleware.port_rotation import PortRotation
 from asyncdp.middleware.settle import Settle
-from asyncdp.middleware.slot_mapping import SlotMapping
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
+from asyncdp.service import Layer, Service, layers_of
 from asyncdp.setting_names import check_keys, no_such, not_one_of
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.tracebacks import shorten
-from asyncdp.transport import Transport
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
-#: What wraps a client: a layer class, a partial of one, or any callable ``(inner) -> client``.
-LayerFactory = Callable[[BaseClient], Any]
+#: What wraps a service: a layer class, a partial of one, or any callable ``(client) -> client``.
+LayerFactory = Callable[[Any], Any]
 
 #: The default stack below Metrics, outermost first, by the names that ``layers:`` in the config uses.
-DEFAULT_LAYERS: Mapping[str, type[BaseClient]] = {
+DEFAULT_LAYERS: Mapping[str, type[Layer]] = {
     "batch_retry": BatchRetry,
     "slot_mapping": SlotMapping,
     "settle": Settle,
@@ -61,7 +61,7 @@ def _settings_of(layer: type) -> list[str]:
     return [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
-def _setting(key: str, value: Any, layer: type[BaseClient], path: str) -> Any:
+def _setting(key: str, value: Any, layer: type[Layer], path: str) -> Any:
     """Check a setting's type and range; what else may be wrong with it is the layer's to say."""
     return check.setting(value, str(inspect.signature(layer).parameters[key].annotation), path)
 
@@ -107,20 +107,21 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
     return [partial(layer, **chosen[name]) if chosen[name] else layer for name, layer in DEFAULT_LAYERS.items()]
 
 
-def layers_of(client: BaseClient) -> Iterator[BaseClient]:
-    """Iterate over a stack, outermost first, the transport last."""
-    at: Any = client
-    while at is not None:
-        yield at
-        at = getattr(at, "inner", None)
-
-
-def _client(made: Any, what: str) -> BaseClient:
-    """Wrap what knows verbs only; ``what`` names it where it is no client."""
-    if isinstance(made, BaseClient):
+def _service(made: Any, what: str, inner: Service | None = None) -> Service:
+    """Return the service of a client, or one around what knows verbs only; ``what`` names it where it is neither."""
+    if isinstance(made, Service):
         return made
+    if isinstance(made, Client):
+        return made.given
     check.client(made, what)
-    return Adapter(made)
+    return Adapter(made, inner=inner)
+
+
+def _wrapped(factory: LayerFactory, inner: Service, env: Env) -> Service:
+    """Put a layer around a service: a Layer class gets the service, what may know verbs only a client over it."""
+    kind = _class_of(factory)
+    below: Any = inner if isinstance(kind, type) and issubclass(kind, Service) else Client(inner, env=env)
+    return _service(factory(below), f"what {_name_of(factory)} returned", inner)
 
 
 def _check_budget(settings: Mapping[str, float] | None, key: str) -> None:
@@ -147,13 +148,15 @@ def stack(
     claim_poll_s: float | None = None,
     retry_budget: Mapping[str, float] | None = None,
     **settings: Any,
-) -> BaseClient:
+) -> Client:
     """Put layers around a transport.
 
     Args:
-        transport: A transport, or any client with the verbs only (sync or async), which is then wrapped by Adapter.
-        layers: Callables ``(inner) -> client``, outermost first; None: the default ones. Metrics is always there, and
-            SlotMapping where the transport is slot_addressable: they are added where the list has none.
+        transport: A transport, a client over one without layers, or any client with the verbs only (sync or async),
+            which is then wrapped by Adapter.
+        layers: Layer classes, outermost first, or callables that get a client over what is below and return one with
+            the verbs, too; None: the default ones. Metrics is always there, and SlotMapping where the transport is
+            slot_addressable: they are added where the list has none.
         clock: Source of time for all layers; for tests.
         rng: Source of chance for all layers; for tests.
         on_event: Gets one event per op.
@@ -163,7 +166,7 @@ def stack(
         **settings: Settings of the default layers, by name: ``attempt_timeout_s=5.0``, ``max_rounds=2``.
 
     Returns:
-        The outermost client. Errors that leave it are not ``retryable`` any more: the layers have tried.
+        A client over them. Errors that leave it are not ``retryable`` any more: the layers have tried.
 
     Raises:
         ValueError: A setting that no layer has, or settings together with a list of layers, or a value of another type
@@ -176,29 +179,11 @@ def stack(
     if layers is not None and settings:
         msg = f"{next(iter(settings))}: settings go with the default layers; give them to the layers of the list"
         raise ValueError(msg)
-    base = _client(transport, "transport")
-    client = base
-    made = list(default_layers(**settings) if layers is None else layers)
-    if not any(getattr(factory, "innermost", False) for factory in made):
-        made += _inherited(base)
-    if not base.get_capabilities().slot_addressable:
-        made = [f for f in made if _class_of(f) is not SlotMapping]
-    elif not any(_class_of(f) is SlotMapping for f in made):
-        at = next((i for i, f in enumerate(made) if _class_of(f) in _BELOW_MAPPING), len(made))
-        made.insert(at, SlotMapping)
-    for factory in reversed(made):
-        client = _client(factory(client), f"what {_name_of(factory)} returned")
-    _check_bare(base)
-    added = takewhile(lambda layer: layer is not base, layers_of(client))
-    metrics = next((layer for layer in added if isinstance(layer, Metrics)), None)
-    if metrics is None:
-        client = metrics = Metrics(client, on_event)
-    elif on_event is not None:
-        metrics.on_event = on_event
+    base = _service(transport, "transport")
     env = Env(
         clock=clock or AnyioClock(),
         rng=rng or random.Random(),  # noqa: S311 - jitter
-        sink=metrics,
+        sink=NoSink(),
         budget=RetryBudget(0.0, **(retry_budget or {})),
         codec=base.object_codec,
         ledger=Ledger(),
@@ -206,10 +191,23 @@ def stack(
     )
     if claim_poll_s is not None:
         env.claim_poll_s = claim_poll_s
-    for layer in layers_of(client):
+    top = base
+    for factory in reversed(_around(base, default_layers(**settings) if layers is None else layers)):
+        top = _wrapped(factory, top, env)
+    _check_bare(base)
+    added = takewhile(lambda layer: layer is not base, layers_of(top))
+    metrics = next((layer for layer in added if isinstance(layer, Metrics)), None)
+    if metrics is None:
+        top = metrics = Metrics(top, on_event)
+    elif on_event is not None:
+        metrics.on_event = on_event
+    env.sink = metrics
+    for layer in layers_of(top):
         layer.env = env
+    client = Client(top, env=env)
     client.outermost = True
-    client.call_timeout_s = base.call_timeout_s if call_timeout_s is None else call_timeout_s
+    if call_timeout_s is not None:
+        client.call_timeout_s = call_timeout_s
     options = {
         "call_timeout_s": call_timeout_s,
         "claim_poll_s": claim_poll_s,
@@ -220,9 +218,22 @@ def stack(
     return client
 
 
-def _inherited(transport: BaseClient) -> list[LayerFactory]:
+def _around(base: Service, layers: Sequence[LayerFactory]) -> list[LayerFactory]:
+    """Return the layers that a transport gets: those given, SlotMapping where it has slots, those of its config."""
+    made = list(layers)
+    if not any(getattr(factory, "innermost", False) for factory in made):
+        made += _inherited(base)
+    if not base.get_capabilities().slot_addressable:
+        return [f for f in made if _class_of(f) is not SlotMapping]
+    if not any(_class_of(f) is SlotMapping for f in made):
+        at = next((i for i, f in enumerate(made) if _class_of(f) in _BELOW_MAPPING), len(made))
+        made.insert(at, SlotMapping)
+    return made
+
+
+def _inherited(transport: Service) -> list[LayerFactory]:
     """Return what the config of a transport puts just above it: the fault plan of the test that it came from."""
-    if not isinstance(transport, Transport):
+    if isinstance(transport, (Adapter, Layer)):
         return []
     try:
         layers = transport.attach_config().get("layers")
@@ -232,10 +243,9 @@ def _inherited(transport: BaseClient) -> list[LayerFactory]:
     return [made for one in own if getattr(made := _imported(one, "layers"), "innermost", False)]
 
 
-def _check_bare(transport: BaseClient) -> None:
+def _check_bare(transport: Service) -> None:
     """Refuse what stack() has been at already: two retries of one call multiply, and one of two sinks stays empty."""
-    clients = takewhile(lambda layer: isinstance(layer, BaseClient), layers_of(transport))
-    names = ", ".join(type(layer).__name__ for layer in clients if layer.outermost or type(layer) in _ADDED)
+    names = ", ".join(type(layer).__name__ for layer in layers_of(transport) if type(layer) in _ADDED)
     if names:
         raise TypeError(
             f"transport has layers already ({names}): give stack() the bare transport, and layers of your own as"
@@ -243,7 +253,7 @@ def _check_bare(transport: BaseClient) -> None:
         )
 
 
-def _restack(transport: Any, layers: Sequence[LayerFactory] | None, options: dict[str, Any]) -> BaseClient:
+def _restack(transport: Any, layers: Sequence[LayerFactory] | None, options: dict[str, Any]) -> Client:
     return stack(transport, layers, **options)
 
 
@@ -256,7 +266,7 @@ def _name_of(factory: LayerFactory) -> str:
     return str(getattr(_class_of(factory), "__name__", repr(factory)))
 
 
-def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) -> BaseClient:
+def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) -> Service:
     module, name, extra = {
         "memory": ("asyncdp.transports.memory", "MemoryTransport", ""),
         "transfer_queue": ("asyncdp.transports.transfer_queue", "TQTransport", "tq"),
@@ -268,7 +278,7 @@ def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) ->
         msg = f"impl {parsed.impl!r} cannot be opened; it needs the extra: pip install 'asyncdp[{extra}]' ({err})"
         raise ImportError(msg) from err
     try:
-        transport: BaseClient = kind(config, bootstrap=bootstrap)
+        transport: Service = kind(config, bootstrap=bootstrap)
     except DataPlaneError as err:
         if not parsed.full_tracebacks:
             shorten(err)
@@ -278,7 +288,7 @@ def _transport(config: Mapping[str, Any], parsed: Config, *, bootstrap: bool) ->
 
 def build_data_plane_client(
     config: Mapping[str, Any], *, bootstrap: bool = True, layers: Sequence[LayerFactory] | None = None
-) -> BaseClient:
+) -> Client:
     """Build a client from a config.
 
     Args:
@@ -390,5 +400,5 @@ def _arranged(own: Sequence[LayerFactory], by_layer: Mapping[str, Mapping[str, A
     return list(own)
 
 
-def _reattach(config: dict[str, Any], layers: Sequence[LayerFactory] | None = None) -> BaseClient:
+def _reattach(config: dict[str, Any], layers: Sequence[LayerFactory] | None = None) -> Client:
     return build_data_plane_client(config, bootstrap=False, layers=layers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdp.calls import Only
     from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
 
-__all__ = ["DataPlaneClient", "Stale"]
+__all__ = ["VERBS", "DataPlaneClient", "Stale"]
 
 #: What becomes of a put some of whose rows are stale.
 Stale = Literal["raise", "skip"]
@@ -239,3 +240,11 @@ class DataPlaneClient(Protocol):
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None, /
     ) -> None:
         """Close the client."""
+
+
+#: The names of the verbs.
+VERBS = tuple(
+    name
+    for name, verb in vars(DataPlaneClient).items()
+    if (inspect.iscoroutinefunction(verb) and name != "close" and not name.startswith("_")) or name == "batches"
+)

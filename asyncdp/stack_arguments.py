@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from asyncdp.protocol import DataPlaneClient
+from asyncdp.protocol import VERBS
 
 __all__ = ["client", "factories", "options", "setting"]
-
-#: A client has at least one of these; anything else was given by mistake.
-_VERBS = [
-    name
-    for name, verb in vars(DataPlaneClient).items()
-    if inspect.iscoroutinefunction(verb) and name != "close" and not name.startswith("_")
-]
-
 
 #: Settings that 0 switches off.
 _MAY_BE_ZERO = ("outage_patience_s",)
@@ -103,7 +94,7 @@ def client(value: Any, what: str) -> None:
     if isinstance(value, type):
         msg = f"{what} is the class {value.__name__}, not a client: give it as {value.__name__}(...)"
         raise TypeError(msg)
-    if not any(callable(getattr(value, verb, None)) for verb in _VERBS):
+    if not any(callable(getattr(value, verb, None)) for verb in VERBS):
         kind = "None" if value is None else f"of type {type(value).__name__}"
         msg = f"{what} is {kind}, no client: it has none of the verbs, such as put_samples or get_samples"
         raise TypeError(msg)

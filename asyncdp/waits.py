@@ -58,7 +58,7 @@ async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ct
         problem: DataPlaneError | None = None
         seen: ClaimTry | None = None
         try:
-            seen = await send(replace(look, wait_s=wait, explain=wait >= left), ctx)
+            seen = await send(replace(look, wait_s=wait, explain=ctx.looks_once or wait >= left), ctx)
             unsure = False
         except DataPlaneError as err:
             unsure = err.ambiguous = err.ambiguous or unsure

@@ -13,7 +13,7 @@ import gc
 import statistics
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import anyio
 import torch
@@ -22,6 +22,7 @@ from tensordict import TensorDict
 from asyncdp import (
     AttemptTimeout,
     BatchRetry,
+    Client,
     Layer,
     MemoryTransport,
     Metrics,
@@ -32,9 +33,6 @@ from asyncdp import (
     TypedErrors,
     stack,
 )
-
-if TYPE_CHECKING:
-    from asyncdp import BaseClient
 
 FIRST = ("SlotMapping", "TypedErrors", "AttemptTimeout", "Metrics")
 #: Metrics and SlotMapping are in every stack; the others are added in this order.
@@ -52,7 +50,7 @@ LAYERS: dict[str, Any] = {
 }
 
 
-async def one_get(client: BaseClient, count: int) -> float:
+async def one_get(client: Client, count: int) -> float:
     """Seconds per one-row get."""
     began = time.perf_counter()
     for _ in range(count):
@@ -69,9 +67,9 @@ def scope(count: int, deadline: float | None) -> float:
     return (time.perf_counter() - began) / count
 
 
-def stacks(transport: MemoryTransport) -> dict[str, BaseClient]:
+def stacks(transport: MemoryTransport) -> dict[str, Client]:
     """The stacks that are compared, each with one layer more than the one before."""
-    out: dict[str, BaseClient] = {"first four": stack(transport, [Metrics, SlotMapping, AttemptTimeout, TypedErrors])}
+    out: dict[str, Client] = {"first four": stack(transport, [Metrics, SlotMapping, AttemptTimeout, TypedErrors])}
     for count in range(2, len(LAYERS) + 1):
         # From below: SlotMapping and Metrics are always there, the others join them one by one.
         chosen = [*ALWAYS, *ORDER[: count - len(ALWAYS)]]
@@ -85,11 +83,12 @@ async def measure(rounds: int, count: int) -> None:
     """Measure and print the table."""
     torch.set_num_threads(1)
     transport = MemoryTransport()
-    await transport.register_partition("p", ["x"], 1, ["t"])
-    await transport.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
+    bare = Client(transport)
+    await bare.register_partition("p", ["x"], 1, ["t"])
+    await bare.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
     clients = stacks(transport)
     unit_s: list[float] = []
-    bare: list[float] = []
+    plain: list[float] = []
     direct: list[float] = []
     over: dict[str, list[float]] = {name: [] for name in clients}
     gc.collect()
@@ -97,19 +96,19 @@ async def measure(rounds: int, count: int) -> None:
     for _ in range(rounds):
         for name, client in clients.items():
             unit = scope(count, anyio.current_time() + 60)
-            alone = await one_get(transport, count)
+            alone = await one_get(bare, count)
             stacked = await one_get(client, count)
             again = scope(count, anyio.current_time() + 60)
             unit = (unit + again) / 2
             unit_s.append(unit)
-            bare.append(scope(count, None) / unit)
+            plain.append(scope(count, None) / unit)
             direct.append(alone / unit)
             over[name].append((stacked - alone) / unit)
         gc.collect()
     gc.enable()
     median = {name: statistics.median(values) for name, values in over.items()}
     print(f"{'one unit: CancelScope(deadline=...)':42} {statistics.median(unit_s) * 1e6:7.2f} us")
-    print(f"{'CancelScope() without a deadline':42} {statistics.median(bare):7.2f} units")
+    print(f"{'CancelScope() without a deadline':42} {statistics.median(plain):7.2f} units")
     print(f"{'one-row get, transport used directly':42} {statistics.median(direct):7.2f} units")
     print(f"\n{'on top of the transport':42}   units")
     whole = f"+ {ORDER[-1]}"

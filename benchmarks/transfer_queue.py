@@ -26,7 +26,7 @@ from tensordict import TensorDict
 from asyncdp import stack
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 #: (rows, bytes per row)
 SIZES = ((1, 1 << 10), (64, 8 << 10), (256, 64 << 10), (256, 1 << 20), (32, 16 << 20))
@@ -44,7 +44,7 @@ async def once(call: Callable[[], Awaitable[Any]]) -> float:
     return (time.perf_counter() - began) * 1e3
 
 
-async def one_size(client: BaseClient, raw: Any, rounds: int, rows: int, size: int) -> dict[str, float]:
+async def one_size(client: Client, raw: Any, rounds: int, rows: int, size: int) -> dict[str, float]:
     """Return the median milliseconds of puts and gets of one size, both sides in turn."""
     data = batch(rows, size)
     ids = [f"r{at}" for at in range(rows)]
@@ -65,7 +65,7 @@ async def one_size(client: BaseClient, raw: Any, rounds: int, rows: int, size: i
     return {key: statistics.median(values) for key, values in spent.items()}
 
 
-async def sizes(client: BaseClient, raw: Any, rounds: int, largest: int) -> None:
+async def sizes(client: Client, raw: Any, rounds: int, largest: int) -> None:
     """Compare puts and gets of several sizes."""
     print(f"{'rows x bytes':>15} {'put raw':>8} {'ours':>8} {'ratio':>6} {'get raw':>9} {'ours':>8} {'ratio':>6}  (ms)")
     for rows, size in SIZES:
@@ -79,7 +79,7 @@ async def sizes(client: BaseClient, raw: Any, rounds: int, largest: int) -> None
         )
 
 
-async def claims(client: BaseClient, tq: Any, rounds: int, ready: int = 10_000, take: int = 32) -> None:
+async def claims(client: Client, tq: Any, rounds: int, ready: int = 10_000, take: int = 32) -> None:
     """Compare a claim of 32 where 10,000 samples are ready."""
     ids = [f"c{at}" for at in range(ready)]
     data = TensorDict({"x": torch.zeros(ready, 1)}, batch_size=[ready])

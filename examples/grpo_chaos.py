@@ -19,7 +19,7 @@ from asyncdp import layers_of
 from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS
 
 if TYPE_CHECKING:
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.examples.grpo_crew import Crew
     from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
 
@@ -41,7 +41,7 @@ NOTICE_S = 5.0
 """Seconds within which it begins to, on a busy machine; the controller may evict them all before it is asked."""
 
 
-async def strike(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
+async def strike(crew: Crew, plane: Client, stop: anyio.Event) -> None:
     """Kill each at its time, unless ``stop`` is set before."""
     async with anyio.create_task_group() as tasks:
         if await _waited(WORKER_AT * crew.config.seconds, stop):
@@ -57,7 +57,7 @@ async def strike(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
             await _kill_host(crew, hosts, stop)
 
 
-def plane_of(client: BaseClient) -> EmbeddedPlane | None:
+def plane_of(client: Client) -> EmbeddedPlane | None:
     """Return the slot hosts that a client has started, if it has."""
     *_, transport = layers_of(client)
     return getattr(transport, "plane", None)
@@ -80,7 +80,7 @@ async def _waited(seconds: float, stop: anyio.Event) -> bool:
     return not stop.is_set()
 
 
-async def _kill_unit(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
+async def _kill_unit(crew: Crew, plane: Client, stop: anyio.Event) -> None:
     """Kill the first storage unit while it holds something, and note what the plane names as lost with it."""
     # More than one step's worth: of that, the trainer cannot have read all already.
     while await _depth(plane) <= crew.config.groups_per_step:
@@ -103,7 +103,7 @@ async def _kill_unit(crew: Crew, plane: BaseClient, stop: anyio.Event) -> None:
     crew.progress.struck("samples named as lost", samples=sorted(lost))
 
 
-async def _depth(plane: BaseClient) -> int:
+async def _depth(plane: Client) -> int:
     with suppress(*FAULTS):
         return await plane.depth(ROLLOUTS)
     return 0

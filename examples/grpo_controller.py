@@ -12,7 +12,7 @@ from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS, WEIGHTS, insist
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdp import BaseClient, DataPlaneGroupMeta
+    from asyncdp import Client, DataPlaneGroupMeta
     from asyncdp.examples.grpo_account import Account
     from asyncdp.examples.grpo_plane import DemoConfig
     from asyncdp.examples.grpo_progress import Progress
@@ -30,7 +30,7 @@ class SingleController:
         plane: A client of its own.
     """
 
-    def __init__(self, plane: BaseClient, config: DemoConfig, account: Account, progress: Progress) -> None:
+    def __init__(self, plane: Client, config: DemoConfig, account: Account, progress: Progress) -> None:
         self.plane = plane
         self.config = config
         self.account = account

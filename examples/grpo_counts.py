@@ -11,7 +11,7 @@ from asyncdp.middleware.permit import Health
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.testing import FaultPlan
 
 __all__ = ["Counts", "count_events", "counts_of", "ports_out"]
@@ -31,7 +31,7 @@ class Counts(NamedTuple):
     faults: Mapping[str, int]
 
 
-def counts_of(client: BaseClient, plan: FaultPlan | None = None) -> Counts:
+def counts_of(client: Client, plan: FaultPlan | None = None) -> Counts:
     """Return the counts of a client so far; needs its event loop, for the time."""
     events: dict[str, dict[str, int]] = {}
     ports: dict[tuple[str, int], bool] = {}

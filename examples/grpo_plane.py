@@ -34,7 +34,7 @@ from asyncdp.testing import faulty_stack
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.testing import FaultPlan
 
 __all__ = [
@@ -174,7 +174,7 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     }
 
 
-def start(config: DemoConfig, owner: str, faults: FaultPlan | None) -> BaseClient:
+def start(config: DemoConfig, owner: str, faults: FaultPlan | None) -> Client:
     """Start the plane; closing this client ends it."""
     return _connect({**plane_config(config), "owner": owner}, faults, bootstrap=True)
 
@@ -187,7 +187,7 @@ def from_afar(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "ucxx": {**config["ucxx"], "lane": "off"}} if "ucxx" in config else config
 
 
-def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> BaseClient:
+def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> Client:
     """Attach another client, in this process or another one, by the ``attach_config()`` of one that is there.
 
     It has the faults that it is given, not those of the client whose config it is.
@@ -197,7 +197,7 @@ def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> Base
     return _connect({**config, "owner": owner, "layers": settings}, faults, bootstrap=False)
 
 
-def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: bool) -> BaseClient:
+def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: bool) -> Client:
     client = build_data_plane_client(settings, bootstrap=bootstrap)
     if faults is None:
         return client
@@ -206,7 +206,7 @@ def _connect(settings: dict[str, Any], faults: FaultPlan | None, *, bootstrap: b
     return faulty_stack(transport, faults, by_layer=settings["layers"])
 
 
-async def register(plane: BaseClient, config: DemoConfig) -> None:
+async def register(plane: Client, config: DemoConfig) -> None:
     """Declare both partitions."""
     await insist(
         lambda: plane.register_partition(

@@ -28,7 +28,7 @@ from asyncdp.examples.grpo_progress import Progress
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
 
 __all__ = ["run"]
 
@@ -52,7 +52,7 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
             return await _run(config, view, plane)
 
 
-async def _run(config: DemoConfig, view: View | None, plane: BaseClient) -> Report:
+async def _run(config: DemoConfig, view: View | None, plane: Client) -> Report:
     account, progress, stop = Account(), Progress(), anyio.Event()
     progress.clients["driver"] = plane
     with Crew(config, plane.attach_config(), account, progress) as crew:

@@ -12,7 +12,7 @@ from asyncdp.examples.grpo_counts import Counts, counts_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.testing import FaultPlan
 
 __all__ = ["Point", "Progress"]
@@ -51,7 +51,7 @@ class Progress:
     staleness: list[Point] = field(default_factory=list)
     depths: list[Point] = field(default_factory=list)
     ages: Counter[int] = field(default_factory=Counter)
-    clients: dict[str, BaseClient] = field(default_factory=dict)
+    clients: dict[str, Client] = field(default_factory=dict)
     told: dict[str, Counts] = field(default_factory=dict)
     plan: FaultPlan | None = None
     killed: list[dict[str, Any]] = field(default_factory=list)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.examples.grpo_account import Account
     from asyncdp.examples.grpo_progress import Progress
     from asyncdp.testing import FaultPlan
@@ -129,7 +129,7 @@ async def _play(role: Role, pipe: Connection) -> None:
     pipe.send(_counts(role, plane, plan))
 
 
-async def _work(role: Role, plane: BaseClient, pipe: Connection, stop: anyio.Event) -> None:
+async def _work(role: Role, plane: Client, pipe: Connection, stop: anyio.Event) -> None:
     config, task = role.config, make_task(role.config.seed)
     account = cast("Account", _Forwarded("account", pipe.send))
     progress = cast("Progress", _Forwarded("progress", pipe.send))
@@ -141,13 +141,13 @@ async def _work(role: Role, plane: BaseClient, pipe: Connection, stop: anyio.Eve
         await SingleController(plane, config, account, progress).run(stop)
 
 
-async def _keep_counting(role: Role, plane: BaseClient, plan: FaultPlan | None, pipe: Connection) -> None:
+async def _keep_counting(role: Role, plane: Client, plan: FaultPlan | None, pipe: Connection) -> None:
     while True:
         await anyio.sleep(COUNT_EVERY_S)
         pipe.send(_counts(role, plane, plan))
 
 
-def _counts(role: Role, plane: BaseClient, plan: FaultPlan | None) -> Entry:
+def _counts(role: Role, plane: Client, plan: FaultPlan | None) -> Entry:
     return Entry("progress", "counted", (role.name, counts_of(plane, plan)))
 
 

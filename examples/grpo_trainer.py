@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDict
 
-    from asyncdp import BaseClient, KVBatchMeta
+    from asyncdp import Client, KVBatchMeta
     from asyncdp.examples.grpo_account import Account
     from asyncdp.examples.grpo_plane import DemoConfig
     from asyncdp.examples.grpo_progress import Progress
@@ -47,7 +47,7 @@ class Trainer:
         plane: A client of its own.
     """
 
-    def __init__(self, plane: BaseClient, config: DemoConfig, task: Task, account: Account, progress: Progress) -> None:
+    def __init__(self, plane: Client, config: DemoConfig, task: Task, account: Account, progress: Progress) -> None:
         self.plane = plane
         self.config = config
         self.task = task

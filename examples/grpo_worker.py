@@ -15,7 +15,7 @@ from asyncdp.examples.policy import Policy, PolicyConfig, Task
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdp import BaseClient
+    from asyncdp import Client
     from asyncdp.examples.grpo_account import Account
     from asyncdp.examples.grpo_plane import DemoConfig
 
@@ -38,7 +38,7 @@ class RolloutWorker:
         plane: A client of its own.
     """
 
-    def __init__(self, number: int, plane: BaseClient, config: DemoConfig, task: Task, account: Account) -> None:
+    def __init__(self, number: int, plane: Client, config: DemoConfig, task: Task, account: Account) -> None:
         self.name = f"w{number}"
         self.plane = plane
         self.config = config

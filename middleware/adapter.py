@@ -14,10 +14,11 @@ from tensordict import TensorDictBase
 from asyncdp import calls as c
 from asyncdp.block import field_names
 from asyncdp.calls import CallContext, handles
-from asyncdp.client import BaseClient
+from asyncdp.client import CALLER
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
 from asyncdp.middleware.client_verb import ClientVerb
+from asyncdp.service import Service
 from asyncdp.stack_arguments import setting
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Adapter"]
 
 
-class Adapter(BaseClient):
+class Adapter(Service):
     """Serves calls with the verbs of ``client``.
 
     Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, the thread runs on).
@@ -42,23 +43,19 @@ class Adapter(BaseClient):
 
     Args:
         client: Any object with verbs of :class:`~asyncdp.client.DataPlaneClient`.
+        inner: The service below, where the client is a layer that knows verbs only: the stack goes on there.
         close_timeout_s: How long the client's own close() may take, in seconds; 5 by default: enough to say goodbye to
             a backend that answers. What it raises is logged: nobody could do more about it.
     """
 
-    def __init__(self, client: Any, *, close_timeout_s: float = 5.0) -> None:
+    def __init__(self, client: Any, *, inner: Service | None = None, close_timeout_s: float = 5.0) -> None:
         """Wrap ``client``."""
         super().__init__()
         self.client = client
+        self.inner = inner
         self.close_timeout_s: float = setting(close_timeout_s, "float", "close_timeout_s")
         self.error_table = tuple(getattr(client, "error_table", ()))
         self._verbs: dict[str, ClientVerb] = {}
-
-    @property
-    def inner(self) -> BaseClient | None:
-        """What the client itself wraps, where it is a layer that knows verbs only: the stack goes on there."""
-        below = getattr(self.client, "inner", None)
-        return below if isinstance(below, BaseClient) else None
 
     def get_capabilities(self) -> DataPlaneCapabilities:
         """Tell what the client says; never that it can be addressed by slots."""
@@ -100,10 +97,14 @@ class Adapter(BaseClient):
         except TypeError as err:  # nothing was sent, which a TypeError out of the verb would not say
             msg = f"{type(self.client).__name__}.{name}{verb.signature} cannot be called as asyncdp does: {err}"
             raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb, cause=err) from err
-        if verb.is_async:
-            return await verb.method(*args, **kwargs)
-        result = await anyio.to_thread.run_sync(partial(verb.method, *args, **kwargs), abandon_on_cancel=True)
-        return await result if inspect.isawaitable(result) else result
+        before = CALLER.set(ctx)
+        try:
+            if verb.is_async:
+                return await verb.method(*args, **kwargs)
+            result = await anyio.to_thread.run_sync(partial(verb.method, *args, **kwargs), abandon_on_cancel=True)
+            return await result if inspect.isawaitable(result) else result
+        finally:
+            CALLER.reset(before)
 
     # -- A
 

@@ -9,12 +9,12 @@ import anyio
 
 from asyncdp.calls import Resend
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout
-from asyncdp.middleware.layer import Layer
+from asyncdp.service import Layer
 from asyncdp.slots import TryClaim, TryPartition
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["AttemptTimeout"]
 
@@ -41,7 +41,7 @@ class AttemptTimeout(Layer):
             fault even if the attempt's limit was not reached: the slowest healthy answers begin sooner.
     """
 
-    def __init__(self, inner: BaseClient, *, attempt_timeout_s: float = 10.0, blame_after_s: float = 1.0) -> None:
+    def __init__(self, inner: Service, *, attempt_timeout_s: float = 10.0, blame_after_s: float = 1.0) -> None:
         """Keep the limits."""
         super().__init__(inner)
         self.attempt_timeout_s = attempt_timeout_s

@@ -10,15 +10,15 @@ from asyncdp.calls import CallContext, GetSamples, handles
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, PartialReadError
 from asyncdp.meta import KVBatchMeta, RowHandle
 from asyncdp.middleware.backoff import Backoff
-from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.rounds import Rounds
 from asyncdp.reads import partial_read
+from asyncdp.service import Layer
 from asyncdp.setting_names import named
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["BatchRetry"]
 
@@ -38,7 +38,7 @@ class BatchRetry(Layer):
 
     def __init__(
         self,
-        inner: BaseClient,
+        inner: Service,
         *,
         max_rounds: int = 3,
         round_backoff_base_s: float = 0.1,

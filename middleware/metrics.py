@@ -14,11 +14,11 @@ from asyncdp.calls import ClearSamples, DropPartition, PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.meta import KVBatchMeta
 from asyncdp.middleware.account import Account, leaf_nbytes, sizes_of
-from asyncdp.middleware.layer import Layer
+from asyncdp.service import Layer
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "fields_nbytes", "log_event"]
 
@@ -72,7 +72,7 @@ class Metrics(Layer):
         on_event: Called with a :class:`DataPlaneEvent` per op. What it raises harms no call.
     """
 
-    def __init__(self, inner: BaseClient, on_event: Callable[[DataPlaneEvent], None] | None = None) -> None:
+    def __init__(self, inner: Service, on_event: Callable[[DataPlaneEvent], None] | None = None) -> None:
         """Begin with all counts at zero."""
         super().__init__(inner)
         self.on_event = on_event

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import DataPlaneError, DataPlaneTimeout
-from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.permit import Change, Failure, Permit, QuarantineRules, TargetSnapshot
 from asyncdp.middleware.quarantine import Quarantine
 from asyncdp.middleware.slot_retry import may_resend, out_of_time
+from asyncdp.service import Layer
 from asyncdp.setting_names import named
 from asyncdp.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["PortRotation"]
 
@@ -40,7 +40,7 @@ class PortRotation(Layer):
 
     def __init__(
         self,
-        inner: BaseClient,
+        inner: Service,
         *,
         quarantine_s: float = 30.0,
         quarantine_max_s: float = 300.0,
@@ -67,7 +67,9 @@ class PortRotation(Layer):
         try:
             return await self._through(permit, call, ctx)
         except DataPlaneError as err:
-            if not (err.blames_port and err.retryable) or len(targets) == 1 or not may_resend(call, err, self.inner):
+            if not (err.blames_port and err.retryable and len(targets) > 1):
+                raise
+            if not may_resend(call, err, self.capabilities):
                 raise
             now = ctx.env.clock.now()
             if now >= ctx.deadline:

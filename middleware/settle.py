@@ -12,7 +12,7 @@ from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, 
 from asyncdp.errors import DataPlaneError
 from asyncdp.ledger import Debt
 from asyncdp.middleware.debts import owe_claim, owe_once
-from asyncdp.middleware.layer import Layer
+from asyncdp.service import Layer
 from asyncdp.slots import Abort, ClaimTry, Publish, Resolve, TryClaim
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class Settle(Layer):
                 await self._pay(ctx.env.ledger.owe(Debt(call, debt.op_id)), ctx)
 
     def _owe(self, call: Call[Any], ctx: CallContext) -> None:
-        capabilities = self.inner.get_capabilities()
+        capabilities = self.capabilities
         partition_id: str = call.partition_id  # type: ignore[attr-defined]
         if isinstance(call, TryClaim):
             if capabilities.claim_dedup:

@@ -19,23 +19,24 @@ from asyncdp.errors import (
 )
 from asyncdp.middleware.backoff import Backoff
 from asyncdp.middleware.debts import owe_claim
-from asyncdp.middleware.layer import Layer
 from asyncdp.middleware.outage_wait import OutageWait
 from asyncdp.middleware.touches import Touches
+from asyncdp.service import Layer
 from asyncdp.setting_names import named
 from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim, WriteSlots
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.meta import DataPlaneCapabilities
+    from asyncdp.service import Service
 
 __all__ = ["SlotRetry", "may_resend", "out_of_time"]
 
 R = TypeVar("R")
 
 
-def may_resend(call: Call[Any], err: DataPlaneError, client: BaseClient) -> bool:
+def may_resend(call: Call[Any], err: DataPlaneError, capabilities: DataPlaneCapabilities) -> bool:
     """Whether the same call may be sent again after this error, as far as the backend can tell it apart."""
-    return _may_resend(call, client, unsure=err.ambiguous)
+    return _may_resend(call, capabilities, unsure=err.ambiguous)
 
 
 def out_of_time(err: DataPlaneError) -> bool:
@@ -43,11 +44,10 @@ def out_of_time(err: DataPlaneError) -> bool:
     return isinstance(err, DataPlaneTimeout) and err.cut_short
 
 
-def _may_resend(call: Call[Any], client: BaseClient, *, unsure: bool) -> bool:
+def _may_resend(call: Call[Any], capabilities: DataPlaneCapabilities, *, unsure: bool) -> bool:
     """Whether a call may be sent again; ``unsure``: some attempt at it may have acted."""
     if call.resend is Resend.ALWAYS or not unsure:
         return call.resend is not Resend.NEVER
-    capabilities = client.get_capabilities()
     return (call.resend is Resend.DEDUP and capabilities.mutation_dedup) or (
         call.resend is Resend.CLAIM and capabilities.claim_dedup
     )
@@ -79,7 +79,7 @@ class SlotRetry(Layer):
 
     def __init__(
         self,
-        inner: BaseClient,
+        inner: Service,
         *,
         max_attempts: int = 4,
         backoff_base_s: float = 0.05,
@@ -101,14 +101,14 @@ class SlotRetry(Layer):
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Send the call; drive retries only if it fails."""
-        if call.mutates and call.resend is Resend.DEDUP and not self.inner.get_capabilities().mutation_dedup:
+        if call.mutates and call.resend is Resend.DEDUP and not self.capabilities.mutation_dedup:
             return await self._watched(call, ctx)
         try:
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             if not err.retryable:
                 raise
-            return await self._again(call, ctx, err, lambda unsure: _may_resend(call, self.inner, unsure=unsure))
+            return await self._again(call, ctx, err, lambda unsure: _may_resend(call, self.capabilities, unsure=unsure))
         if isinstance(call, ReadSlots) and result.errors:  # type: ignore[attr-defined]
             return await self._reread(call, ctx, result)  # type: ignore[arg-type,return-value]
         return result

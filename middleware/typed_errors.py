@@ -14,12 +14,12 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
     DataPlaneWriteError,
 )
-from asyncdp.middleware.layer import Layer
+from asyncdp.service import Layer
 from asyncdp.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["ErrorTable", "TypedErrors"]
 
@@ -50,7 +50,7 @@ class TypedErrors(Layer):
     call; it is not retryable, since nobody knows what it means. Cancellation is never touched.
     """
 
-    def __init__(self, inner: BaseClient, *, table: ErrorTable = ()) -> None:
+    def __init__(self, inner: Service, *, table: ErrorTable = ()) -> None:
         """Put ``table`` before the transport's own."""
         super().__init__(inner)
         transport: Any = inner

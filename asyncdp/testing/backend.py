@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdp.client import BaseClient
+from asyncdp.service import Service
 from asyncdp.slots import Probe
 from asyncdp.testing.request import Request
 
@@ -109,7 +109,7 @@ class Backend:
         return f"<backend: {len(self.waiting)} waiting, {len(self.taken)} taken>"
 
 
-class Scripted(BaseClient):
+class Scripted(Service):
     """The transport of a pair: asks the test.
 
     Args:
@@ -122,7 +122,7 @@ class Scripted(BaseClient):
     def __init__(
         self,
         backend: Backend,
-        behind: BaseClient | None,
+        behind: Service | None,
         only: Sequence[type[Call[Any]]] | None,
         capabilities: DataPlaneCapabilities,
     ) -> None:

@@ -13,8 +13,8 @@ import anyio.lowlevel
 
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.factory import layers_of
-from asyncdp.middleware.layer import Layer
-from asyncdp.middleware.slot_mapping import SlotMapping
+from asyncdp.service import Layer
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.slots import ReadResult, ReadSlots
 from asyncdp.testing.injected import Injected
 from asyncdp.testing.payload import damaged
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from asyncdp.calls import Call, CallContext
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
+    from asyncdp.service import Service
     from asyncdp.testing.rule import Rule
 
 __all__ = ["Faults"]
@@ -73,7 +74,7 @@ class Faults(Layer):
         ValueError: A rule needs hosts or slots that this transport does not have; the message names it.
     """
 
-    def __init__(self, inner: BaseClient, plan: FaultPlan) -> None:
+    def __init__(self, inner: Service | Client, plan: FaultPlan) -> None:
         """Check that the transport can do what the plan wants."""
         super().__init__(inner)
         self.plan = plan

@@ -20,7 +20,7 @@ from asyncdp.testing import virtual_item
 if TYPE_CHECKING:
     import pytest
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["Held", "closing", "replaced"]
 
@@ -29,7 +29,7 @@ __all__ = ["Held", "closing", "replaced"]
 class Held:
     """What such a fixture gives, and what has to be awaited when the test is over."""
 
-    client: BaseClient
+    client: Client
     end: Callable[[], Awaitable[None]]
 
 
@@ -42,7 +42,7 @@ _MAKE = "_asyncdp_make"
 def closing(make: Make) -> Callable[..., Any]:
     """Turn a function that makes a client into a fixture function that ends it as well."""
 
-    def plain(**kwargs: Any) -> Iterator[BaseClient]:
+    def plain(**kwargs: Any) -> Iterator[Client]:
         """Serve a test that is no coroutine, and so has no loop of its own."""
         import anyio
 
@@ -97,7 +97,7 @@ def _by_pytest_asyncio(make: Make, item: pytest.Item) -> Callable[..., Any]:
 
     import pytest_asyncio
 
-    def fixture(**kwargs: Any) -> Iterator[BaseClient]:
+    def fixture(**kwargs: Any) -> Iterator[Client]:
         loop = asyncio.get_event_loop()
         held = make(**kwargs)
         yield held.client
@@ -113,7 +113,7 @@ def _by_pytest_asyncio(make: Make, item: pytest.Item) -> Callable[..., Any]:
 def _by_anyio(make: Make) -> Callable[..., Any]:
     """Return an async generator, which anyio's plugin runs on the loop of the test."""
 
-    async def fixture(**kwargs: Any) -> AsyncIterator[BaseClient]:
+    async def fixture(**kwargs: Any) -> AsyncIterator[Client]:
         held = make(**kwargs)
         yield held.client
         await held.end()
@@ -124,7 +124,7 @@ def _by_anyio(make: Make) -> Callable[..., Any]:
 def _ended_by_the_run(make: Make, item: pytest.Item) -> Callable[..., Any]:
     """Return a plain function: in virtual time the loop ends with the test, so the run ends what it used."""
 
-    def fixture(**kwargs: Any) -> BaseClient:
+    def fixture(**kwargs: Any) -> Client:
         held = make(**kwargs)
         virtual_item.end_with(item, held.end)
         return held.client

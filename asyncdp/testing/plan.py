@@ -18,7 +18,7 @@ from asyncdp.testing.rule import Rule, Where
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.faults import Faults
     from asyncdp.testing.injected import Injected
 
@@ -163,7 +163,7 @@ class FaultPlan(Effects):
             Rule("crash_host", Where(host=host), at_s=at_s, options=given(restart_at_s=restart_at_s, adopt=adopt))
         )
 
-    def layer(self, inner: BaseClient) -> Faults:
+    def layer(self, inner: Client) -> Faults:
         """Make the fault layer, which stands just above the transport; to be used in a list of layers."""
         from asyncdp.testing.faults import Faults
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import anyio
 import pytest
 
+from asyncdp.client import Client
+
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["RealPlane", "TransferQueuePlane", "UcxxPlane"]
 
@@ -57,7 +59,7 @@ class RealPlane(ABC):
         """End what was started."""
 
     @abstractmethod
-    def transport(self, config: Mapping[str, Any]) -> BaseClient:
+    def transport(self, config: Mapping[str, Any]) -> Service:
         """Return a fresh transport, with these keys of the config on top."""
 
     async def empty(self) -> None:  # noqa: B027 - nothing to do for most
@@ -114,7 +116,7 @@ class TransferQueuePlane(RealPlane):
             if started is not None:
                 started.shutdown()
 
-    def transport(self, config: Mapping[str, Any]) -> BaseClient:
+    def transport(self, config: Mapping[str, Any]) -> Service:
         """Begin a plane in a namespace that no other test has."""
         from asyncdp.transports.transfer_queue import TQTransport
 
@@ -150,20 +152,17 @@ class UcxxPlane(RealPlane):
         if owner is not None:
             anyio.run(owner.close)
 
-    def transport(self, config: Mapping[str, Any]) -> BaseClient:
+    def transport(self, config: Mapping[str, Any]) -> Service:
         """Attach to the plane of the session."""
         from asyncdp.transports.ucxx import UCXXTransport
 
         shared = self._owner.attach_config()
         own = {**shared.get("ucxx", {}), **config.get("ucxx", {})}
-        transport: BaseClient = UCXXTransport({**shared, **config, "ucxx": own}, bootstrap=False)
+        transport: Service = UCXXTransport({**shared, **config, "ucxx": own}, bootstrap=False)
         return transport
 
     async def empty(self) -> None:
         """Drop every partition: all tests share one plane. By a client of its own: the test's may be closed."""
-        transport = self.transport({})
-        try:
-            for partition in await transport.list_partitions():
-                await transport.drop_partition(partition.partition_id)
-        finally:
-            await transport.close()
+        async with Client(self.transport({})) as client:
+            for partition in await client.list_partitions():
+                await client.drop_partition(partition.partition_id)

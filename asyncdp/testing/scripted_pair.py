@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import anyio
 
+from asyncdp.client import Client
 from asyncdp.factory import stack
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from asyncdp.calls import Call
-    from asyncdp.client import BaseClient
+    from asyncdp.service import Service
 
 __all__ = ["Pair", "pair"]
 
@@ -32,7 +33,7 @@ CLOSE_S = 10.0
 class Pair(NamedTuple):
     """What :func:`pair` returns: to be taken apart, or to be used with ``async with``."""
 
-    client: BaseClient
+    client: Client
     backend: Backend
 
     async def __aenter__(self) -> Self:
@@ -50,9 +51,9 @@ class Pair(NamedTuple):
 
 
 def pair(
-    transport: BaseClient | None = None,
+    transport: Service | Client | None = None,
     *,
-    layers: Sequence[Callable[[BaseClient], Any]] | None = (),
+    layers: Sequence[Callable[[Client], Any]] | None = (),
     only: Sequence[type[Call[Any]]] | None = None,
     slots: bool = True,
     capabilities: DataPlaneCapabilities | None = None,
@@ -89,20 +90,18 @@ def pair(
     Raises:
         ValueError: ``only`` without a transport, or a setting that no layer has.
     """
-    if only is not None and transport is None:
+    behind = transport.given if isinstance(transport, Client) else transport
+    if only is not None and behind is None:
         raise ValueError("only: there is nothing behind this pair that could answer the other calls")
     if capabilities is None:
-        capabilities = ALL if transport is None else transport.get_capabilities()
+        capabilities = ALL if behind is None else behind.get_capabilities()
     backend = Backend()
-    scripted = Scripted(backend, transport, only, replace(capabilities, slot_addressable=slots))
+    scripted = Scripted(backend, behind, only, replace(capabilities, slot_addressable=slots))
     chosen = layers
     if layers == ():
         # A call that nobody answers still ends by its time, as it does on every backend.
         chosen = None if settings.keys() - _OF_STACK else [partial(AttemptTimeout, attempt_timeout_s=math.inf)]
-    client = stack(scripted, chosen, **settings)
-    if transport is not None:
-        transport.env = client.env
-    return Pair(client, backend)
+    return Pair(stack(scripted, chosen, **settings), backend)
 
 
 #: Arguments of ``stack()`` that are no settings of a layer.

@@ -10,7 +10,7 @@ from asyncdp.factory import default_layers, stack
 
 if TYPE_CHECKING:
     from asyncdp.calls import Clock
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.plan import FaultPlan
 
 __all__ = ["faulty_stack"]
@@ -27,7 +27,7 @@ def faulty_stack(
     call_timeout_s: float | None = None,
     claim_poll_s: float | None = None,
     **settings: Any,
-) -> BaseClient:
+) -> Client:
     """Put the default layers around a transport, and the faults of a plan between them and it.
 
     ::

@@ -31,7 +31,7 @@ from tests.chaos.transfer_queue_idle import IdleLoop, Ticks
 from tests.chaos.transfer_queue_verbs import KEPT, TIMEOUT_S, Round, check_kept, fill
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["FAULTS", "TIMEOUT_S", "Report", "chaos", "main", "on_ray", "pid_of"]
 
@@ -100,8 +100,8 @@ class Chaos:
 
     def __init__(self, attach: Callable[[], Any], idle: IdleLoop) -> None:
         """Attach a client with the default layers, and one that does not ask again."""
-        self.client: BaseClient = stack(attach())
-        self.once: BaseClient = stack(attach(), max_attempts=1, max_rounds=1)
+        self.client: Client = stack(attach())
+        self.once: Client = stack(attach(), max_attempts=1, max_rounds=1)
         self.idle = idle
         self.rounds: list[Round] = []
 

@@ -14,7 +14,7 @@ import torch
 from asyncdp import DataPlaneError, PartialReadError, SampleNotFound
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.meta import KVBatchMeta
 
 __all__ = ["KEPT", "TIMEOUT_S", "VERBS", "Round", "check_kept", "fill"]
@@ -50,7 +50,7 @@ class Round:
         """Return the id of a sample of this round."""
         return f"{self.number}-{what}"
 
-    async def prepare(self, client: BaseClient) -> None:
+    async def prepare(self, client: Client) -> None:
         """Put what verbs of this round will remove, read or release."""
         extra = [self.id(what) for what in ("clear", "pop", "evict")]
         await client.put_samples(extra, "p", {"x": torch.zeros(3)})
@@ -58,7 +58,7 @@ class Round:
         self.held = await client.claim_meta("p", "held", ["x"], 2)
         self.given = await client.claim_meta("p", "held", ["x"], 2)
 
-    async def run(self, client: BaseClient) -> None:
+    async def run(self, client: Client) -> None:
         """Send every verb at once, and note how each ends."""
 
         async def one(name: str) -> None:
@@ -79,7 +79,7 @@ class Round:
             for name in VERBS:
                 group.start_soon(one, name)
 
-    async def check(self, client: BaseClient, lost: set[str]) -> None:
+    async def check(self, client: Client, lost: set[str]) -> None:
         """Compare the plane with what was acknowledged; rows in ``lost`` lay on a unit that is dead."""
 
         async def value(sample_id: str) -> Any:
@@ -120,16 +120,16 @@ class Round:
 
 
 #: Every verb; each touches samples of its own, so that its outcome can be checked.
-Verb = Callable[["BaseClient", Round], Awaitable[Any]]
+Verb = Callable[["Client", Round], Awaitable[Any]]
 
 
-async def _put(client: BaseClient, this: Round) -> KVBatchMeta:
+async def _put(client: Client, this: Round) -> KVBatchMeta:
     return await client.put_samples(
         [this.id("new")], "p", {"x": torch.full((1,), float(this.number))}, timeout_s=TIMEOUT_S
     )
 
 
-async def _replace(client: BaseClient, this: Round) -> KVBatchMeta:
+async def _replace(client: Client, this: Round) -> KVBatchMeta:
     return await client.put_samples(["r0", "r1"], "p", {"x": torch.full((2,), float(this.number))}, timeout_s=TIMEOUT_S)
 
 
@@ -158,14 +158,14 @@ VERBS: dict[str, Verb] = {
 }
 
 
-async def fill(client: BaseClient) -> None:
+async def fill(client: Client) -> None:
     """Put what is checked after each fault."""
     await client.register_partition("p", ["x"], ROWS, ["train", "held"])
     await client.put_samples(KEPT, "p", {"x": torch.arange(float(ROWS))})
     await client.put_samples(["r0", "r1"], "p", {"x": torch.zeros(2)})
 
 
-async def check_kept(client: BaseClient) -> tuple[int, set[str]]:
+async def check_kept(client: Client) -> tuple[int, set[str]]:
     """Read what was acknowledged at the beginning; return how many rows came, and which are named as lost.
 
     None may be wrong, and none may be missing without a name.

@@ -29,6 +29,7 @@ import msgspec
 import numpy as np
 
 from asyncdp.block import PICKLE
+from asyncdp.client import Client
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.buffers import BufferPool
 from asyncdp.transports.ucxx.directory import EmbeddedServer
@@ -135,9 +136,9 @@ class Stress:
         if self.server.pid:
             self.gauges.append(Gauge("directory", self.server.pid, bounded=False))
 
-    def client(self) -> UCXXTransport:
+    def client(self) -> Client:
         """A client of the run itself."""
-        return UCXXTransport(self.config, bootstrap=False)
+        return Client(UCXXTransport(self.config, bootstrap=False))
 
     async def work(self, roles: Cast, seconds: float) -> None:
         """Let them work, and look at them."""

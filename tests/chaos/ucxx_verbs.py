@@ -20,7 +20,7 @@ from asyncdp.errors import (
 from tests.chaos.ucxx_rows import FIELDS, WrongBytesError, fields_of, versions
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.chaos.ucxx_tally import Tally
 
 __all__ = ["TIMEOUT_S", "Verbs"]
@@ -41,7 +41,7 @@ class Verbs:
         absent: Ids that were removed, or never put: they must not come back.
     """
 
-    def __init__(self, client: BaseClient, tally: Tally) -> None:
+    def __init__(self, client: Client, tally: Tally) -> None:
         self.client = client
         self.tally = tally
         self.may_lose = False

@@ -21,7 +21,7 @@ from tests.chaos.ucxx_tally import Tally
 from tests.chaos.ucxx_verbs import TIMEOUT_S, Verbs
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.chaos.ucxx_plane import ChaosPlane
 
 __all__ = ["World"]
@@ -42,7 +42,7 @@ class World:
         pool: Connections of our own to single ports.
     """
 
-    def __init__(self, plane: ChaosPlane, client: BaseClient, once: BaseClient, pool: Pool) -> None:
+    def __init__(self, plane: ChaosPlane, client: Client, once: Client, pool: Pool) -> None:
         self.plane = plane
         self.client = client
         self.once = once

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import torch
 from tensordict import TensorDict
 
-from asyncdp import DataPlaneNotReady, MemoryTransport, PartialReadError, SampleNotFound
+from asyncdp import DataPlaneNotReady, MemoryTransport, PartialReadError, SampleNotFound, SlotMapping
 from asyncdp.block import Block, Dense, Ragged
 from asyncdp.slots import Publish, Published, Resolved
 from asyncdp.transports.memory.host import Host
@@ -110,16 +110,21 @@ class SharesMemory(Host):
 # --- 2: never fewer rows or columns
 
 
-class ShortReads(Broken):
-    """Returns the rows that came as if they were all."""
+class ShortReads(SlotMapping):
+    """Returns the rows that came as if they were all; a transport that is read as a whole."""
+
+    def __init__(self, config: Any, *, bootstrap: bool = True) -> None:
+        super().__init__(MemoryTransport(config, bootstrap=bootstrap))
+        self.plane = self.inner.plane  # type: ignore[attr-defined]
 
     def get_capabilities(self) -> Any:
         """Be read as a whole."""
         return replace(super().get_capabilities(), slot_addressable=False)
 
-    async def _get(self, call: Any, ctx: Any) -> Any:
+    async def get(self, call: Any, ctx: Any) -> Any:
+        """Read."""
         try:
-            return await super()._get(call, ctx)
+            return await super().get(call, ctx)
         except PartialReadError as err:
             return err.rows if err.ok.size else TensorDict({}, batch_size=[0])
 

@@ -19,10 +19,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TRANSPORT = """
 from dataclasses import replace
 
-from asyncdp import MemoryTransport
+from asyncdp import MemoryTransport, SlotMapping
 
 
-class Shelf(MemoryTransport):
+class Shelf(SlotMapping):
+    def __init__(self, config, bootstrap=True):
+        super().__init__(MemoryTransport(config, bootstrap=bootstrap))
+
+    def __reduce__(self):
+        return Shelf, (self.attach_config(), False)
+
     @classmethod
     def build(cls, **config):
         whole = {"enabled": True, "impl": "memory", "backend": "simple", "storage_capacity": 1 << 20,
@@ -61,7 +67,7 @@ class TestShelf(DataPlaneContract):
 #: One that returns rows in another order than they were asked for in, put to two themes on both loops.
 BROKEN = """
 import pytest
-from asyncdp import BaseClient, GetSamples
+from asyncdp import GetSamples
 from asyncdp.testing.contract import Claims, Reads, by_config
 from shelf import Shelf
 

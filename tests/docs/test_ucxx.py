@@ -124,6 +124,7 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
     """A user of the directory with just these rights serves a client and a slot host, and may do nothing else."""
     from redis.exceptions import NoPermissionError
 
+    from asyncdp import Client
     from asyncdp.transports.ucxx.known_host import KnownHost
     from asyncdp.transports.ucxx.transport import UCXXTransport
     from tests.ucxx.hosts import SECRET, hosted
@@ -148,7 +149,7 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
             "claim_meta_poll_interval_s": 0.05, "controller_address": url, "ucxx": {"secret": "a secret for tests"},
         }  # fmt: skip
         assert SECRET
-        async with hosted(KnownHost(directory)), UCXXTransport(config) as client:
+        async with hosted(KnownHost(directory)), Client(UCXXTransport(config)) as client:
             import torch
 
             await client.register_partition("p", ["x"], 4, ["t"])

@@ -8,7 +8,7 @@ import anyio.to_thread
 import pytest
 import torch
 
-from asyncdp import BaseClient, DataPlaneGroupMeta, DataPlaneNotReady, KVBatchMeta
+from asyncdp import Client, DataPlaneGroupMeta, DataPlaneNotReady, KVBatchMeta
 from asyncdp.examples.grpo_account import Account
 from asyncdp.examples.grpo_controller import SingleController
 from asyncdp.examples.grpo_faults import fault_plan
@@ -36,7 +36,7 @@ def _no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 class _Roles:
     """One of each, on a plane of their own; the faults hit the worker and the trainer, not the onlooker ``plane``."""
 
-    def __init__(self, plane: BaseClient, plan: FaultPlan) -> None:
+    def __init__(self, plane: Client, plan: FaultPlan) -> None:
         self.plane = plane
         self.account, self.progress = Account(), Progress()
         task = make_task(0)
@@ -184,7 +184,7 @@ def test_a_group_that_is_out_of_reach_is_claimed_again_later(backend: str) -> No
     run_virtual(main, backend)
 
 
-def _loses(monkeypatch: pytest.MonkeyPatch, plane: BaseClient, lost: str) -> None:
+def _loses(monkeypatch: pytest.MonkeyPatch, plane: Client, lost: str) -> None:
     """Let the plane say of one sample that it was lost with the storage that held it."""
     list_metadata = plane.list_metadata
 

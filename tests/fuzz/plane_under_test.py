@@ -15,7 +15,7 @@ from asyncdp.testing.contract.same import rows_of
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["FIELDS", "PlaneUnderTest", "column", "plain"]
 
@@ -67,7 +67,7 @@ class PlaneUnderTest:
         self.owner = MemoryTransport(CONFIG)
         self.plane = self.owner.plane
         self.observer = faulty_stack(self.owner, FaultPlan())
-        self.clients: dict[str, BaseClient] = {}
+        self.clients: dict[str, Client] = {}
         self.plans: dict[str, FaultPlan] = {}
 
     def run(self, work: Awaitable[T]) -> T:
@@ -80,7 +80,7 @@ class PlaneUnderTest:
             warnings.simplefilter("ignore")  # of torch about nested tensors; of clears that found nothing
             return self.loop.run_until_complete(main())
 
-    def client(self, name: str) -> BaseClient:
+    def client(self, name: str) -> Client:
         """Return the client of this owner."""
         if name not in self.clients:
             self.made += 1
@@ -157,7 +157,7 @@ class PlaneUnderTest:
         }
 
     @staticmethod
-    async def read(client: BaseClient, pid: str, ids: list[str], name: str) -> dict[str, Any]:
+    async def read(client: Client, pid: str, ids: list[str], name: str) -> dict[str, Any]:
         """Read one field of what is there."""
         try:
             rows, there = await client.get_samples(ids, pid, [name]), ids

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from asyncdp import (
-    BaseClient,
+    Client,
     Layer,
     MemoryTransport,
     Metrics,
@@ -94,7 +94,7 @@ class Sent:
 class Wire(Layer):
     """Sees every wire request, those that the faults below swallow among them."""
 
-    def __init__(self, inner: BaseClient, sent: list[Sent]) -> None:
+    def __init__(self, inner: Client, sent: list[Sent]) -> None:
         super().__init__(inner)
         self.sent = sent
         self.hook: Callable[[Call[Any], Coroutine[Any, Any, Any]], Coroutine[Any, Any, Any]] | None = None
@@ -159,7 +159,7 @@ class Rig:
         self.client = self.attach(self.transport, call_timeout_s=call_timeout_s)
         self.plain = stack(MemoryTransport(self.transport.attach_config(), bootstrap=False))
 
-    def attach(self, transport: BaseClient, *, call_timeout_s: float | None = None) -> BaseClient:
+    def attach(self, transport: MemoryTransport, *, call_timeout_s: float | None = None) -> Client:
         """Put layers and faults around a transport."""
         layers: list[Any] = []
         for factory in default_layers(**self.settings):
@@ -202,7 +202,7 @@ class Rig:
 
     # -- looking
 
-    def layer(self, kind: type[R], client: BaseClient | None = None) -> R:
+    def layer(self, kind: type[R], client: Client | None = None) -> R:
         """Return a layer of the stack."""
         return next(layer for layer in layers_of(client or self.client) if isinstance(layer, kind))
 
@@ -243,7 +243,7 @@ class Rig:
             "probes": [key for key, s in states.items() if s.probe is not None],
             "readers": self.slots()["reading"],
             "scopes": len(self.client.env.life.scopes),
-            "in_flight": self.client._BaseClient__in_flight,
+            "in_flight": self.client._in_flight,
             "watches": len(self.layer(SlotRetry)._touches._watches),
             "wakers": len(self.transport.plane._wakers),
         }

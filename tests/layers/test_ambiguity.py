@@ -7,6 +7,7 @@ import torch
 
 from asyncdp import (
     CallContext,
+    Client,
     DataPlaneError,
     DataPlaneTimeout,
     DataPlaneUnavailable,
@@ -274,7 +275,7 @@ async def test_a_claim_that_failed_is_given_back() -> None:
             await rig.client.claim_meta("p", "t", ["x"], 3, timeout_s=5.0)
         assert anyio.current_time() - began <= 5.0
         assert caught.value.ambiguous
-        watcher = MemoryTransport(rig.transport.attach_config(), bootstrap=False)
+        watcher = Client(MemoryTransport(rig.transport.attach_config(), bootstrap=False))
         assert len(await watcher.list_claims("p", "t")) == 1
         assert len({s.ctx.op_id for s in rig.wire("TryClaim")}) == 1
         debts = list(rig.client.env.ledger)

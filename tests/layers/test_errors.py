@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from asyncdp import (
-    BaseClient,
     CallContext,
+    Client,
     CorruptPayload,
     DataPlaneClearError,
     DataPlaneError,
@@ -21,6 +21,7 @@ from asyncdp import (
     ListMetadata,
     Locate,
     ReadSlots,
+    Service,
     SlotRef,
     StaleSlotError,
     TryClaim,
@@ -44,7 +45,7 @@ class ClosedByPeer(Exception):
     """Stands for an exception type of a backend's own."""
 
 
-class Scripted(BaseClient):
+class Scripted(Service):
     """A transport that raises, or returns, what it was given."""
 
     error_table = ((ClosedByPeer, DataPlaneUnavailable), ("StrangeTimeout", DataPlaneTimeout))
@@ -65,7 +66,7 @@ def ask(answer: Any, call: Call[Any], table: Any = ()) -> Any:
     layer = TypedErrors(Scripted(answer), table=table)
 
     async def main() -> Any:
-        env = layer.env
+        env = Client(layer).env
         return await layer.execute(call, CallContext(env, "op", env.clock.now() + 10, "the_verb"))
 
     return run_virtual(main)
@@ -169,7 +170,7 @@ def test_what_ends_a_program_or_a_task_passes(stop: BaseException) -> None:
     async def main() -> None:
         for call in (READ, PUBLISH):
             with pytest.raises(type(stop)):
-                await layer.execute(call, CallContext(layer.env, "op", 10.0, "v"))
+                await layer.execute(call, CallContext(Client(layer).env, "op", 10.0, "v"))
 
     run_virtual(main)
 

@@ -6,8 +6,8 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import (
-    BaseClient,
     ClaimNotReady,
+    Client,
     DataPlaneTimeout,
     DataPlaneUnavailable,
     MemoryTransport,
@@ -125,7 +125,7 @@ def test_a_silent_port_is_left_alone_by_short_calls_too(backend: str) -> None:
     run_virtual(check, backend)
 
 
-async def _fill(client: BaseClient) -> None:
+async def _fill(client: Client) -> None:
     await client.register_partition("p", ["x", "y"], 4, ["t"])
     await client.put_samples(["a"], "p", {"x": torch.zeros(1)})
 
@@ -204,7 +204,7 @@ def test_a_second_plane_at_one_address_must_be_the_same() -> None:
 class VerbsOnly:
     """Somebody's layer that knows no execute: it wraps a client by its verbs."""
 
-    def __init__(self, inner: BaseClient) -> None:
+    def __init__(self, inner: Client) -> None:
         self.inner = inner
 
     async def ping(self, timeout_s: float = 5.0) -> None:

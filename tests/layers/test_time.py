@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from asyncdp import (
-    BaseClient,
     ClaimNotReady,
+    Client,
     DataPlaneClosed,
     DataPlaneError,
     DataPlaneTimeout,
@@ -24,7 +24,7 @@ from tests.layers.rig import Rig, rows, until, virtual
 META = KVBatchMeta("p", "t", ["s0"], ["x"], handles=[RowHandle(1, "claim")])
 
 #: Each verb that makes requests, on a plane with s0 and s1 in it.
-VERBS: dict[str, Callable[[BaseClient, float], Awaitable[Any]]] = {
+VERBS: dict[str, Callable[[Client, float], Awaitable[Any]]] = {
     "register_partition": lambda c, t: c.register_partition("q", ["x"], 1, ["t"], timeout_s=t),
     "claim_meta": lambda c, t: c.claim_meta("p", "t", ["x"], 1, timeout_s=t),
     "claim_meta, not blocking": lambda c, t: c.claim_meta("p", "t", ["x"], 1, blocking=False, timeout_s=t),

@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Settle
 from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
-from asyncdp.middleware.slot_mapping import SlotMapping
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.slots import Publish, Published
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from asyncdp import AttemptTimeout, BatchRetry, MemoryTransport, PortRotation, Settle, SlotRetry
 from asyncdp.middleware.budget import RetryBudget
-from asyncdp.middleware.slot_mapping import SlotMapping
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.testing.simulation import Conditions, Scenario, Trouble
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane

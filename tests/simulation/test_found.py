@@ -7,7 +7,7 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import BaseClient, CallContext, ClaimNotReady, Layer, MemoryTransport, PartialReadError, stack
+from asyncdp import CallContext, ClaimNotReady, Client, Layer, MemoryTransport, PartialReadError, stack
 from asyncdp.calls import Call, ClearSamples
 from asyncdp.errors import StaleSlotError
 from asyncdp.factory import default_layers
@@ -20,7 +20,7 @@ BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 class Late(Layer):
     """Keeps the first request of a kind on its way, fails it, and delivers it when told."""
 
-    def __init__(self, inner: BaseClient, kind: type[Call[Any]]) -> None:
+    def __init__(self, inner: Client, kind: type[Call[Any]]) -> None:
         super().__init__(inner)
         self.kind = kind
         self.held: tuple[Any, CallContext] | None = None
@@ -42,11 +42,11 @@ class Late(Layer):
         return await self.inner.execute(*self.held)
 
 
-def client_of(transport: BaseClient, kind: type[Call[Any]]) -> tuple[BaseClient, Late]:
+def client_of(transport: MemoryTransport, kind: type[Call[Any]]) -> tuple[Client, Late]:
     """Make a client whose first request of a kind is late."""
     late: list[Late] = []
 
-    def layer(inner: BaseClient) -> Late:
+    def layer(inner: Client) -> Late:
         late.append(Late(inner, kind))
         return late[0]
 
@@ -75,7 +75,7 @@ def test_a_late_look_claims_nothing_for_nobody(backend: str, *, blocking: bool) 
     """A look that failed, was asked again and found nothing, and then arrives: what it claims is given back."""
 
     async def main() -> None:
-        owner = MemoryTransport()
+        owner = Client(MemoryTransport())
         client, late = client_of(MemoryTransport(owner.attach_config(), bootstrap=False), TryClaim)
         await owner.register_partition("p", ["x"], 1, ["t"])
         if blocking:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from asyncdp import (
-    BaseClient,
+    Client,
     DataPlaneError,
     Layer,
     MemoryTransport,
@@ -34,20 +34,18 @@ def transport(**memory: Any) -> MemoryTransport:
     return MemoryTransport({**DEFAULTS, "memory": {"rows_per_slot": 1, **memory}})
 
 
-def bare(made: MemoryTransport, plan: FaultPlan) -> BaseClient:
+def bare(made: MemoryTransport, plan: FaultPlan) -> Client:
     """Put the faults, and nothing that would survive them, around a transport."""
     return stack(made, [SlotMapping, plan.layer])
 
 
-async def fill(client: BaseClient) -> None:
+async def fill(client: Client) -> None:
     """Put six rows."""
     await client.register_partition("p", ["x"], 6, ["t"])
     await client.put_samples(IDS, "p", {"x": torch.arange(12.0).reshape(6, 2)})
 
 
-def run(
-    plan: FaultPlan, fn: Callable[[BaseClient, MemoryTransport], Awaitable[Any]], backend: str, **memory: Any
-) -> Any:
+def run(plan: FaultPlan, fn: Callable[[Client, MemoryTransport], Awaitable[Any]], backend: str, **memory: Any) -> Any:
     """Run a test with a filled client on virtual time."""
 
     async def main() -> Any:
@@ -75,7 +73,7 @@ def test_requests_fail_as_planned(backend: str, plan: Callable[[Any], Any], rais
     made = FaultPlan().on("clear_samples")
     made = plan(made)
 
-    async def main(client: BaseClient, made_transport: MemoryTransport) -> None:
+    async def main(client: Client, made_transport: MemoryTransport) -> None:
         with pytest.raises(Exception) as caught:  # noqa: PT011 - which one is checked below
             await client.clear_samples(["s0"], "p")
         assert (type(caught.value).__name__ == raised) if isinstance(raised, str) else caught.type is raised
@@ -91,7 +89,7 @@ def test_silence_lasts_until_it_is_cancelled(backend: str) -> None:
     """A silent request never answers, and is not executed."""
     plan = FaultPlan().on("clear_samples").silent(times=1)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         with anyio.move_on_after(1000.0) as scope:
             await client.clear_samples(["s0"], "p")
         assert scope.cancelled_caught
@@ -109,7 +107,7 @@ def test_a_lost_reply_is_of_a_request_that_was_executed(backend: str, kind: str,
     plan = FaultPlan()
     getattr(plan, kind)("clear_samples", raises="TimeoutError", times=1)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         with pytest.raises(TimeoutError):
             await client.clear_samples(["s0"], "p")
         assert len(made.plane.partitions["p"].rows) == left
@@ -124,7 +122,7 @@ def test_the_deciding_request_of_a_verb_is_lost(backend: str) -> None:
     plan = FaultPlan().lose_reply("claim_meta", times=1).lose_reply("get_samples", times=1)
     plan.lose_request("put_samples", after=1, times=1)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         for call in (
             client.claim_meta("p", "t", ["x"], 2),
             client.get_samples(["s0"], "p", ["x"]),
@@ -144,7 +142,7 @@ def test_delays_follow_their_distribution(backend: str) -> None:
     plan = FaultPlan(3).on("depth").delay(2.0).on("clear_samples").delay(3.0, reply=True)
     plan.on("list_metadata").delay(p50_s=0.01, p99_s=0.5)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         began = anyio.current_time()
         await client.depth("p")
         assert anyio.current_time() - began == pytest.approx(2.0)
@@ -171,7 +169,7 @@ def test_slots_fail_alone(backend: str, kind: str) -> None:
     plan.on("get_samples", sample="s3")
     getattr(plan.on("get_samples", sample="s3"), kind)()
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         with pytest.raises(PartialReadError) as caught:
             await client.get_samples(IDS, "p", ["x"])
         err = caught.value
@@ -188,7 +186,7 @@ def test_one_bit_is_enough(backend: str) -> None:
     """Without checksums a flipped bit arrives, in the copy only: the stored row is unharmed."""
     plan = FaultPlan(5).corrupt(times=1)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         good = torch.arange(12.0).reshape(6, 2)
         assert not torch.equal((await client.get_samples(IDS, "p", ["x"]))["x"], good)
         assert torch.equal((await client.get_samples(IDS, "p", ["x"]))["x"], good)
@@ -202,7 +200,7 @@ def test_slots_are_recycled_for_real(backend: str, how: str) -> None:
     """A slot recycled between look-up and read: a moved row comes, one that was cleared or lives again is stale."""
     plan = FaultPlan(5).recycle("s3", how=how, times=1)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         good = torch.arange(12.0).reshape(6, 2)
         if how == "moved":
             assert torch.equal((await client.get_samples(IDS, "p", ["x"]))["x"], good)
@@ -225,7 +223,7 @@ def test_rules_strike_when_they_should(backend: str) -> None:
     plan = FaultPlan().on("ping").refuse(after=2, times=3).on("depth").refuse(at_s=10, for_s=5)
     plan.on("list_metadata").refuse(after=1, for_s=2)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         async def works(verb: str, *args: str) -> bool:
             try:
                 await getattr(client, verb)(*args)
@@ -251,7 +249,7 @@ def test_a_host_is_cut_off_and_comes_back(backend: str) -> None:
     """A cut host answers nothing for its time, then as before; others are not touched."""
     plan = FaultPlan().cut("host-0", at_s=1.0, for_s=5.0)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         await anyio.sleep(1.0)
         with anyio.move_on_after(1.0) as scope:
             await client.get_samples(["s0"], "p", ["x"])
@@ -269,7 +267,7 @@ def test_a_host_crashes_and_restarts(backend: str, *, adopt: bool) -> None:
     """A crashed host refuses; started again it has its slots (adopted), or is empty in a new epoch."""
     plan = FaultPlan().crash_host("host-0", at_s=3, restart_at_s=6, adopt=adopt)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         await client.get_samples(["s0"], "p", ["x"])
         await anyio.sleep(3.0)
         with pytest.raises(DataPlaneError, match="down"):
@@ -320,7 +318,7 @@ def test_a_rule_more_does_not_change_the_others(backend: str) -> None:
     def struck(plan: FaultPlan) -> list[int]:
         hit: list[int] = []
 
-        async def main(client: BaseClient, made: MemoryTransport) -> None:
+        async def main(client: Client, made: MemoryTransport) -> None:
             for i in range(60):
                 try:
                     await client.ping()
@@ -343,7 +341,7 @@ def test_clients_of_one_plan_have_op_ids_of_their_own() -> None:
 
 
 #: How a test comes to a second client of a plane.
-SECOND: dict[str, Callable[[BaseClient], BaseClient]] = {
+SECOND: dict[str, Callable[[Client], Client]] = {
     "attach_config": lambda first: build_data_plane_client(first.attach_config(), bootstrap=False),
     "attach_config as JSON": lambda first: build_data_plane_client(
         json.loads(json.dumps(first.attach_config())), bootstrap=False
@@ -408,7 +406,7 @@ def test_a_plan_can_be_stopped(backend: str) -> None:
     """After stop() nothing fails any more, and a host that is down comes back at its time."""
     plan = FaultPlan().on("ping").refuse().crash_host("host-0", at_s=1, restart_at_s=5).crash_host("host-1", at_s=9)
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         await anyio.sleep(1.0)
         with pytest.raises(ConnectionRefusedError):
             await client.ping()
@@ -452,7 +450,7 @@ def test_a_plan_tells_what_it_did_and_what_it_did_not(backend: str) -> None:
     """report() has seed, rules, faults; idle has the rules that never struck."""
     plan = FaultPlan(11).on("ping").refuse(times=1).on("depth").silent()
 
-    async def main(client: BaseClient, made: MemoryTransport) -> None:
+    async def main(client: Client, made: MemoryTransport) -> None:
         with pytest.raises(ConnectionRefusedError):
             await client.ping()
 

@@ -22,7 +22,7 @@ TESTS = """
     def test_clean(monkeypatch, tmp_path):
         monkeypatch.setenv("SECRET", "1")
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(asyncdp.BaseClient, "close", None)
+        monkeypatch.setattr(asyncdp.Client, "close", None)
         monkeypatch.setattr(asyncdp.errors, "DataPlaneError", None)
 
     def test_lazily():
@@ -50,10 +50,10 @@ TESTS = """
         asyncdp.errors.DataPlaneError = None
 
     def test_class():
-        asyncdp.BaseClient.close = None
+        asyncdp.Client.close = None
 
     def test_new():
-        asyncdp.BaseClient.added = 1
+        asyncdp.Client.added = 1
 
     def test_last():
         pass
@@ -75,8 +75,8 @@ def test_what_a_test_leaves_changed_is_told_by_name(tmp_path: Path) -> None:
         "umask": "the umask",
         "policy": "the event loop policy",
         "module": "asyncdp.errors.DataPlaneError",
-        "class": "BaseClient.close",
-        "new": "BaseClient.added",
+        "class": "Client.close",
+        "new": "Client.added",
     }
     for name, what in told.items():
         assert any(f"test_{name} has left changed" in line and what in line for line in run.text.splitlines()), name

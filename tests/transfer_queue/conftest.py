@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.transfer_queue.servers import Servers
 
 collect_ignore: list[str] = []
@@ -59,7 +59,7 @@ def servers() -> Iterator[Servers]:
 
 
 @pytest.fixture
-async def plane(anyio_backend: str) -> AsyncIterator[Callable[..., BaseClient]]:
+async def plane(anyio_backend: str) -> AsyncIterator[Callable[..., Client]]:
     """Give a function ``(servers, settings of layers, **config)`` that begins a plane and returns its owner."""
     from asyncdp import stack
     from asyncdp.transports.transfer_queue import TQTransport
@@ -67,7 +67,7 @@ async def plane(anyio_backend: str) -> AsyncIterator[Callable[..., BaseClient]]:
 
     made = []
 
-    def begin(servers: Servers, layers: dict[str, Any] | None = None, **config: Any) -> BaseClient:
+    def begin(servers: Servers, layers: dict[str, Any] | None = None, **config: Any) -> Client:
         transport = TQTransport(config_for(servers.endpoints, f"own-{next(_NAMESPACE)}", **config))
         client = stack(transport, **(layers or {}))
         made.append(client)

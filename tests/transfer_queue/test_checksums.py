@@ -16,7 +16,7 @@ from tests.transfer_queue.opener import without_ray
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract import Opener
     from tests.transfer_queue.servers import Servers
 
@@ -45,7 +45,7 @@ def _bit_flipped(value: Any) -> Any:
     return bytes([value[0] ^ 4]) + bytes(value[1:])
 
 
-async def flip(client: BaseClient, field: str, sample_id: str) -> None:
+async def flip(client: Client, field: str, sample_id: str) -> None:
     """Flip a bit of one value where it lies in its storage unit."""
     transport: Any = TQTransport(client.attach_config(), bootstrap=False)
     deadline = anyio.current_time() + 10
@@ -60,7 +60,7 @@ async def flip(client: BaseClient, field: str, sample_id: str) -> None:
 @pytest.mark.parametrize("width", [8, 40_000])
 @pytest.mark.parametrize("reader", ["who wrote", "somebody else"])
 async def test_a_flipped_bit_costs_its_own_row(
-    plane: Callable[..., BaseClient], lasting: Servers, width: int, reader: str
+    plane: Callable[..., Client], lasting: Servers, width: int, reader: str
 ) -> None:
     """PartialReadError names it, small values and large; other fields of it, and other rows, are read."""
     owner = plane(lasting, **SUMMED)
@@ -83,9 +83,7 @@ async def test_a_flipped_bit_costs_its_own_row(
     await mate.close()
 
 
-async def test_objects_and_ragged_rows_have_checksums_as_well(
-    plane: Callable[..., BaseClient], lasting: Servers
-) -> None:
+async def test_objects_and_ragged_rows_have_checksums_as_well(plane: Callable[..., Client], lasting: Servers) -> None:
     """Before anything is unpickled."""
     owner = plane(lasting, **SUMMED)
     await owner.register_partition("p", ["words", "ragged"], 2, ["train"])
@@ -100,7 +98,7 @@ async def test_objects_and_ragged_rows_have_checksums_as_well(
 
 
 async def test_rows_with_and_without_checksums_are_read_together(
-    plane: Callable[..., BaseClient], lasting: Servers
+    plane: Callable[..., Client], lasting: Servers
 ) -> None:
     """Each writer decides for its own puts; what has a checksum is checked, whoever reads."""
     owner = plane(lasting, **SUMMED)

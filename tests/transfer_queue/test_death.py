@@ -22,18 +22,18 @@ from asyncdp import (
 from asyncdp.transports.transfer_queue import TQTransport
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.transfer_queue.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-Begin = Callable[..., "BaseClient"]
+Begin = Callable[..., "Client"]
 #: Layers that do not ask again, so that what is measured is the notice, not the patience.
 ONCE = {"max_attempts": 1, "max_rounds": 1}
 IDS = [f"s{at}" for at in range(32)]
 
 
-async def filled(plane: Begin, servers: Servers, **layers: Any) -> BaseClient:
+async def filled(plane: Begin, servers: Servers, **layers: Any) -> Client:
     """Begin a plane with 32 samples, half of them on each unit."""
     client = plane(servers, layers, transfer_queue={"split_bytes": 1})
     await client.register_partition("p", ["x"], 64, ["train"])
@@ -50,7 +50,7 @@ async def timed(call: Awaitable[Any]) -> tuple[float, Any]:
         return time.monotonic() - began, err
 
 
-async def pending(client: BaseClient, count: int = 8) -> list[tuple[float, Any]]:
+async def pending(client: Client, count: int = 8) -> list[tuple[float, Any]]:
     """Keep asking for the time, so that something is on its way whenever a server goes; return all endings."""
     seen: list[tuple[float, Any]] = []
     with anyio.move_on_after(3.0):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -31,7 +31,7 @@ SAMPLES = int(os.environ.get("ASYNCDP_CLAIM_SAMPLES", "2000"))
 PATIENCE_S = 4.0
 
 
-async def _claimer(client: BaseClient, rng: random.Random, log: Any) -> None:
+async def _claimer(client: Client, rng: random.Random, log: Any) -> None:
     """Claim until nothing has come for a while; every third claim is cancelled or cut short."""
     latest = anyio.current_time()
     while anyio.current_time() < latest + PATIENCE_S:
@@ -88,7 +88,7 @@ def _told(path: Path) -> list[str]:
     return ids
 
 
-async def test_each_sample_is_claimed_exactly_once_or_listed(plane: Callable[..., BaseClient], tmp_path: Path) -> None:
+async def test_each_sample_is_claimed_exactly_once_or_listed(plane: Callable[..., Client], tmp_path: Path) -> None:
     """C2, C4, C8 on a real cluster: no sample twice; what nobody got is in list_claims, under who was killed."""
     owner = plane(CLUSTER())
     await owner.register_partition("p", ["x"], SAMPLES, ["train"])

@@ -18,12 +18,12 @@ from asyncdp.transports.transfer_queue import connecting, link
 from asyncdp.transports.transfer_queue.canary import Canary
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.transfer_queue.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
-Begin = Callable[..., "BaseClient"]
+Begin = Callable[..., "Client"]
 
 
 async def test_a_paused_controller_ends_the_first_call_in_its_time(plane: Begin, servers: Servers) -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, stack
+from asyncdp import Client, DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, stack
 from asyncdp.transports.transfer_queue import TQTransport, private
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 from tests.transfer_queue.servers import Servers, config_for
@@ -17,12 +17,10 @@ from tests.transfer_queue.servers import Servers, config_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdp.client import BaseClient
-
 
 def test_under_trio_it_says_what_it_needs(lasting: Servers) -> None:
     """A clear error in words, not one from deep within."""
-    client = TQTransport(config_for(lasting.endpoints, "trio"), bootstrap=False)
+    client = Client(TQTransport(config_for(lasting.endpoints, "trio"), bootstrap=False))
 
     async def use() -> None:
         with pytest.raises(DataPlaneUnsupported, match="asyncio"):
@@ -46,7 +44,7 @@ def test_one_client_in_two_loops_one_after_the_other(lasting: Servers) -> None:
 
 
 @pytest.mark.anyio
-async def test_close_ends_what_waits(plane: Callable[..., BaseClient], servers: Servers) -> None:
+async def test_close_ends_what_waits(plane: Callable[..., Client], servers: Servers) -> None:
     """X2: a call that hangs in a paused controller is told at once that the client was closed."""
     client = plane(servers)
     await client.ping()
@@ -69,7 +67,7 @@ async def test_close_ends_what_waits(plane: Callable[..., BaseClient], servers: 
 
 
 @pytest.mark.anyio
-async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., BaseClient], lasting: Servers) -> None:
+async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., Client], lasting: Servers) -> None:
     """What one of them reported swept is no trouble to the others: a put that happened is not told as failed."""
     client = plane(lasting)
     await client.register_partition("p", ["x"], 64, ["train"])

@@ -14,7 +14,7 @@ from asyncdp.transports.transfer_queue import read_pool
 from asyncdp.transports.transfer_queue.read_pool import ReadPool
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from tests.transfer_queue.servers import Servers
 
 pytestmark = pytest.mark.anyio
@@ -89,7 +89,7 @@ async def test_idle_memory_goes_back_in_time(pool: ReadPool, monkeypatch: pytest
     pytest.fail("the memory stayed")
 
 
-async def test_results_of_reads_are_never_written_again(plane: Callable[..., BaseClient], lasting: Servers) -> None:
+async def test_results_of_reads_are_never_written_again(plane: Callable[..., Client], lasting: Servers) -> None:
     """R10: a result that is kept stays as it was through later reads; one that was let go of is used again."""
     owner = plane(lasting, transfer_queue={"split_bytes": 1})
     await owner.register_partition("p", ["x"], 4, ["train"])

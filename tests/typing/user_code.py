@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any, assert_type
 from tensordict import TensorDict
 
 from asyncdp import (
-    BaseClient,
     CallContext,
+    Client,
     DataPlaneClient,
     DataPlaneConfig,
     DataPlaneError,
@@ -19,8 +19,8 @@ from asyncdp import (
     PartialReadError,
     Ping,
     PutSamples,
+    Service,
     TQTransport,
-    Transport,
     UCXXTransport,
     build_data_plane_client,
     default_layers,
@@ -44,7 +44,7 @@ class CountPuts(Layer):
         return await self.inner.execute(call, ctx)
 
 
-class Own(Transport):
+class Own(Service):
     """A transport of a user's own."""
 
     @handles(Ping)
@@ -77,7 +77,7 @@ class Controller:
 async def use(ctx: CallContext) -> None:
     """The result type of a call follows from its class."""
     client = stack(MemoryTransport(), [CountPuts, *default_layers()])
-    assert_type(client, BaseClient)
+    assert_type(client, Client)
     protocol: DataPlaneClient = client
     assert_type(await protocol.depth("p"), int)
     assert_type(await client.execute(Depth("p"), ctx), int)
@@ -95,7 +95,7 @@ async def use(ctx: CallContext) -> None:
 async def open_and_close(own: Own) -> None:
     """A plane is left as it was opened: by `async with`, as a client or by its protocol."""
     async with build_data_plane_client(MEMORY, layers=[CountPuts]) as client:
-        assert_type(client, BaseClient)
+        assert_type(client, Client)
         await Controller(client).step()
         attached: DataPlaneClient = build_data_plane_client(client.attach_config(), bootstrap=False)
         async with attached as mate:
@@ -115,14 +115,14 @@ async def open_and_close(own: Own) -> None:
         await mine.ping()
 
 
-def transports() -> list[Transport]:
-    """All of ours are transports, and take a config."""
+def transports() -> list[Service]:
+    """All of ours are services, and take a config."""
     return [MemoryTransport(MEMORY), TQTransport(MEMORY), UCXXTransport(MEMORY, bootstrap=False)]
 
 
 if TYPE_CHECKING:
 
-    async def refuse(client: BaseClient, ctx: CallContext) -> None:
+    async def refuse(client: Client, ctx: CallContext) -> None:
         """A wrong result type is refused (warn_unused_ignores makes this a test)."""
         wrong: str = await client.execute(Depth("p"), ctx)  # type: ignore[arg-type]
         del wrong

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
     from pathlib import Path
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 HUGE = 10**400
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[BaseClient]:
+async def client() -> AsyncIterator[Client]:
     """Give a client with one partition."""
     async with stack(MemoryTransport()) as client:
         await client.register_partition("p", ["f"], 4, ["t"])
@@ -52,7 +52,7 @@ NO_FIELDS: dict[str, Any] = {
     [np.array(3), NonTensorData(np.array(3)), np.array("ab"), np.array(None, dtype=object)],
     ids=["number", "in a TensorDict", "text", "object"],
 )
-async def test_an_array_without_rows_is_refused_by_field(client: BaseClient, leaf: Any) -> None:
+async def test_an_array_without_rows_is_refused_by_field(client: Client, leaf: Any) -> None:
     """One value in an array is no column of two rows, nor are the letters of a text: the field is named."""
     with pytest.raises(DataPlaneBadRequest, match="'f'") as caught:
         await client.put_samples(["a", "b"], "p", {"f": leaf})
@@ -61,7 +61,7 @@ async def test_an_array_without_rows_is_refused_by_field(client: BaseClient, lea
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", NO_FIELDS)
-async def test_what_is_no_field_is_told_what_a_field_may_be(client: BaseClient, kind: str) -> None:
+async def test_what_is_no_field_is_told_what_a_field_may_be(client: Client, kind: str) -> None:
     """The message says what a field is and what this is; not to take apart what has no leaves."""
     with pytest.raises(DataPlaneBadRequest, match=f"'f': a field is a tensor or array .*this is .*{kind}") as caught:
         await client.put_samples(["a", "b"], "p", {"f": NO_FIELDS[kind]})
@@ -70,14 +70,14 @@ async def test_what_is_no_field_is_told_what_a_field_may_be(client: BaseClient, 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("leaf", [{"x": 1}, TensorDict({"x": torch.zeros(2)}, [2])], ids=["dict", "TensorDict"])
-async def test_what_has_leaves_is_told_to_give_them_as_fields(client: BaseClient, leaf: Any) -> None:
+async def test_what_has_leaves_is_told_to_give_them_as_fields(client: Client, leaf: Any) -> None:
     """A nested dict or TensorDict can be taken apart, and the message says so."""
     with pytest.raises(DataPlaneBadRequest, match=r"'f'.*put its leaves as fields"):
         await client.put_samples(["a", "b"], "p", {"f": leaf})
 
 
 @pytest.mark.anyio
-async def test_rows_of_two_kinds_are_refused_as_such(client: BaseClient) -> None:
+async def test_rows_of_two_kinds_are_refused_as_such(client: Client) -> None:
     """A lazy stack of a tensor and a text has no leaves to put otherwise."""
     rows = LazyStackedTensorDict(TensorDict({"f": torch.ones(2)}, []), TensorDict({"f": "text"}, []))
     with pytest.raises(DataPlaneBadRequest, match=r"'f'.*some of its rows are tensors, some are objects"):
@@ -86,7 +86,7 @@ async def test_rows_of_two_kinds_are_refused_as_such(client: BaseClient) -> None
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("dtype", ["float16", "float64", "int8", "uint16", "bool", "complex64"])
-async def test_an_array_in_a_plain_dict_is_a_tensor(client: BaseClient, dtype: str) -> None:
+async def test_an_array_in_a_plain_dict_is_a_tensor(client: Client, dtype: str) -> None:
     """Numbers of an array come back as a tensor of the same dtype, as those of a TensorDict do."""
     array = np.array([[0, 1], [2, 3]]).astype(dtype)
     await client.put_samples(["a", "b"], "p", {"f": array})
@@ -106,7 +106,7 @@ def test_a_refusal_needs_no_transport() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("kind", [set, frozenset])
-async def test_ids_without_an_order_are_refused(client: BaseClient, kind: Callable[..., Any]) -> None:
+async def test_ids_without_an_order_are_refused(client: Client, kind: Callable[..., Any]) -> None:
     """Rows would go to whichever id comes first in a set; keys of a dict have an order and are taken."""
     with pytest.raises(DataPlaneBadRequest, match=r"sample_ids.*order") as caught:
         await client.put_samples(kind(("a", "b")), "p", {"f": torch.zeros(2)})
@@ -119,7 +119,7 @@ async def test_ids_without_an_order_are_refused(client: BaseClient, kind: Callab
 
 
 @pytest.mark.anyio
-async def test_a_late_duplicate_does_not_hold_up_the_loop(client: BaseClient) -> None:
+async def test_a_late_duplicate_does_not_hold_up_the_loop(client: Client) -> None:
     """The last of many ids twice is found in one pass, and named."""
     ids = [f"s{at}" for at in range(50_000)]
     began = time.perf_counter()
@@ -151,7 +151,7 @@ BAD_TAGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", BAD_TAGS)
-async def test_a_tag_that_the_plane_cannot_count_with_is_refused(client: BaseClient, what: str) -> None:
+async def test_a_tag_that_the_plane_cannot_count_with_is_refused(client: Client, what: str) -> None:
     """DataPlaneBadRequest that names the tag; nothing is put."""
     (key,) = BAD_TAGS[what]
     with pytest.raises(DataPlaneBadRequest, match=key) as caught:
@@ -161,7 +161,7 @@ async def test_a_tag_that_the_plane_cannot_count_with_is_refused(client: BaseCli
 
 
 @pytest.mark.anyio
-async def test_the_least_that_tags_may_be_is_taken(client: BaseClient) -> None:
+async def test_the_least_that_tags_may_be_is_taken(client: Client) -> None:
     """Bounds are inclusive, None is no number, and times before 1970 are times."""
     tags = {"expected_num_keys": 1, "size_bytes": 0, "input_lengths": 0, "created_at": -1}
     await client.put_samples(["a", "b"], "p", None, [tags, dict.fromkeys(tags)])
@@ -171,7 +171,7 @@ async def test_the_least_that_tags_may_be_is_taken(client: BaseClient) -> None:
 
 
 @pytest.mark.anyio
-async def test_more_seconds_than_a_clock_can_count_are_refused(client: BaseClient) -> None:
+async def test_more_seconds_than_a_clock_can_count_are_refused(client: Client) -> None:
     """An int too large for a float is named; infinity is a timeout like others."""
     with pytest.raises(DataPlaneBadRequest, match="timeout_s") as caught:
         await client.ping(HUGE)
@@ -181,7 +181,7 @@ async def test_more_seconds_than_a_clock_can_count_are_refused(client: BaseClien
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("value", ["no", 0, 1, None], ids=repr)
-async def test_only_a_bool_says_whether_to_wait(client: BaseClient, value: Any) -> None:
+async def test_only_a_bool_says_whether_to_wait(client: Client, value: Any) -> None:
     """blocking="no" would have waited."""
     with pytest.raises(DataPlaneBadRequest, match="blocking") as caught:
         await client.claim_meta("p", "t", ["f"], 1, blocking=value, timeout_s=0)

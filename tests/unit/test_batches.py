@@ -6,14 +6,14 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import BaseClient, ClaimNotReady, MemoryTransport, StaleSlotError, stack
+from asyncdp import ClaimNotReady, Client, MemoryTransport, StaleSlotError, stack
 
 pytestmark = pytest.mark.anyio
 IDS = [f"s{i}" for i in range(8)]
 
 
 @pytest.fixture
-async def client() -> AsyncIterator[BaseClient]:
+async def client() -> AsyncIterator[Client]:
     """A plane with eight samples for one task."""
     async with stack(MemoryTransport()) as client:
         await client.register_partition("p", ["x"], 8, ["train"])
@@ -21,7 +21,7 @@ async def client() -> AsyncIterator[BaseClient]:
         yield client
 
 
-async def test_batches_come_in_order_until_the_caller_stops(client: BaseClient) -> None:
+async def test_batches_come_in_order_until_the_caller_stops(client: Client) -> None:
     """Each sample comes once, first ready first, with its data."""
     seen = []
     async for meta, data in client.batches("p", "train", ["x"], 2):
@@ -32,7 +32,7 @@ async def test_batches_come_in_order_until_the_caller_stops(client: BaseClient) 
     assert seen == IDS
 
 
-async def test_an_iterator_that_waits_too_long_says_what_it_waits_for(client: BaseClient) -> None:
+async def test_an_iterator_that_waits_too_long_says_what_it_waits_for(client: Client) -> None:
     """ClaimNotReady ends one step, not the iterator."""
     batches = client.batches("p", "train", ["x"], 8, timeout_s=1.0)
     await anext(batches)
@@ -43,7 +43,7 @@ async def test_an_iterator_that_waits_too_long_says_what_it_waits_for(client: Ba
     assert meta.size == 8
 
 
-async def test_prefetch_reads_ahead_and_gives_back_what_nobody_got(client: BaseClient) -> None:
+async def test_prefetch_reads_ahead_and_gives_back_what_nobody_got(client: Client) -> None:
     """Leaving early releases the claims that the caller did not see; nothing is claimed twice or lost."""
     async with client.batches("p", "train", ["x"], 2, prefetch=2) as batches:
         meta, _ = await anext(batches)
@@ -55,7 +55,7 @@ async def test_prefetch_reads_ahead_and_gives_back_what_nobody_got(client: BaseC
     assert sorted(rest.sample_ids) == IDS[2:]
 
 
-async def test_an_error_of_a_prefetched_batch_comes_in_its_turn(client: BaseClient) -> None:
+async def test_an_error_of_a_prefetched_batch_comes_in_its_turn(client: Client) -> None:
     """A batch that cannot be read raises; the next ones still come."""
     real = client.get_data
     calls = 0
@@ -76,7 +76,7 @@ async def test_an_error_of_a_prefetched_batch_comes_in_its_turn(client: BaseClie
     assert (first.sample_ids, third.sample_ids) == (["s0", "s1"], ["s4", "s5"])
 
 
-async def test_prefetch_wants_to_be_entered(client: BaseClient) -> None:
+async def test_prefetch_wants_to_be_entered(client: Client) -> None:
     """Tasks that read ahead must end somewhere, so a bare loop with prefetch says how to write it."""
     with pytest.raises(RuntimeError, match="async with"):
         await anext(client.batches("p", "train", ["x"], 2, prefetch=1))

@@ -13,6 +13,7 @@ from asyncdp import (
     DataPlaneConfig,
     MemoryTransport,
     build_data_plane_client,
+    layers_of,
     stack,
 )
 from asyncdp.config import parse_config, plain_config
@@ -298,11 +299,9 @@ async def test_a_good_config_gives_its_settings_to_the_layers() -> None:
     }
     async with build_data_plane_client(config) as client:
         settings = {}
-        layer: Any = client
-        while layer is not None:
+        for layer in layers_of(client):
             settings.update(
                 {k: v for k, v in vars(layer).items() if k in ("max_attempts", "max_rounds", "attempt_timeout_s")}
             )
-            layer = getattr(layer, "inner", None)
         assert settings == {"max_attempts": 2, "max_rounds": 1, "attempt_timeout_s": 2.5}
         assert client.call_timeout_s == 7

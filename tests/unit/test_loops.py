@@ -19,12 +19,12 @@ from asyncdp import (
 from asyncdp.testing.contract.rig import declare
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 pytestmark = pytest.mark.anyio
 
 
-def _fresh() -> BaseClient:
+def _fresh() -> Client:
     return stack(MemoryTransport())
 
 

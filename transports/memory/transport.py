@@ -17,7 +17,7 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.transport import Transport
+from asyncdp.service import Service
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import PLANES, Plane
 
@@ -29,7 +29,7 @@ __all__ = ["MemoryTransport"]
 R = TypeVar("R")
 
 
-class MemoryTransport(Transport):
+class MemoryTransport(Service):
     """The whole contract in one process: hosts, ports, slots with generations, op_ids, claims.
 
     Made with ``bootstrap=True`` it owns a plane, under ``controller_address`` of the config (a new one by default);

@@ -14,7 +14,7 @@ import structlog
 
 from asyncdp.config import Config, TransferQueueSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneError
-from asyncdp.transport import Transport
+from asyncdp.service import Service
 from asyncdp.transports.transfer_queue.directory_server import DirectoryServer
 from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
 from asyncdp.transports.transfer_queue.link import Link
@@ -38,7 +38,7 @@ SAME = {
 }
 
 
-class Lifecycle(Transport):
+class Lifecycle(Service):
     """Comes to a plane and leaves it."""
 
     def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
-from asyncdp.transport import Transport
+from asyncdp.service import Service
 from asyncdp.transports.ucxx.directory import Op
 from asyncdp.transports.ucxx.process import this_machine
 from asyncdp.transports.ucxx.wire import LONGEST_PUT_S
@@ -38,7 +38,7 @@ def op_of(ctx: CallContext) -> Op:
     return Op(ctx.op_id, ctx.remaining())
 
 
-class SlotCalls(Transport):
+class SlotCalls(Service):
     """Serves slot calls; what it holds is made by the transport."""
 
     _owner: str

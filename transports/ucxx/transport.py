@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from asyncdp.block import ObjectCodec
     from asyncdp.calls import Call
-    from asyncdp.client import R
     from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
+    from asyncdp.service import R
 
 __all__ = ["CAPABILITIES", "UCXXTransport"]
 

@@ -30,7 +30,7 @@ from asyncdp.testing.contract.steps import claim, claimed_by, put
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 
 __all__ = ["Bound"]
@@ -38,26 +38,26 @@ __all__ = ["Bound"]
 REMOVALS = ["clear_samples", "pop", "evict"]
 
 
-async def _by_meta(client: BaseClient, meta: KVBatchMeta, value: float = 9.0) -> Any:
+async def _by_meta(client: Client, meta: KVBatchMeta, value: float = 9.0) -> Any:
     """Put ``y`` of the rows of a meta."""
     return await client.put_samples(meta, "p", {"y": torch.full((meta.size,), value)})
 
 
-async def _by_columns(client: BaseClient, meta: KVBatchMeta) -> Any:
+async def _by_columns(client: Client, meta: KVBatchMeta) -> Any:
     return await write_columns(client, meta, {"y": torch.full((meta.size,), 9.0)})
 
 
-async def _by_tags(client: BaseClient, meta: KVBatchMeta) -> Any:
+async def _by_tags(client: Client, meta: KVBatchMeta) -> Any:
     return await client.put_samples(meta, "p", tags=[{"score": 9}] * meta.size)
 
 
-async def _by_ids(client: BaseClient, meta: KVBatchMeta) -> Any:
+async def _by_ids(client: Client, meta: KVBatchMeta) -> Any:
     ids = meta.sample_ids
     return await client.put_samples(ids, "p", {"y": torch.full((len(ids),), 9.0)}, only="existing")
 
 
 #: The ways of a scorer to write; the last one cannot tell two lives of one id apart.
-WRITERS: dict[str, Callable[[BaseClient, KVBatchMeta], Awaitable[Any]]] = {
+WRITERS: dict[str, Callable[[Client, KVBatchMeta], Awaitable[Any]]] = {
     "meta": _by_meta,
     "columns": _by_columns,
     "tags": _by_tags,
@@ -80,7 +80,7 @@ async def there(rig: Rig) -> dict[str, set[str]]:
     return found
 
 
-async def claimed(rig: Rig, *ids: str, by: BaseClient | None = None) -> KVBatchMeta:
+async def claimed(rig: Rig, *ids: str, by: Client | None = None) -> KVBatchMeta:
     """Declare fields and two tasks, put ``x`` of some ids, and claim them for the task ``score``."""
     await declare(rig.client, "x", "y", tasks=("score", "train"))
     await put(rig.client, *ids)
@@ -633,7 +633,7 @@ class Bound(Contract):
         await declare(rig.client, "x", "y", tasks=("score",))
         rounds = 12
 
-        async def produce(client: BaseClient, name: str) -> None:
+        async def produce(client: Client, name: str) -> None:
             for at in range(rounds):
                 await put(client, f"{name}{at % 3}")
                 await anyio.lowlevel.checkpoint()
@@ -642,7 +642,7 @@ class Bound(Contract):
                     for group in groups[:2]:
                         await client.evict(group, "p")
 
-        async def score(client: BaseClient) -> None:
+        async def score(client: Client) -> None:
             for _ in range(2 * rounds):
                 meta = await client.claim_meta("p", "score", ["x"], 3, blocking=False)
                 await anyio.lowlevel.checkpoint()

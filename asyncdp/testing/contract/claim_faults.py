@@ -18,14 +18,14 @@ from asyncdp.testing.contract.rig import at_once, declare
 from asyncdp.testing.contract.steps import SHORT_S, claim, claimed_by, put
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 from asyncdp.testing.contract.base import Contract
 
 __all__ = ["ClaimFaults"]
 
 
-async def claim_until_cancelled(client: BaseClient, got: list[str], checkpoints: int) -> None:
+async def claim_until_cancelled(client: Client, got: list[str], checkpoints: int) -> None:
     """Claim one sample into ``got``; cancelled after some checkpoints."""
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -60,7 +60,7 @@ class ClaimFaults(Contract):
         clients = [await rig.attach(striking(kind)) for kind in (LoseReply, LoseRequest, Fail) for _ in range(3)][:8]
         got: list[str] = []
 
-        async def consume(client: BaseClient) -> None:
+        async def consume(client: Client) -> None:
             while len(got) < 1000:
                 try:
                     meta = await client.claim_meta("p", "train", ["x"], 20, blocking=False)

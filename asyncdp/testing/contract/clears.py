@@ -13,7 +13,7 @@ from asyncdp.testing.contract.rig import declare
 from asyncdp.testing.contract.same import check_same
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 from asyncdp.testing.contract.base import Contract
 
@@ -22,7 +22,7 @@ __all__ = ["Clears"]
 VERBS = ["clear_samples", "pop", "evict"]
 
 
-async def put(client: BaseClient, *ids: str) -> None:
+async def put(client: Client, *ids: str) -> None:
     """Put ``x`` of some ids."""
     await client.put_samples(ids, "p", {"x": torch.ones(len(ids))})
 

@@ -28,7 +28,7 @@ from asyncdp import (
 from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = [
     "CLAIM",
@@ -69,7 +69,7 @@ class Fault:
         self.seen: list[Any] = []
         self.struck = 0
 
-    def __call__(self, inner: BaseClient) -> BaseClient:
+    def __call__(self, inner: Client) -> Layer:
         """Become a layer."""
         return _Layer(inner, self)
 
@@ -89,7 +89,7 @@ class Fault:
 
 
 class _Layer(Layer):
-    def __init__(self, inner: BaseClient, fault: Fault) -> None:
+    def __init__(self, inner: Client, fault: Fault) -> None:
         super().__init__(inner)
         self.fault = fault
 

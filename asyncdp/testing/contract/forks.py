@@ -21,7 +21,7 @@ from asyncdp.testing.contract.verbs import VERBS
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 
 __all__ = ["Forks"]
@@ -39,7 +39,7 @@ async def fill(rig: Rig) -> None:
         await goes_on(client)
 
 
-async def goes_on(client: BaseClient, times: int = 1) -> None:
+async def goes_on(client: Client, times: int = 1) -> None:
     """Read, and see that it is right."""
     for _ in range(times):
         got = await client.get_samples(["b", "a"], "p", ["x"], timeout_s=20)

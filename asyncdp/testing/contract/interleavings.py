@@ -16,14 +16,14 @@ from asyncdp.testing.contract.faults import CLAIM, CLEAR, PUT, Fail, Hold, LoseR
 from asyncdp.testing.contract.rig import at_once, declare
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 from asyncdp.testing.contract.base import Contract
 
 __all__ = ["Interleavings"]
 
 
-async def put(client: BaseClient, value: float, *ids: str, **tags: Any) -> None:
+async def put(client: Client, value: float, *ids: str, **tags: Any) -> None:
     """Put ``x``, the same value for each id."""
     await client.put_samples(ids, "p", {"x": torch.full((len(ids),), value)}, [dict(tags) for _ in ids])
 
@@ -290,7 +290,7 @@ class Interleavings(Contract):
         await declare(rig.client)
         done = anyio.Event()
 
-        async def churn(client: BaseClient, sign: int) -> None:
+        async def churn(client: Client, sign: int) -> None:
             for k in range(1, 15):
                 await client.put_samples(["a", "b"], "p", {"x": torch.full((2, 3), sign * k)})
                 await client.clear_samples(["a"], "p")

@@ -18,7 +18,7 @@ from asyncdp.testing.contract.rig import PATIENCE_S, declare
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 
 __all__ = ["ManyLoops"]
@@ -99,7 +99,7 @@ class ManyLoops(Contract):
         await rig.client.put_samples(["a"], "p", {"x": torch.ones(1, 1 << 19)})
         library = sniffio.current_async_library()
 
-        async def use(client: BaseClient, *then: Callable[[], Awaitable[None]]) -> None:
+        async def use(client: Client, *then: Callable[[], Awaitable[None]]) -> None:
             got = await client.get_samples(["a"], "p", ["x"])
             assert float(got["x"][0, -1]) == 1.0
             for one in then:

@@ -14,19 +14,19 @@ from asyncdp.testing.contract.steps import claim
 
 if TYPE_CHECKING:
     from asyncdp import DataPlaneGroupMeta
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 from asyncdp.testing.contract.base import Contract
 
 __all__ = ["Metadata"]
 
 
-async def put(client: BaseClient, *ids: str, **tags: Any) -> None:
+async def put(client: Client, *ids: str, **tags: Any) -> None:
     """Put ``x`` of some ids."""
     await client.put_samples(ids, "p", {"x": torch.zeros(len(ids), 2)}, [dict(tags) for _ in ids])
 
 
-async def the_group(client: BaseClient, group_id: str) -> DataPlaneGroupMeta:
+async def the_group(client: Client, group_id: str) -> DataPlaneGroupMeta:
     """Return one group."""
     (found,) = [g for g in await client.list_metadata("p") if g.group_id == group_id]
     return found

@@ -16,7 +16,7 @@ from asyncdp.factory import DEFAULT_LAYERS
 
 if TYPE_CHECKING:
     from asyncdp import KVBatchMeta
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["BASE", "Opener", "Plane", "Rig", "at_once", "by_config", "declare", "table", "until"]
 
@@ -100,10 +100,10 @@ class Rig:
 
     opener: Opener
     without: tuple[str, ...] = ()
-    client: BaseClient = field(init=False)
-    mate: BaseClient = field(init=False)
-    _planes: dict[BaseClient, Plane] = field(default_factory=dict, init=False)
-    _clients: list[BaseClient] = field(default_factory=list, init=False)
+    client: Client = field(init=False)
+    mate: Client = field(init=False)
+    _planes: dict[Client, Plane] = field(default_factory=dict, init=False)
+    _clients: list[Client] = field(default_factory=list, init=False)
     _ended: list[Plane] = field(default_factory=list, init=False)
     _ends: list[AbstractAsyncContextManager[Plane]] = field(default_factory=list, init=False)
 
@@ -121,7 +121,7 @@ class Rig:
         if kind is None:
             self.check_nothing_left()
 
-    async def open(self, *faults: Callable[[BaseClient], Any], **config: Any) -> BaseClient:
+    async def open(self, *faults: Callable[[Client], Any], **config: Any) -> Client:
         """Start another plane and return its owner."""
         end = self.opener(config)
         plane = await end.__aenter__()
@@ -130,11 +130,11 @@ class Rig:
 
     async def attach(
         self,
-        *faults: Callable[[BaseClient], Any],
-        to: BaseClient | None = None,
+        *faults: Callable[[Client], Any],
+        to: Client | None = None,
         settings: Mapping[str, Any] | None = None,
         **config: Any,
-    ) -> BaseClient:
+    ) -> Client:
         """Return another client of the plane of ``to`` (default: of ``client``), with ``settings`` of its layers."""
         plane = self._planes[self.client if to is None else to]
         return self._stacked(plane.attach(config), plane, faults, settings)
@@ -143,25 +143,25 @@ class Rig:
         self,
         transport: Any,
         plane: Plane,
-        faults: tuple[Callable[[BaseClient], Any], ...],
+        faults: tuple[Callable[[Client], Any], ...],
         settings: Mapping[str, Any] | None = None,
-    ) -> BaseClient:
+    ) -> Client:
         named = zip(DEFAULT_LAYERS, default_layers(**{**FAST, **(settings or {})}), strict=True)
         client = stack(transport, [*(layer for name, layer in named if name not in self.without), *faults])
         self._planes[client] = plane
         self._clients.append(client)
         return client
 
-    def lose(self, client: BaseClient) -> None:
+    def lose(self, client: Client) -> None:
         """Forget a client without closing it, as a program may that loses its last reference."""
         del self._planes[client]
         self._clients.remove(client)
 
-    def plane(self, client: BaseClient | None = None) -> Plane:
+    def plane(self, client: Client | None = None) -> Plane:
         """Return the plane of a client."""
         return self._planes[self.client if client is None else client]
 
-    def transport(self, client: BaseClient | None = None) -> Any:
+    def transport(self, client: Client | None = None) -> Any:
         """Return the bare transport that owns the plane of a client."""
         return self.plane(client).transport
 
@@ -178,7 +178,7 @@ class Rig:
         """Return what names the rows of a meta to a removal: itself, or ids where lives cannot be bound to."""
         return meta if self.client.get_capabilities().bound_mutations else meta.sample_ids
 
-    async def end(self, owner: BaseClient) -> None:
+    async def end(self, owner: Client) -> None:
         """Close the owner of a plane; what other clients of it owe can be settled by nobody any more."""
         self._ended.append(self._planes[owner])
         await owner.close()
@@ -195,7 +195,7 @@ class Rig:
                 assert not [debt.call for debt in client.env.ledger]
 
 
-async def declare(client: BaseClient, *names: str, tasks: tuple[str, ...] = ("train",), **more: Any) -> None:
+async def declare(client: Client, *names: str, tasks: tuple[str, ...] = ("train",), **more: Any) -> None:
     """Register partition ``p`` with these fields (default: ``x``)."""
     await client.register_partition("p", names or ("x",), 64, tasks, **more)
 

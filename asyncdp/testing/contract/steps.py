@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdp import KVBatchMeta
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Rig
 
 __all__ = ["IDS", "SHORT_S", "TICK_S", "claim", "claimed_by", "fill", "not_ready", "put"]
@@ -33,12 +33,12 @@ async def fill(rig: Rig, ids: list[str] = IDS, **more: Any) -> None:
         await rig.client.put_samples([name], "p", {"x": torch.tensor([i])})
 
 
-async def put(client: BaseClient, *ids: str, **tags: Any) -> KVBatchMeta:
+async def put(client: Client, *ids: str, **tags: Any) -> KVBatchMeta:
     """Put ``x`` of some ids."""
     return await client.put_samples(ids, "p", {"x": torch.zeros(len(ids))}, [dict(tags) for _ in ids])
 
 
-async def claim(client: BaseClient, most: int = 99, task: str = "train", *fields: str) -> list[str]:
+async def claim(client: Client, most: int = 99, task: str = "train", *fields: str) -> list[str]:
     """Claim what is ready."""
     return (await client.claim_meta("p", task, fields or ("x",), most, blocking=False)).sample_ids
 
@@ -55,6 +55,6 @@ async def not_ready(claim: Callable[[], Awaitable[Any]]) -> ClaimNotReady:
     pytest.fail("no look was answered in time")
 
 
-async def claimed_by(client: BaseClient, task: str = "train") -> dict[str, str]:
+async def claimed_by(client: Client, task: str = "train") -> dict[str, str]:
     """Return {sample: owner} of all claims that live."""
     return {name: info.owner for info in await client.list_claims("p", task) for name in info.sample_ids}

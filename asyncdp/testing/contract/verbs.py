@@ -10,12 +10,12 @@ import torch
 from asyncdp import KVBatchMeta, RowHandle
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["MUTATIONS", "VERBS"]
 
 #: {verb: call(client, timeout_s)}
-VERBS: dict[str, Callable[[BaseClient, float], Awaitable[Any]]] = {
+VERBS: dict[str, Callable[[Client, float], Awaitable[Any]]] = {
     "register_partition": lambda c, t: c.register_partition("p", ["y"], 1, ["train"], timeout_s=t),
     "claim_meta": lambda c, t: c.claim_meta("p", "train", ["x"], 1, timeout_s=t),
     "get_data": lambda c, t: c.get_data(KVBatchMeta("p", sample_ids=["a"]), ["x"], timeout_s=t),

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
     from asyncdp.calls import Call, CallContext
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
+    from asyncdp.service import Service
 
 __all__ = ["Fabric", "Simulated"]
 
@@ -51,7 +52,7 @@ class Simulated:
         alive: Whether it was not killed.
     """
 
-    def __init__(self, name: str, client: BaseClient, link: Link) -> None:
+    def __init__(self, name: str, client: Client, link: Link) -> None:
         """Begin alive."""
         self.name = name
         self.client = client
@@ -160,7 +161,7 @@ class Fabric:
         transport = self._transport({**self.transport.attach_config(), "owner": name}, bootstrap=False)
         link: list[Link] = []
 
-        def linked(inner: BaseClient) -> Link:
+        def linked(inner: Client) -> Link:
             link.append(Link(inner, self, name))
             return link[0]
 
@@ -183,7 +184,7 @@ class Fabric:
             self.history.settles.add(name)
         return made
 
-    def _budgets(self, client: BaseClient, budget: Mapping[str, float] | None) -> Budgets:
+    def _budgets(self, client: Client, budget: Mapping[str, float] | None) -> Budgets:
         per_slot = 2  # a row of which another slot is stale is looked up, and read, once more
         tries, patience_s = 1, 0.0
         for layer in layers_of(client):
@@ -208,13 +209,13 @@ class Fabric:
     # -- what the network does
 
     def deliver(
-        self, transport: BaseClient, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
+        self, transport: Service, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
     ) -> None:
         """Execute a request later, for a sender that does not wait for it."""
         self.group.start_soon(self._deliver, transport, call, ctx, after_s, awake)
 
     async def _deliver(
-        self, transport: BaseClient, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
+        self, transport: Service, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
     ) -> None:
         if awake is not None:
             await awake.wait()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
-from asyncdp.middleware.layer import Layer
+from asyncdp.service import Layer
 from asyncdp.slots import ClaimTry, ReadResult, ReadSlots
 from asyncdp.testing.payload import damaged
 from asyncdp.testing.simulation.network import DoorState
@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncdp.calls import Call, CallContext, Sink
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
+    from asyncdp.service import Service
     from asyncdp.slots import SlotRef
     from asyncdp.testing.simulation.fabric import Fabric
 
@@ -52,7 +53,7 @@ class Link(Layer):
         name: Who the client is.
     """
 
-    def __init__(self, inner: BaseClient, fabric: Fabric, name: str) -> None:
+    def __init__(self, inner: Service | Client, fabric: Fabric, name: str) -> None:
         """Begin awake."""
         super().__init__(inner)
         self.fabric = fabric

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncdp.client import Client
 from asyncdp.testing.clock import run_virtual
 from asyncdp.testing.simulation.audit import Audit
 from asyncdp.testing.simulation.checks import check
@@ -92,7 +93,7 @@ class World:
 
     async def _open(self) -> None:
         """Declare the partitions, before anything goes wrong."""
-        plane = self.fabric.transport
+        plane = Client(self.fabric.transport)
         await plane.register_partition(REGISTERS, ["x", "y"], 8, ["nobody"])
         await plane.register_partition(FLOW, ["x", "y"], 100, ["score", "train"], self.scenario.group_size)
 

@@ -11,7 +11,7 @@ import anyio
 from asyncdp.factory import layers_of
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["Checkpoints"]
 
@@ -40,7 +40,7 @@ class Checkpoints:
         return await self._watched(call().__await__())
 
     @contextmanager
-    def on_wire(self, client: BaseClient) -> Iterator[None]:
+    def on_wire(self, client: Client) -> Iterator[None]:
         """Count those of child tasks as well, where they wait for the transport."""
         *_, transport = layers_of(client)
         before = transport.execute

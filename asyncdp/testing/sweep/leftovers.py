@@ -10,19 +10,19 @@ from asyncdp.middleware.port_rotation import PortRotation
 from asyncdp.middleware.slot_retry import SlotRetry
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["leftovers"]
 
 
-def leftovers(client: BaseClient) -> dict[str, Any]:
+def leftovers(client: Client) -> dict[str, Any]:
     """Return what calls have left behind in a stack, by name; empty where there is nothing.
 
     Permits and probes of ports, waits that close() would have to end, calls in flight, what a transport holds for a
     call that has ended (connections in use, copies, reads, waiters). Debts are none of it: what needs I/O after a
     cancel is owed until the next mutation or close(), and can be seen in ``client.env.ledger``.
     """
-    found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_BaseClient__in_flight"]}
+    found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_in_flight"]}
     for layer in layers_of(client):
         found.update(_of(layer))
     return {name: count for name, count in found.items() if count}

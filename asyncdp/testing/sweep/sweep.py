@@ -22,7 +22,7 @@ from asyncdp.testing.sweep.verbs import IDS, TASK, VERBS, SweptVerb
 from asyncdp.testing.sweep.ways import ASYNCIO_ONLY, WAYS
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
     from asyncdp.testing.contract.rig import Opener, Plane
 
 __all__ = ["Swept", "cancellation_sweep"]
@@ -136,7 +136,7 @@ class _Run:
     def __init__(
         self,
         plane: Plane,
-        observer: BaseClient,
+        observer: Client,
         verb: SweptVerb,
         settings: dict[str, Any],
         faults: Callable[[], FaultPlan] | None,

@@ -14,7 +14,7 @@ from asyncdp.meta import KVBatchMeta
 from asyncdp.slots import Resolve
 
 if TYPE_CHECKING:
-    from asyncdp.client import BaseClient
+    from asyncdp.client import Client
 
 __all__ = ["IDS", "VERBS", "SweptVerb"]
 
@@ -37,14 +37,14 @@ class SweptVerb:
         shields: Whether its end is shielded from cancels: cancelled there it may end as if nothing had been.
     """
 
-    act: Callable[[BaseClient, str, Any], Awaitable[Any]]
-    prepare: Callable[[BaseClient, str], Awaitable[Any]] | None = None
-    check: Callable[[BaseClient, str, bool], Awaitable[None]] | None = None
+    act: Callable[[Client, str, Any], Awaitable[Any]]
+    prepare: Callable[[Client, str], Awaitable[Any]] | None = None
+    check: Callable[[Client, str, bool], Awaitable[None]] | None = None
     ends: bool = False
     shields: bool = False
 
 
-async def _values(observer: BaseClient, partition: str) -> dict[str, float]:
+async def _values(observer: Client, partition: str) -> dict[str, float]:
     """Return what x of each sample is; of those that are there."""
     there = sorted(key for group in await observer.list_metadata(partition) for key in group.keys)
     if not there:
@@ -56,7 +56,7 @@ async def _values(observer: BaseClient, partition: str) -> dict[str, float]:
 OLD = {name: float(i) for i, name in enumerate(IDS)}
 
 
-async def _claim(client: BaseClient, partition: str) -> KVBatchMeta:
+async def _claim(client: Client, partition: str) -> KVBatchMeta:
     return await client.claim_meta(partition, TASK, ["x"], 2)
 
 
@@ -68,12 +68,12 @@ async def _unless_late(call: Awaitable[Any]) -> None:
         return
 
 
-async def _owing(client: BaseClient, partition: str) -> None:
+async def _owing(client: Client, partition: str) -> None:
     """Let the client owe an answer, as after a cancel: its close has something to do."""
     client.env.ledger.owe(Debt(Resolve(client.env.next_op_id(), partition), "", partition_id=partition))
 
 
-async def _batches(client: BaseClient, partition: str, prefetch: int) -> None:
+async def _batches(client: Client, partition: str, prefetch: int) -> None:
     async with client.batches(partition, TASK, ["x"], 2, prefetch=prefetch, timeout_s=5) as batches:
         async for meta, data in batches:
             assert data.batch_size[0] == meta.size  # noqa: S101 - what a sweep checks
@@ -83,7 +83,7 @@ async def _batches(client: BaseClient, partition: str, prefetch: int) -> None:
 # --- what must be so afterwards
 
 
-async def unharmed(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001 - one protocol
+async def unharmed(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001 - one protocol
     """Nothing has changed."""
     del cancelled
     found = await _values(observer, partition)
@@ -91,7 +91,7 @@ async def unharmed(observer: BaseClient, partition: str, cancelled: bool) -> Non
         raise AssertionError(f"the samples were {OLD} and are {found}")
 
 
-async def claimed_once(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+async def claimed_once(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
     """No claim is forgotten: what was claimed and cancelled can be claimed again, each sample once."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
@@ -102,7 +102,7 @@ async def claimed_once(observer: BaseClient, partition: str, cancelled: bool) ->
         raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed")
 
 
-async def some_claims(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+async def some_claims(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
     """A claim that was to be released is held or free, with each sample once; all are there."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
@@ -111,7 +111,7 @@ async def some_claims(observer: BaseClient, partition: str, cancelled: bool) -> 
         raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed (cancelled: {cancelled})")
 
 
-async def handed_over(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+async def handed_over(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
     """Of an iterator that was left, at most the one batch is held that it handed over; the others were given back."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
@@ -120,10 +120,10 @@ async def handed_over(observer: BaseClient, partition: str, cancelled: bool) -> 
         raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed (cancelled: {cancelled})")
 
 
-def whole_or_absent(new: Mapping[str, float]) -> Callable[[BaseClient, str, bool], Awaitable[None]]:
+def whole_or_absent(new: Mapping[str, float]) -> Callable[[Client, str, bool], Awaitable[None]]:
     """Return a check that the samples are as before, or all as in ``new``; without a cancel the latter."""
 
-    async def check(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+    async def check(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
         found = await _values(observer, partition)
         if found != new and not (cancelled and found == OLD):
             raise AssertionError(f"the samples were {OLD}, were to be {dict(new)}, and are {found}")
@@ -131,7 +131,7 @@ def whole_or_absent(new: Mapping[str, float]) -> Callable[[BaseClient, str, bool
     return check
 
 
-async def gone_or_whole(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+async def gone_or_whole(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
     """The partition is gone, or nothing of it is."""
     there = any(info.partition_id == partition for info in await observer.list_partitions())
     if there and not cancelled:
@@ -140,7 +140,7 @@ async def gone_or_whole(observer: BaseClient, partition: str, cancelled: bool) -
         await unharmed(observer, partition, cancelled)
 
 
-async def absent(observer: BaseClient, partition: str, cancelled: bool) -> None:  # noqa: FBT001
+async def absent(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
     """Samples that were taken are gone or there, whole; and their claims with them."""
     found = await _values(observer, partition)
     rest = {name: value for name, value in OLD.items() if name not in IDS[:2]}
@@ -159,22 +159,22 @@ _PUT_OLD = {**OLD, "s0": 70.0, "s1": 71.0}
 _PUT_NEW = {**OLD, "n0": 70.0, "n1": 71.0}
 
 
-def _put(first: str, second: str) -> Callable[[BaseClient, str, Any], Awaitable[Any]]:
+def _put(first: str, second: str) -> Callable[[Client, str, Any], Awaitable[Any]]:
     return lambda c, p, _: c.put_samples([first, second], p, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
 
 
-async def _listed(client: BaseClient, partition: str) -> KVBatchMeta:
+async def _listed(client: Client, partition: str) -> KVBatchMeta:
     """Return a meta of the first two samples, in the lives that a listing names."""
     groups = [group for group in await client.list_metadata(partition) if group.keys[0] in IDS[:2]]
     return groups[0].meta().concat(groups[1].meta())
 
 
-def _by(client: BaseClient, meta: KVBatchMeta) -> Any:
+def _by(client: Client, meta: KVBatchMeta) -> Any:
     """Return what names rows: their meta, or their ids where the backend cannot bind to lives."""
     return meta if client.get_capabilities().bound_mutations else meta.sample_ids
 
 
-def _put_bound(client: BaseClient, partition: str, meta: KVBatchMeta) -> Awaitable[Any]:
+def _put_bound(client: Client, partition: str, meta: KVBatchMeta) -> Awaitable[Any]:
     return client.put_samples(_by(client, meta), partition, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncdp.calls import CallContext, ClaimMeta, GetSamples, PutSamples, WaitPartition, handles
-from asyncdp.middleware.layer import Layer
 from asyncdp.reads import read_rows
+from asyncdp.service import Layer
 from asyncdp.waits import claim_until, partition_until
 from asyncdp.writes import write_rows
 
@@ -29,14 +29,14 @@ class SlotMapping(Layer):
     @handles(GetSamples)
     async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
         """Read by slots, where the transport can be addressed by them."""
-        if not self.inner.get_capabilities().slot_addressable:
+        if not self.capabilities.slot_addressable:
             return await self.inner.execute(call, ctx)
         return await read_rows(self.inner.execute, call, ctx)
 
     @handles(PutSamples)
     async def put(self, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
         """Write by slots, where the transport can."""
-        if not self.inner.get_capabilities().slot_writes:
+        if not self.capabilities.slot_writes:
             return await self.inner.execute(call, ctx)
         return await write_rows(self.inner.execute, call, ctx)
 

@@ -1,0 +1,61 @@
+"""Names that are kept for one version: BaseClient and Transport."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from asyncdp import calls as c
+from asyncdp.calls import CallContext, handles
+from asyncdp.client import Client
+from asyncdp.reads import read_rows
+from asyncdp.service import Service
+from asyncdp.waits import claim_until, partition_until
+from asyncdp.writes import write_rows
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.meta import KVBatchMeta
+
+__all__ = ["BaseClient", "Transport"]
+
+
+class _Any(type):
+    """Lets ``isinstance(client, BaseClient)`` hold of what had the verbs: clients, layers, transports."""
+
+    def __instancecheck__(cls, one: object) -> bool:
+        if cls.__module__ == __name__ and cls.__name__ == "BaseClient" and isinstance(one, (Client, Service)):
+            return True
+        return super().__instancecheck__(one)
+
+
+class BaseClient(Service, metaclass=_Any):
+    """What clients, layers and transports derived from: now a Service, or, as the type of a client, Client."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Say what the base is now."""
+        super().__init_subclass__(**kwargs)
+        if cls.__module__ != __name__:
+            text = f"{cls.__name__} derives from {cls.__mro__[1].__name__}: derive from asyncdp.Service"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+
+
+class Transport(BaseClient):
+    """A service whose sample calls are made of its own slot calls, also without a SlotMapping above it."""
+
+    @handles(c.GetSamples)
+    async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:
+        return await read_rows(self.execute, call, ctx)
+
+    @handles(c.PutSamples)
+    async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
+        return await write_rows(self.execute, call, ctx)
+
+    @handles(c.ClaimMeta)
+    async def _claim(self, call: c.ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+        return await claim_until(self.execute, call, ctx)
+
+    @handles(c.WaitPartition)
+    async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
+        await partition_until(self.execute, call, ctx)
