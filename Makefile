@@ -45,9 +45,10 @@ $(DEV_STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP_INSTALL) -e '.[$(DEV_EXTRAS)]'
 	@touch $@ $(DEMO_STAMP)
 
-# $(call timed,name,command): runs it and says how long it took, by the shell's own SECONDS, not by that of make.
+# $(call timed,name,command): runs it and says how long it took, by the shell's own SECONDS, not by that of make. With
+# && after braces: of `a && b; echo` the shell forgets that a failed.
 unexport SECONDS
-timed = @$(2); echo "-- $(1): $$SECONDS s"
+timed = @{ $(2); } && echo "-- $(1): $$SECONDS s"
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m asyncdp.cli demo $(ARGS)
@@ -57,8 +58,12 @@ demo: $(DEMO_STAMP)
 WORKERS ?= 3
 TOGETHER = $(BIN)/python -m pytest -n $(WORKERS) --durations 10 $(if $(SEED),--order-seed $(SEED))
 
-test: lint types
-	$(call timed,tests,$(TOGETHER) -m "not slow" $(ARGS))
+# The type checkers run beside the tests, which they delay less than they would take alone; what they say comes last.
+test: lint
+	@said=$$(mktemp); $(MAKE) --no-print-directory types >$$said 2>&1 & types=$$!; \
+	trap 'kill $$types 2>/dev/null || :; rm -f $$said' EXIT; \
+	red=0; $(TOGETHER) -m "not slow" $(ARGS) || red=1; echo "-- tests: $$SECONDS s"; \
+	wait $$types || red=1; cat $$said; exit $$red
 
 # What make test leaves out: long versions of what it shows in short, and what takes many processes or much time.
 test-all: $(DEV_STAMP)
