@@ -13,6 +13,7 @@ from asyncdp.testing.simulation.violation import Violation
 from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values
 
 if TYPE_CHECKING:
+    from asyncdp import KVBatchMeta
     from asyncdp.testing.simulation.fabric import Fabric
     from asyncdp.testing.simulation.scenario import Scenario
 
@@ -23,6 +24,8 @@ NAME = "liveness"
 AUDITOR = "auditor"
 #: Looks before a drain is taken for endless.
 MOST = 2000
+#: Rows that the end claims at a time.
+FEW = 8
 
 
 class Audit:
@@ -105,21 +108,32 @@ class Audit:
         found = [*await self._orphans()]
         scorer = Scorer(self.verbs, self.scenario, self.values, "auditor.scores")
         trainer = Trainer(self.verbs, self.scenario, self.values, "auditor.trains")
-        for worker in (scorer, trainer):
-            for _ in range(MOST):
-                meta = await self.verbs.claim_meta(
-                    FLOW, worker.task, worker.needs, 64, blocking=False, min_batch_size=1, timeout_s=10.0
-                )
-                if not meta.size:
-                    break
-                there = await worker.read(meta)
-                if worker is trainer:
-                    await self.verbs.pop(meta, timeout_s=10.0)
-                elif there is not None:
-                    _, field = self.values.take(there.size)
-                    await self.verbs.put_samples(there, FLOW, {"y": field}, stale="skip", timeout_s=10.0)
+        for _ in range(MOST):
+            if not await self._score(scorer) + await self._train(trainer):
+                break
         found += self._left_over()
         return found
+
+    async def _claimed(self, worker: Scorer | Trainer) -> KVBatchMeta:
+        """Claim a few, since the plane may be full of what nobody scored: scores need room."""
+        return await self.verbs.claim_meta(
+            FLOW, worker.task, worker.needs, FEW, blocking=False, min_batch_size=1, timeout_s=10.0
+        )
+
+    async def _score(self, worker: Scorer) -> int:
+        meta = await self._claimed(worker)
+        there = await worker.read(meta) if meta.size else None
+        if there is not None:
+            _, field = self.values.take(there.size)
+            await self.verbs.put_samples(there, FLOW, {"y": field}, stale="skip", timeout_s=10.0)
+        return meta.size
+
+    async def _train(self, worker: Trainer) -> int:
+        meta = await self._claimed(worker)
+        if meta.size:
+            await worker.read(meta)
+            await self.verbs.pop(meta, timeout_s=10.0)
+        return meta.size
 
     async def _orphans(self) -> list[Violation]:
         """Find claims that live although nobody was ever given them."""
