@@ -305,7 +305,9 @@ async def test_slot_0_the_last_slot_and_a_generation_that_wraps(
     world: World, connect: Callable[..., Directory], lane: str
 ) -> None:
     """S11: like any other, and the reference of before the wrap is stale after it."""
-    async with hosted(KnownHost(connect()), arena_bytes=8 * (128 << 10), unit_bytes=128 << 10, **HOST) as host:
+    async with hosted(
+        KnownHost(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
+    ) as host:
         for unit in range(host.arena.units):
             write_state(host.arena, unit, State.FREE, GENERATIONS - 2)
         async with world.client(lane) as client:
@@ -334,7 +336,7 @@ async def test_a_process_that_ends_without_closing_leaves_the_arena_and_ends_soo
             child = process(READS_AND_ENDS, world.config(lane))
             try:
                 assert await line_of(child) == "read 4.0"
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     assert await asyncio.to_thread(child.wait) == 0
             finally:
                 end(child)
@@ -353,7 +355,9 @@ async def test_a_slot_stuck_in_reading_stops_no_writer(
     world: World, connect: Callable[..., Directory], lane: str
 ) -> None:
     """S3, S4: its rows are cleared, others written meanwhile; its last reader frees it, and a second end warns."""
-    async with hosted(KnownHost(connect()), arena_bytes=8 * (128 << 10), unit_bytes=128 << 10, **HOST) as host:
+    async with hosted(
+        KnownHost(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
+    ) as host:
         table = host.service.table
         async with world.client(lane) as client:
             await client.put_samples(["a"], "p", {"x": row(1.0)})

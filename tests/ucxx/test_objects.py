@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdp.errors import CorruptPayload
+from asyncdp.transports.ucxx import objects
 from asyncdp.transports.ucxx.objects import MsgpackCodec
 
 pytest.importorskip("msgpack", reason="needs the extra ucxx (msgpack)")
@@ -170,10 +171,18 @@ def test_garbage_is_an_error_never_a_crash(data: bytes) -> None:
     ids=["set", "frozenset", "keys", "tuples as keys, within"],
 )
 def test_members_of_one_hash_are_refused_before_they_are_compared(value: Any) -> None:
-    """A value made for the purpose costs its reader no more than its bytes; a large honest one is kept."""
+    """A value made for the purpose costs its reader no more than its bytes; a large honest one is kept.
+
+    Who puts it is told so.
+    """
     codec = MsgpackCodec()
+    with pytest.raises(ValueError, match="one hash"):
+        codec.dumps(value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(objects, "_apart", lambda _: None)
+        packed = codec.dumps(value)
     with pytest.raises(CorruptPayload, match="one hash"):
-        codec.loads(codec.dumps(value))
+        codec.loads(packed)
     honest = {"set": set(range(5000)), "dict": {str(number): number for number in range(5000)}}
     assert codec.loads(codec.dumps(honest)) == honest
 
@@ -191,3 +200,132 @@ def test_text_of_impossible_code_points_is_corrupt(dtype: str) -> None:
         wrong = (0x110000).to_bytes(4, "little" if value.dtype.byteorder in "<=" else "big")
         with pytest.raises(CorruptPayload, match="code point"):
             codec.loads(packed.replace(last, wrong))
+
+
+def nested(levels: int, wrap: Any) -> Any:
+    """Return a value of so many levels."""
+    value: Any = None
+    for _ in range(levels):
+        value = wrap(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda v: [v],
+        lambda v: {"k": v},
+        lambda v: [[[v, 1]]] * 1,
+        lambda v: [[[[[[[[(v,)]]]]]]]],
+        lambda v: [{"k": [(v, 1)]}, 2],
+        lambda v: [{(1, frozenset({2})): [v]}],
+    ],
+    ids=["lists", "dicts", "lists in lists", "few tuples, many lists", "mixed", "beside keys that nest"],
+)
+def test_depth_is_counted_over_all_that_nests(wrap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 levels are kept; more are refused, by name at put, and as corrupt where somebody sent them all the same."""
+    codec = MsgpackCodec()
+    deepest = next(levels for levels in range(300) if not kept(codec, nested(levels + 1, wrap)))
+    value = nested(deepest, wrap)
+    assert codec.loads(codec.dumps(value)) == value
+    with pytest.raises(ValueError, match="levels deep"):
+        codec.dumps(nested(deepest + 1, wrap))
+    monkeypatch.setattr(objects._Nest, "look_at", lambda *_: None)
+    monkeypatch.setattr(objects, "_MAX_PASSES", 200)
+    packed = codec.dumps(nested(deepest + 1, wrap))
+    monkeypatch.undo()
+    with pytest.raises(CorruptPayload, match="levels deep"):
+        codec.loads(packed)
+
+
+def kept(codec: MsgpackCodec, value: Any) -> bool:
+    """Whether a value can be put."""
+    try:
+        codec.dumps(value)
+    except ValueError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("one", "wrap"),
+    [
+        ([], list),
+        ({}, list),
+        ([{}], list),
+        (frozenset(), list),
+        (set(), lambda many: [*many, "x"]),
+        ([], tuple),
+        ([], lambda many: {"within": [(many,)]}),
+        ([[], [], []], lambda many: dict(enumerate(many))),
+    ],
+    ids=["lists", "dicts", "dicts in lists", "frozensets", "sets", "in a tuple", "far within", "values of a dict"],
+)
+def test_many_small_containers_are_refused_before_they_are_made(
+    one: Any, wrap: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Megabytes of empty lists would be sixty times as much where they are read: refused at put, and when they come."""
+    codec = MsgpackCodec()
+    few, many = wrap([one] * 15_000), wrap([one] * 70_000)
+    assert len(codec.loads(codec.dumps(few))) == len(few)
+    with pytest.raises(ValueError, match="put them as a tensor"):
+        codec.dumps(many)
+    monkeypatch.setattr(objects, "_check_count", lambda *_: None)
+    packed = codec.dumps(many)
+    monkeypatch.undo()
+    with pytest.raises(CorruptPayload, match="put them as a tensor"):
+        codec.loads(packed)
+
+
+def test_honest_values_of_any_size_are_kept() -> None:
+    """Whatever bytes they are made of: long lists of numbers, texts and arrays full of bytes that could be lists."""
+    codec = MsgpackCodec()
+    values: list[Any] = [
+        list(range(200_000)),
+        [0x8080 + (number % 100) for number in range(200_000)],
+        [float(number) for number in range(150_000)],
+        ["w\u00f6rd"] * 200_000,
+        "\u0100" * 200_000,
+        b"\xdd\x90" * 200_000,
+        [b"\xdd" * 300] * 1000,
+        {number: -number for number in range(140_000)},
+        [{"role": "user", "content": "h\u00e9llo", "n": number} for number in range(70_000)],
+        [(number, 2 * number) for number in range(10_000)] + [[1, 2, 3]] * 70_000,
+        [None, True, 2**70, -(2**70), 1j, 3 + 4j, "x" * 7000, b"y" * 300, 2**63, -(2**62)] * 200,
+        tuple(range(140_000)),
+        set(range(140_000)),
+        bytearray(200_000),
+    ]
+    for value in values:
+        again = codec.loads(codec.dumps(value))
+        assert type(again) is type(value)
+        assert again == value
+    array = np.arange(200_000).astype("u1")
+    assert np.array_equal(codec.loads(codec.dumps([array, 1]))[0], array)
+
+
+def test_what_lists_say_of_their_length_is_not_believed() -> None:
+    """A thousand lists, each said to hold all of the value: memory is not taken for them."""
+    for head, size in ((b"\xdd", 4), (b"\xdf", 4), (b"\xdc", 2)):
+        n = min(1 << (8 * size), 200_000) - 1
+        with pytest.raises(CorruptPayload):
+            MsgpackCodec().loads((head + n.to_bytes(size, "big")) * 1000 + b"\0" * 200_000)
+
+
+@given(st.binary(max_size=200))
+@example(b"\xdd\x00\x00\x00\x01\xc0")
+@example(b"\xcd\x00")
+@example(b"\xc1")
+@example(b"\xc6\xff\xff\xff\xff")
+def test_the_survey_refuses_nothing_that_can_be_read(data: bytes) -> None:
+    """It walks over the same bytes as msgpack does; whatever they are, it ends."""
+    codec = MsgpackCodec()
+    try:
+        value = codec._unpack(data, 0, None)
+    except Exception:  # noqa: BLE001 - garbage
+        value = codec
+    try:
+        again = codec._unpack(data, 0, objects._Survey(len(data)))
+    except Exception:  # noqa: BLE001
+        again = codec
+    assert repr(again) == repr(value)
