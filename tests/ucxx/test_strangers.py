@@ -47,6 +47,7 @@ async def test_messages_that_nobody_awaits_are_not_kept(kind: str, nbytes: int, 
             finally:
                 stranger.kill()
                 stranger.wait()
+            assert stranger.returncode == 0  # all were sent
             assert most - before < 100
             assert (value(await get(pool, host.ref, refs)) == 1.0).all()
 
