@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint types pytest format bench chaos stress loops simulate sweep fuzz mutants coverage clean
+.PHONY: help demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | loops | simulate | sweep | fuzz | mutants | coverage | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -100,6 +100,11 @@ stress: $(DEV_STAMP)
 # One client over 10,000 event loops, on each transport: descriptors, threads and memory stay (ARGS="ucxx --times 500").
 loops: $(DEV_STAMP)
 	$(call timed,loops,$(BIN)/python -m tests.chaos.loops $(ARGS))
+
+# Attacks slot hosts as stranger, client, neighbour and other plane, beside an honest client: SECURITY.md's promises, with
+# figures (ARGS="pipelining silent --seconds 10", ARGS="--against ../before" for those of another checkout).
+attack: $(DEV_STAMP)
+	$(call timed,attacks,$(BIN)/python -m tests.attack $(ARGS))
 
 # Cancels every verb at every checkpoint, on every transport; a slice of it is part of the tests.
 sweep: $(DEV_STAMP)
