@@ -136,7 +136,7 @@ class Env:
 
     Attributes:
         clock, rng: The only sources of time and chance.
-        sink: Where events go (the Metrics layer).
+        sink: Where events go: the counters of the stack.
         budget: The retry budget.
         codec: How the transport encodes non-tensor values.
         ledger: What a cancel or a lost reply left to be settled.

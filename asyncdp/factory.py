@@ -16,7 +16,7 @@ from typing import Any
 from asyncdp import stack_arguments as check
 from asyncdp.calls import Clock, Env
 from asyncdp.client import Client
-from asyncdp.clock import AnyioClock, NoSink
+from asyncdp.clock import AnyioClock
 from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.ledger import Ledger
@@ -24,6 +24,7 @@ from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
 from asyncdp.middleware.batch_retry import BatchRetry
 from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.counters import Counters
 from asyncdp.middleware.metrics import Metrics, log_event
 from asyncdp.middleware.port_rotation import PortRotation
 from asyncdp.middleware.settle import Settle
@@ -180,10 +181,11 @@ def stack(
         msg = f"{next(iter(settings))}: settings go with the default layers; give them to the layers of the list"
         raise ValueError(msg)
     base = _service(transport, "transport")
+    counters = Counters()
     env = Env(
         clock=clock or AnyioClock(),
         rng=rng or random.Random(),  # noqa: S311 - jitter
-        sink=NoSink(),
+        sink=counters,
         budget=RetryBudget(0.0, **(retry_budget or {})),
         codec=base.object_codec,
         ledger=Ledger(),
@@ -201,7 +203,7 @@ def stack(
         top = metrics = Metrics(top, on_event)
     elif on_event is not None:
         metrics.on_event = on_event
-    env.sink = metrics
+    metrics.counters = counters
     for layer in layers_of(top):
         layer.env = env
     client = Client(top, env=env)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from asyncdp.block import Block, FieldSpec, field_names
 from asyncdp.errors import (
     DataPlaneBadRequest,
@@ -96,7 +98,8 @@ async def _store(
     fields = call.fields
     assert fields is not None  # noqa: S101 - there are names
     block = Block.from_fields(fields, n, placed.specs, ctx.env.codec)
-    sizes = tuple(block.row_nbytes().tolist())
+    by_field = {name: column.row_nbytes() for name, column in block.columns.items()}
+    sizes = tuple(sum(by_field.values(), np.zeros(n, np.int64)).tolist())
     refs: list[SlotRef] = []
     first = 0
     for host, count in placed.shares:
@@ -104,7 +107,7 @@ async def _store(
         share = (first, sizes[first : first + count])
         refs += await _write_share(send, (host, *placed.spare), names, part, share, touched, ctx)
         first += count
-    nbytes = {name: tuple(column.row_nbytes().tolist()) for name, column in block.columns.items()}
+    nbytes = {name: tuple(sizes_.tolist()) for name, sizes_ in by_field.items()}
     return _Stored(tuple(refs), block.observed(), nbytes)
 
 

@@ -14,7 +14,9 @@ from asyncdp import (
     MemoryTransport,
     Metrics,
     PartialReadError,
+    default_layers,
     handles,
+    layers_of,
     stack,
 )
 from asyncdp.calls import CallContext, Ping, PutSamples
@@ -190,3 +192,25 @@ async def test_a_layer_of_ones_own_sees_its_calls() -> None:
     await client.list_partitions()
     assert client.snapshot()["events_by"] == {"twice": {"verb=ping": 1}}  # type: ignore[attr-defined]
     await client.close()
+
+
+@virtual
+async def test_events_and_live_bytes_are_one_object_of_the_stack() -> None:
+    """Where Metrics stands above other layers or below them, the counters are those that all layers emit to."""
+
+    class Above(Layer):
+        """A layer of one's own, above Metrics."""
+
+        @handles(PutSamples)
+        async def put(self, call: PutSamples, ctx: CallContext) -> Any:
+            ctx.emit("seen", what="put")
+            return await self.inner.execute(call, ctx)
+
+    async with stack(MemoryTransport(), [Above, Metrics, *default_layers()]) as client:
+        await client.register_partition("p", ["x"], 2, ["t"])
+        await client.put_samples(["a"], "p", {"x": rows(1)})
+        (metrics,) = [layer for layer in layers_of(client) if isinstance(layer, Metrics)]
+        assert metrics.counters is client.env.sink
+        got = client.snapshot()
+        assert got["events_by"]["seen"] == {"what=put": 1}
+        assert got["bytes_outstanding"] == metrics.counters.account.outstanding == rows(1).nbytes
