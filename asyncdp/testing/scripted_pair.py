@@ -13,6 +13,7 @@ from asyncdp.client import Client
 from asyncdp.factory import stack
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
+from asyncdp.slot_mapping import SlotMapping
 from asyncdp.testing.backend import Backend, Scripted
 
 if TYPE_CHECKING:
@@ -95,6 +96,8 @@ def pair(
         raise ValueError("only: there is nothing behind this pair that could answer the other calls")
     if capabilities is None:
         capabilities = ALL if behind is None else behind.get_capabilities()
+    if behind is not None and not slots and behind.get_capabilities().slot_addressable:
+        behind = SlotMapping(behind)  # it is asked in whole verbs
     backend = Backend()
     scripted = Scripted(backend, behind, only, replace(capabilities, slot_addressable=slots))
     chosen = layers

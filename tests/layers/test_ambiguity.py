@@ -13,10 +13,12 @@ from asyncdp import (
     DataPlaneUnavailable,
     MemoryTransport,
     SampleNotFound,
+    handles,
 )
 from asyncdp.calls import Call, PutSamples
 from asyncdp.slots import AbandonClaim, Resolve, TryClaim
 from asyncdp.testing import FaultPlan
+from asyncdp.writes import write_rows
 from tests.layers.rig import Rig, rows, until, virtual
 
 
@@ -333,6 +335,11 @@ class Forgetful(MemoryTransport):
         if isinstance(call, TryClaim) and not self.claim_dedup:
             ctx = replace(ctx, op_id=ctx.env.next_op_id())
         return super().execute(call, ctx)
+
+    @handles(PutSamples)
+    async def put(self, call: PutSamples, ctx: CallContext) -> Any:
+        """Put as a whole."""
+        return await write_rows(self.execute, call, ctx)
 
 
 class TokensOnly(Forgetful):

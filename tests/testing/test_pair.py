@@ -261,3 +261,26 @@ def test_what_makes_no_sense_is_refused() -> None:
             call.fail(DataPlaneTimeout("late"))
 
     run_virtual(forward)
+
+
+def test_a_transport_with_slots_answers_whole_verbs() -> None:
+    """With slots=False the verbs come to the test whole, and what is forwarded is answered whole, by a transport."""
+
+    async def main() -> None:
+        async with pair(MemoryTransport(), slots=False, only=[PutSamples, GetSamples]) as (client, backend):
+            await client.register_partition("p", ["x"], 1, ["t"])
+            async with anyio.create_task_group() as group:
+                group.start_soon(client.put_samples, ["a"], "p", {"x": torch.ones(1)})
+                (await backend.next(PutSamples)).forward()
+            got: list[Any] = []
+
+            async def read() -> None:
+                got.append(await client.get_samples(["a"], "p", ["x"]))
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(read)
+                (await backend.next(GetSamples)).forward()
+            assert got[0]["x"].tolist() == [1.0]
+            assert (await client.claim_meta("p", "t", ["x"], 1)).sample_ids == ["a"]
+
+    run_virtual(main)
