@@ -31,14 +31,14 @@ class Recycled:
             self._host._free(slot)  # noqa: SLF001 - a ghost has no other way out
 
 
-def _holders(plane: Any, host: Any, slot: Any) -> list[tuple[Any, list[Any]]]:
+def _holders(plane: Any, slot: Any) -> list[tuple[Any, list[Any]]]:
     """Find (partition, samples) whose content lies in a slot."""
     found = []
     for part in plane.partitions.values():
         rows = [
             row
             for row in part.rows.values()
-            if any(c.host is host and c.slot is slot and c.generation == slot.generation for c in row.cells.values())
+            if any(c.place.slot is slot and c.place.generation == slot.generation for c in row.cells.values())
         ]
         if rows:
             found.append((part, rows))
@@ -61,20 +61,21 @@ def recycle(transport: Any, ref: SlotRef, how: str, ctx: CallContext) -> list[Re
         if slot is None or slot.block is None:
             return []
         content: Block = slot.block.take(range(slot.size))
-        for part, rows in _holders(plane, host, slot):
+        for part, rows in _holders(plane, slot):
             ids = [row.id for row in rows]
             held = [
-                (row, [name for name, c in row.cells.items() if c.slot is slot], dict(row.tags), row.owner)
+                (row, [name for name, c in row.cells.items() if c.place.slot is slot], dict(row.tags), row.owner)
                 for row in rows
             ]
-            indexes = {row.id: next(c.index for c in row.cells.values() if c.slot is slot) for row in rows}
+            indexes = {row.id: next(c.index for c in row.cells.values() if c.place.slot is slot) for row in rows}
             if how != "moved":
-                plane.clear(part.id, ids, "", None)
+                plane.remove(part.id, ids, "", None)
             if how != "cleared":
                 for row, names, tags, owner in held:
                     block = content.take([indexes[row.id]], names)
                     moved = _store(plane, host, block, f"{ctx.op_id}-{row.id}-again", ctx)
-                    plane.publish(Publish((row.id,), part.id, moved, (tags,), block.observed()), owner)
+                    nbytes = {name: tuple(column.row_nbytes().tolist()) for name, column in block.columns.items()}
+                    plane.publish(Publish((row.id,), part.id, moved, (tags,), block.observed(), nbytes), owner)
         if slot.state.value != "free" or slot not in host.free:
             return []
         host.free.remove(slot)

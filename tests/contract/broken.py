@@ -12,9 +12,10 @@ from tensordict import TensorDict
 
 from asyncdp import DataPlaneNotReady, MemoryTransport, PartialReadError, SampleNotFound, SlotMapping
 from asyncdp.block import Block, Dense, Ragged
-from asyncdp.slots import Publish, Published, Resolved
+from asyncdp.slots import Publish, Published
+from asyncdp.transports.directory.partition import Partition
 from asyncdp.transports.memory.host import Host
-from asyncdp.transports.memory.plane import Partition, Plane
+from asyncdp.transports.memory.plane import Plane
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,8 @@ class HalfVisible(Broken):
             refs = tuple(replace(ref, rows=[ref.rows[0] - first]) for ref in call.refs if first <= ref.rows[0] < stop)
             tags = None if call.tags is None else call.tags[first:stop]
             if stop > first:
-                part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags)
+                sizes = {name: each[first:stop] for name, each in call.nbytes.items()}
+                part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags, nbytes=sizes)
                 handles += self.plane.publish(part, self._owner)[0].handles
             for _ in range(20):
                 await anyio.lowlevel.checkpoint()
@@ -152,7 +154,7 @@ class HalfVisible(Broken):
 class KeepsWhatFits(Plane):
     """Over capacity, stores the rows that fit before it refuses."""
 
-    def _check_room(self, new: int) -> None:
+    def _check_room(self, new: int, promised: int = 0) -> None:
         """Do not check."""
 
     def publish(self, call: Any, owner: str) -> Any:
@@ -168,23 +170,23 @@ class KeepsWhatFits(Plane):
 class ForgetsOpIds(Plane):
     """Does again what it is asked again."""
 
-    def once(self, op_id: str, left_s: float, act: Any) -> Any:
+    def once(self, op_id: str, not_after: float, act: Any) -> Any:
         """Just do it."""
         return act()[0]
 
-    def resolve(self, op_id: str, age_s: float) -> Resolved:
+    def resolve(self, op_id: str, age_s: float) -> str:
         """Promise what it does not keep."""
-        return Resolved("refused")
+        return "refused"
 
 
 class ReplacesAll(Plane):
     """A put of some fields removes the others."""
 
-    def _store(self, row: Any, cell: Any, sizes: Any) -> None:
+    def _store(self, row: Any, cell: Any, names: Any, *sizes: Any) -> None:
         for name in list(row.cells):
-            if name not in sizes:
+            if name not in names:
                 del row.cells[name]
-        super()._store(row, cell, sizes)
+        super()._store(row, cell, names, *sizes)
 
 
 class OverwritesTags(Plane):
@@ -202,11 +204,11 @@ class OverwritesTags(Plane):
 class ClaimsTwice(Plane):
     """Forgets what it gave out."""
 
-    def claim(self, *args: Any) -> Any:
+    def take(self, *args: Any) -> Any:
         """Claim, and forget."""
-        got, changed = super().claim(*args)
+        got, changed = super().take(*args)
         part = self.partitions[args[0]]
-        for name in got.meta.sample_ids:
+        for name in got[1] if got[0] == "batch" else ():
             row = part.rows[name]
             row.claimed.clear()
             part.touch(row, part.groups[row.group])
@@ -227,9 +229,9 @@ class ClaimsBeforeTags(Broken):
 class ClaimableAgain(Plane):
     """A put makes a claimed sample claimable again."""
 
-    def _store(self, row: Any, cell: Any, sizes: Any) -> None:
+    def _store(self, row: Any, *what: Any) -> None:
         row.claimed.clear()
-        super()._store(row, cell, sizes)
+        super()._store(row, *what)
 
 
 class NeverClaimableAgain(Plane):
@@ -246,12 +248,12 @@ class NeverClaimableAgain(Plane):
 class SplitsGroups(Plane):
     """Claims parts of groups."""
 
-    def claim(self, partition_id: str, *args: Any) -> Any:
+    def take(self, partition_id: str, *args: Any) -> Any:
         """Claim as if there were no groups."""
         part = self.partitions[partition_id]
         size, part.group_size = part.group_size, None
         try:
-            return super().claim(partition_id, *args)
+            return super().take(partition_id, *args)
         finally:
             part.group_size = size
 
@@ -261,20 +263,20 @@ class ClaimsUncommitted(Plane):
 
     def _tag(self, part: Any, row: Any, tags: Any) -> None:
         super()._tag(part, row, tags)
-        row.eligible = row.eligible or self._sequence
+        row.eligible = row.eligible or self.sequence
         part.touch(row, part.groups[row.group])
 
 
 class LooksAway(Plane):
     """Takes a misspelt task or field for one that will come."""
 
-    def claim(self, partition_id: str, task: str, fields: Any, *args: Any) -> Any:
+    def take(self, partition_id: str, task: str, fields: Any, *args: Any) -> Any:
         """Claim for whoever asks."""
         part = self.partitions.setdefault(partition_id, Partition(partition_id))
         part.tasks.setdefault(task)
         for name in fields:
             part.fields.setdefault(name, next(iter(part.fields.values()), None))
-        return super().claim(partition_id, task, fields, *args)
+        return super().take(partition_id, task, fields, *args)
 
 
 # --- 5: ClaimNotReady with nothing claimed
@@ -283,12 +285,12 @@ class LooksAway(Plane):
 class TakesTooFew(Plane):
     """Keeps the samples of a claim that it then calls not ready."""
 
-    def claim(self, *args: Any) -> Any:
+    def take(self, *args: Any) -> Any:
         """Claim what there is, and say nothing of it."""
         partition_id, task, fields, most, _, claim_id, *rest = args
-        answer = super().claim(*args)
-        if not answer[0].meta.size:
-            super().claim(partition_id, task, fields, most, 1, claim_id + "'", *rest)
+        answer = super().take(*args)
+        if answer[0][0] == "unready":
+            super().take(partition_id, task, fields, most, 1, claim_id + "'", *rest)
         return answer
 
 
@@ -333,31 +335,31 @@ class IgnoresGenerations(Host):
 class ClearsLoudly(Plane):
     """Raises where there is nothing to clear."""
 
-    def clear(self, partition_id: str, ids: Any, *how: Any) -> Any:
+    def remove(self, partition_id: str, ids: Any, *how: Any) -> Any:
         """Insist."""
         part = self.partitions.get(partition_id)
         for name in ids or ():
             if part is None or name not in part.rows:
                 raise SampleNotFound(f"no {name!r}")
-        return super().clear(partition_id, ids, *how)
+        return super().remove(partition_id, ids, *how)
 
 
 class ClearsEverybodys(Plane):
     """Clears all there is where an owner asks for its own."""
 
-    def clear(self, partition_id: str, ids: Any, *how: Any) -> Any:
+    def remove(self, partition_id: str, ids: Any, *how: Any) -> Any:
         """Name all of them."""
         part = self.partitions.get(partition_id)
         every = list(part.rows) if ids is None and part is not None else ids
-        return super().clear(partition_id, every, *how)
+        return super().remove(partition_id, every, *how)
 
 
 class ClearsNothing(Plane):
     """Says that it cleared."""
 
-    def clear(self, *args: Any) -> Any:
+    def remove(self, *args: Any) -> Any:
         """Do nothing."""
-        return 1, True
+        return (1, ()), True
 
 
 # --- 8: looking consumes nothing
@@ -380,7 +382,7 @@ class LookingConsumes(Plane):
 class CountsTheUnfinished(Plane):
     """Counts groups that are not complete."""
 
-    def depth(self, partition_id: str) -> int:
+    def depth(self, partition_id: str, gone: Any) -> int:
         """Count all."""
         return len(self.groups(partition_id))
 
@@ -391,19 +393,19 @@ class CountsTheUnfinished(Plane):
 class RegisterResets(Plane):
     """Begins a partition anew."""
 
-    def register(self, call: Any) -> None:
+    def register(self, partition_id: str, *what: Any) -> None:
         """Drop it first."""
-        self.drop(call.partition_id)
-        super().register(call)
+        self.remove_partition(partition_id)
+        super().register(partition_id, *what)
 
 
 class RegisterResetsCursors(Plane):
     """Forgets what was claimed."""
 
-    def register(self, call: Any) -> None:
+    def register(self, partition_id: str, *what: Any) -> None:
         """Forget claims."""
-        super().register(call)
-        part = self.partitions[call.partition_id]
+        super().register(partition_id, *what)
+        part = self.partitions[partition_id]
         for row in part.rows.values():
             row.claimed.clear()
             part.touch(row, part.groups[row.group])

@@ -40,7 +40,9 @@ class MemoryOnly(Contract):
         await fill(rig)
         hosts = list(rig.transport().plane.hosts.values())
         lost = {
-            row.id for row in rig.transport().plane.partitions["p"].rows.values() if row.cells["x"].host is hosts[0]
+            row.id
+            for row in rig.transport().plane.partitions["p"].rows.values()
+            if row.cells["x"].place.host is hosts[0]
         }
         assert 0 < len(lost) < len(IDS)
         hosts[0].crash()

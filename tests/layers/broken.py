@@ -308,8 +308,9 @@ class FreesUnderReaders(Host):
     def kill(self, cell: Any) -> None:
         """End the life of a row."""
         super().kill(cell)
-        if cell.slot.readers and not cell.slot.live:
-            self._free(cell.slot)
+        slot = cell.place.slot
+        if slot.readers and not slot.live:
+            self._free(slot)
 
 
 class BelievesLateFinishes(Host):

@@ -247,7 +247,8 @@ async def test_no_group_leaves_the_client() -> None:
         for first in range(3):
             await rig.fill(1, first)
         assert (
-            len({c.host.id for r in rig.transport.plane.partitions["p"].rows.values() for c in r.cells.values()}) == 3
+            len({c.place.host.id for r in rig.transport.plane.partitions["p"].rows.values() for c in r.cells.values()})
+            == 3
         )
         with pytest.raises(DataPlaneReadError, match="odd"):
             await rig.get(["s0", "s1", "s2"])

@@ -297,7 +297,8 @@ async def test_rounds_respect_the_deadline() -> None:
         await rig.fill(1)
         await rig.plain.put_samples(["s1"], "p", {"x": rows(1, 1)})
         assert (
-            len({c.host.id for r in rig.transport.plane.partitions["p"].rows.values() for c in r.cells.values()}) == 2
+            len({c.place.host.id for r in rig.transport.plane.partitions["p"].rows.values() for c in r.cells.values()})
+            == 2
         )
         began = anyio.current_time()
         with pytest.raises(PartialReadError) as caught:

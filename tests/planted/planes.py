@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.meta import RowHandle
-from asyncdp.slots import Published, Resolved
+from asyncdp.slots import Published
 from asyncdp.transports.memory.plane import Plane
 
 if TYPE_CHECKING:
-    from asyncdp.transports.memory.partition import Partition
+    from asyncdp.transports.directory.partition import Partition
 
 
 class LeaseUnchecked(Plane):
@@ -31,7 +30,7 @@ class LeasesForEver(Plane):
 class TakesAnyRelease(Plane):
     """A release is not checked against who holds the claim by now."""
 
-    def release(self, partition_id: str, sample_ids: Any, claim_ids: Any, task: str) -> Any:
+    def give_back(self, partition_id: str, task: str, sample_ids: Any, claim_ids: Any) -> Any:
         """Give back whatever holds these samples."""
         part = self.partition(partition_id)
         self.expire(part)
@@ -46,12 +45,12 @@ class TakesAnyRelease(Plane):
 class SplitsGroups(Plane):
     """A group is claimed as soon as some of its samples are ready."""
 
-    def claim(self, *args: Any) -> Any:
+    def take(self, *args: Any) -> Any:
         """Claim as if there were no groups."""
         part = self.partitions[args[0]]
         size, part.group_size = part.group_size, None
         try:
-            return super().claim(*args)
+            return super().take(*args)
         finally:
             part.group_size = size
 
@@ -67,22 +66,22 @@ class ListsLess(Plane):
 class ForgetsOpIds(Plane):
     """A mutation that comes again is done again."""
 
-    def once(self, op_id: str, left_s: float, act: Any) -> Any:
+    def once(self, op_id: str, not_after: float, act: Any) -> Any:
         """Just do it."""
         return act()[0]
 
-    def resolve(self, op_id: str, age_s: float) -> Resolved:
+    def resolve(self, op_id: str, age_s: float) -> str:
         """Promise what it does not keep."""
-        return Resolved("refused")
+        return "refused"
 
 
 class ForgetsEmptyClears(Plane):
     """A clear that found nothing is not remembered, and removes what was put since when it arrives once more."""
 
-    def clear(self, *args: Any) -> Any:
+    def remove(self, *args: Any) -> Any:
         """Clear; an empty one changed nothing."""
-        count, _ = super().clear(*args)
-        return count, bool(count)
+        done, _ = super().remove(*args)
+        return done, bool(done[0])
 
 
 class IgnoresIncarnations(Plane):
@@ -96,12 +95,12 @@ class IgnoresIncarnations(Plane):
 class ClaimsTwice(Plane):
     """Every third claim is forgotten, and its samples are given out again."""
 
-    def claim(self, *args: Any) -> Any:
+    def take(self, *args: Any) -> Any:
         """Claim, and forget it at times."""
-        got, changed = super().claim(*args)
+        got, changed = super().take(*args)
         part = self.partitions[args[0]]
         count = self.__dict__["count"] = self.__dict__.get("count", 0) + 1
-        for name in got.meta.sample_ids if count % 3 == 0 else ():
+        for name in got[1] if count % 3 == 0 and got[0] == "batch" else ():
             row = part.rows[name]
             row.claimed.clear()
             part.touch(row, part.groups[row.group])
@@ -118,21 +117,21 @@ class AdmitsLateMutations(Plane):
 class WritesOtherLives(Plane):
     """A put that is bound to lives writes whatever lives under their ids."""
 
-    def _written(self, part: Partition, call: Any) -> Any:
+    def _written(self, part: Partition, ids: Any, bound: Any) -> Any:
         """Do not look at lives."""
-        return super()._written(part, replace(call, lives=None))
+        return super()._written(part, ids, bound and (bound[0], None, bound[2]))
 
 
 class RevivesRows(Plane):
     """A put that is bound to lives creates the rows that are gone."""
 
-    def _written(self, part: Partition, call: Any) -> Any:
+    def _written(self, part: Partition, ids: Any, bound: Any) -> Any:
         """Write what is gone, and what lives in the life that is meant."""
-        ids, lives = call.sample_ids, call.lives or (None,) * len(call.sample_ids)
         gone = [i not in part.rows for i in ids]
-        if call.only != "existing" or not any(gone):
-            return super()._written(part, call)
-        return [at for at, i in enumerate(ids) if gone[at] or self._lives(part, i, lives[at])]
+        if bound is None or bound[0] != "existing" or not any(gone):
+            return super()._written(part, ids, bound)
+        lives = bound[1] or (None,) * len(ids)
+        return [at for at, i in enumerate(ids) if gone[at] or part.lives(i, lives[at])]
 
 
 class SkipsHalf(Plane):
@@ -143,22 +142,22 @@ class SkipsHalf(Plane):
         part = self.partitions.get(call.partition_id)
         told: dict[int, RowHandle] = {}
         if call.skip_stale and part is not None:
-            keep = super()._written(part, call)
+            keep = super()._written(part, call.sample_ids, (call.only, call.lives, True))
             told = {at: RowHandle(part.rows[call.sample_ids[at]].incarnation) for at in keep}
         done, changed = super().publish(call, owner)
         handles = tuple(told.get(at, handle) for at, handle in enumerate(done.handles))
         return Published(handles, done.created), changed
 
-    def _written(self, part: Partition, call: Any) -> Any:
+    def _written(self, part: Partition, ids: Any, bound: Any) -> Any:
         """Write the first half."""
-        keep = super()._written(part, call)
-        return keep[: len(keep) // 2] if call.skip_stale and len(keep) > 1 else keep
+        keep = super()._written(part, ids, bound)
+        return keep[: len(keep) // 2] if bound and bound[2] and len(keep) > 1 else keep
 
 
 class RemovesOtherLives(Plane):
     """A removal that is bound to lives removes whatever lives under their ids."""
 
-    def clear(self, partition_id: str, ids: Any, owner: str, claims: Any, lives: Any = None) -> Any:
+    def remove(self, partition_id: str, ids: Any, owner: str, claims: Any, lives: Any = None) -> Any:
         """Do not look at lives."""
         del lives
-        return super().clear(partition_id, ids, owner, claims)
+        return super().remove(partition_id, ids, owner, claims)

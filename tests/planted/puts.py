@@ -109,7 +109,9 @@ class HalfVisible(MemoryTransport):
             refs = tuple(replace(r, rows=[r.rows[0] - first]) for r in call.refs if first <= r.rows[0] < stop)
             tags = None if call.tags is None else call.tags[first:stop]
             lives = None if call.lives is None else call.lives[first:stop]
-            part = replace(call, sample_ids=call.sample_ids[first:stop], refs=refs, tags=tags, lives=lives)
+            sizes = {name: each[first:stop] for name, each in call.nbytes.items()}
+            ids = call.sample_ids[first:stop]
+            part = replace(call, sample_ids=ids, refs=refs, tags=tags, lives=lives, nbytes=sizes)
             done.append(await super()._publish(part, replace(ctx, op_id=f"{ctx.op_id}/{first}")))
             await anyio.sleep(0.02)
         one, two = done

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from asyncdp.transports.transfer_queue.directory import claims
-from asyncdp.transports.transfer_queue.directory.reads import Directory
-from asyncdp.transports.transfer_queue.directory.state import Refused
+from asyncdp.transports.directory import claims
+from asyncdp.transports.directory.partition import Refused
+from asyncdp.transports.transfer_queue.directory import units
+from asyncdp.transports.transfer_queue.directory.units import UnitDirectory
 
 CONFIG = {"capacity": 8, "group_pattern": r"(?P<group>.+)_g\d+", "strict_schema": False, "auto_register": False}
 FORMS = {"x": ("d", "float32", (4,))}
@@ -35,15 +36,15 @@ def clock() -> Time:
 
 
 @pytest.fixture
-def directory(clock: Time) -> Directory:
+def directory(clock: Time) -> UnitDirectory:
     """Give a directory of two units with partition ``p``."""
-    made = Directory(["u0", "u1"], CONFIG)
+    made = UnitDirectory(["u0", "u1"], CONFIG)
     made.monotonic = made.time = clock
     made.register("p", ["x"], 8, ["train"], None, {})
     return made
 
 
-def put(directory: Directory, *ids: str, op_id: str = "put", owner: str = "me", **more: Any) -> list[int | None]:
+def put(directory: UnitDirectory, *ids: str, op_id: str = "put", owner: str = "me", **more: Any) -> list[int | None]:
     """Place and publish a put of ``x``."""
     placed = directory.place("p", ids, ["x"], op_id, 1, more.pop("avoid", ()), 10.0)
     if placed[0] == "done":
@@ -51,7 +52,7 @@ def put(directory: Directory, *ids: str, op_id: str = "put", owner: str = "me", 
     return directory.publish("p", ids, op_id, NEVER, owner, None, placed[1], FORMS, SPECS, {"x": 16}, **more)[0]
 
 
-def where(directory: Directory, *ids: str) -> dict[str, tuple[str, int]]:
+def where(directory: UnitDirectory, *ids: str) -> dict[str, tuple[str, int]]:
     """Return unit and storage key of each id that is there."""
     groups, missing, *_ = directory.locate("p", ids, ["x"], None)
     found = {ids[row]: (unit, key) for unit, _, _, keys, rows in groups for key, row in zip(keys, rows, strict=True)}
@@ -59,7 +60,7 @@ def where(directory: Directory, *ids: str) -> dict[str, tuple[str, int]]:
     return found
 
 
-def garbage(directory: Directory, done: tuple[int, ...] = (), op_id: str = "") -> tuple[int, set[tuple[str, int]]]:
+def garbage(directory: UnitDirectory, done: tuple[int, ...] = (), op_id: str = "") -> tuple[int, set[tuple[str, int]]]:
     """Return the ticket and all (unit, key) that are to be swept."""
     ticket, ranges = directory.sweep(list(done), op_id)
     return ticket, {
@@ -67,7 +68,7 @@ def garbage(directory: Directory, done: tuple[int, ...] = (), op_id: str = "") -
     }
 
 
-def test_a_put_sent_twice_happens_once(directory: Directory) -> None:
+def test_a_put_sent_twice_happens_once(directory: UnitDirectory) -> None:
     """P14: the second one is answered with the first result, at place as well as at publish."""
     first = put(directory, "a", "b")
     before = where(directory, "a", "b")
@@ -76,7 +77,7 @@ def test_a_put_sent_twice_happens_once(directory: Directory) -> None:
     assert directory.samples == 2
 
 
-def test_a_put_that_was_given_up_cannot_be_published(directory: Directory) -> None:
+def test_a_put_that_was_given_up_cannot_be_published(directory: UnitDirectory) -> None:
     """P15: resolved as refused, what arrives later changes nothing, and its storage keys are swept after a grace."""
     placed = directory.place("p", ["a"], ["x"], "late", 1, (), 10.0)
     assert directory.resolve("late", 0.0) == "refused"
@@ -89,7 +90,7 @@ def test_a_put_that_was_given_up_cannot_be_published(directory: Directory) -> No
     assert garbage(directory)[1] == {(unit, key)}
 
 
-def test_a_request_after_its_deadline_is_refused(directory: Directory, clock: Time) -> None:
+def test_a_request_after_its_deadline_is_refused(directory: UnitDirectory, clock: Time) -> None:
     """A controller that was paused does not carry out what everybody has given up."""
     put(directory, "a")
     with pytest.raises(Refused) as caught:
@@ -98,7 +99,7 @@ def test_a_request_after_its_deadline_is_refused(directory: Directory, clock: Ti
     assert directory.samples == 1
 
 
-def test_a_clear_sent_again_leaves_the_newer_row(directory: Directory) -> None:
+def test_a_clear_sent_again_leaves_the_newer_row(directory: UnitDirectory) -> None:
     """P13: its reply was lost, another put was acknowledged, the clear arrives again: the new row lives."""
     put(directory, "a", op_id="one")
     assert directory.clear("p", ["a"], "clear", NEVER, "me", None) == (1, ("u0",))
@@ -107,7 +108,7 @@ def test_a_clear_sent_again_leaves_the_newer_row(directory: Directory) -> None:
     assert where(directory, "a")
 
 
-def test_a_request_that_found_nothing_changes_nothing_when_it_comes_again(directory: Directory) -> None:
+def test_a_request_that_found_nothing_changes_nothing_when_it_comes_again(directory: UnitDirectory) -> None:
     """P13: nothing was there, its reply was lost, another put was acknowledged, it arrives again: the new row lives."""
     clear = lambda: directory.clear("p", ["a"], "clear", NEVER, "me", None)  # noqa: E731
     drop = lambda: directory.drop("q", "drop", NEVER)  # noqa: E731
@@ -125,7 +126,7 @@ def test_a_request_that_found_nothing_changes_nothing_when_it_comes_again(direct
 
 
 @pytest.mark.parametrize("how", ["clear", "drop"])
-def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: Directory, how: str) -> None:
+def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: UnitDirectory, how: str) -> None:
     """C3: its batch is not there to be given a second time."""
     claim = lambda: directory.claim("p", "train", ["x"], 1, 1, "claim", NEVER, "me", None)  # noqa: E731
     put(directory, "a")
@@ -141,7 +142,7 @@ def test_a_claim_whose_rows_are_gone_is_refused_when_it_comes_again(directory: D
 
 
 def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
-    directory: Directory, monkeypatch: pytest.MonkeyPatch
+    directory: UnitDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """C5, C6: which rows wait, and what they lack, is looked for now and then only; how many are ready is exact."""
     ticks = iter(range(1000))
@@ -163,7 +164,7 @@ def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
     assert look(5)[3:] == (("a", "b", "c"), {"x": 3})
 
 
-def test_no_group_grows_beyond_its_size(directory: Directory) -> None:
+def test_no_group_grows_beyond_its_size(directory: UnitDirectory) -> None:
     """A tag that moves a sample into a full group, or a size below a group that is there, would stop all claims."""
     directory.register("g", ["x"], 8, ["train"], 2, {})
     tag = lambda op_id, ids, name: directory.publish(  # noqa: E731
@@ -183,7 +184,7 @@ def test_no_group_grows_beyond_its_size(directory: Directory) -> None:
     directory.register("p", [], 8, [], 3, {})
 
 
-def test_committed_means_the_same_to_all(directory: Directory) -> None:
+def test_committed_means_the_same_to_all(directory: UnitDirectory) -> None:
     """None is no False: what may be claimed is counted, and listed as committed."""
     directory.publish("p", ["a"], "put", NEVER, "me", [{"committed": None}], [], {}, {}, {})
     assert directory.claim("p", "train", [], 1, 1, "claim", NEVER, "me", None)[1] == ["a"]
@@ -191,7 +192,7 @@ def test_committed_means_the_same_to_all(directory: Directory) -> None:
     assert directory.groups("p", 0)[0][0][4] is True
 
 
-def test_storage_keys_are_never_used_twice(directory: Directory) -> None:
+def test_storage_keys_are_never_used_twice(directory: UnitDirectory) -> None:
     """P8, S1: a reference that outlived its data finds nothing, never another sample's bytes."""
     seen = set()
     for step in range(50):
@@ -199,11 +200,11 @@ def test_storage_keys_are_never_used_twice(directory: Directory) -> None:
         seen.add(where(directory, "a")["a"])
         directory.clear("p", ["a"], f"clear-{step}", NEVER, "me", None)
     assert len({key for _, key in seen}) == 50
-    other = Directory(["u0", "u1"], CONFIG)
+    other = UnitDirectory(["u0", "u1"], CONFIG)
     assert abs(other.next_key - directory.next_key) > 1 << 32, "planes that share units have keys far apart"
 
 
-def test_what_a_put_replaces_is_swept_once(directory: Directory, clock: Time) -> None:
+def test_what_a_put_replaces_is_swept_once(directory: UnitDirectory, clock: Time) -> None:
     """P17: the old place is garbage, the new one is not; a ticket that is never reported done comes back."""
     put(directory, "a", op_id="one")
     old = where(directory, "a")["a"]
@@ -220,7 +221,7 @@ def test_what_a_put_replaces_is_swept_once(directory: Directory, clock: Time) ->
     assert garbage(directory, (ticket,)) == (0, set())
 
 
-def test_a_field_that_is_added_keeps_the_others_where_they_are(directory: Directory) -> None:
+def test_a_field_that_is_added_keeps_the_others_where_they_are(directory: UnitDirectory) -> None:
     """P16: what a later put adds lies by itself; nothing becomes garbage."""
     put(directory, "a", op_id="one")
     placed = directory.place("p", ["a"], ["y"], "two", 1, (), 10.0)
@@ -232,7 +233,7 @@ def test_a_field_that_is_added_keeps_the_others_where_they_are(directory: Direct
     assert garbage(directory) == (0, set())
 
 
-def test_a_writer_that_died_gives_its_space_back(directory: Directory, clock: Time) -> None:
+def test_a_writer_that_died_gives_its_space_back(directory: UnitDirectory, clock: Time) -> None:
     """P12: it placed and never published: capacity returns, and the keys are swept."""
     directory.place("p", [f"s{at}" for at in range(8)], ["x"], "dead", 1, (), 10.0)
     with pytest.raises(Refused) as caught:
@@ -245,7 +246,7 @@ def test_a_writer_that_died_gives_its_space_back(directory: Directory, clock: Ti
     assert len(garbage(directory)[1]) == 8
 
 
-def test_a_unit_that_is_to_be_avoided_gets_nothing(directory: Directory) -> None:
+def test_a_unit_that_is_to_be_avoided_gets_nothing(directory: UnitDirectory) -> None:
     """Puts go to the units that answer; where none does, the put is refused."""
     put(directory, "a", "b", avoid=("u0",))
     assert {unit for unit, _ in where(directory, "a", "b").values()} == {"u1"}
@@ -254,7 +255,7 @@ def test_a_unit_that_is_to_be_avoided_gets_nothing(directory: Directory) -> None
     assert caught.value.kind == "DataPlaneUnavailable"
 
 
-def test_the_end_of_a_plane_names_every_key(directory: Directory) -> None:
+def test_the_end_of_a_plane_names_every_key(directory: UnitDirectory) -> None:
     """Published, pending, garbage: nothing stays in units that others use too."""
     put(directory, "a", op_id="one")
     put(directory, "b", op_id="two")
@@ -263,9 +264,9 @@ def test_the_end_of_a_plane_names_every_key(directory: Directory) -> None:
     assert sum(count for spans in directory.all_keys().values() for _, count in spans) == 3
 
 
-def test_groups_come_in_pages(directory: Directory, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_come_in_pages(directory: UnitDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A listing holds up the controller for a page at a time, and tells every group once."""
-    monkeypatch.setattr("asyncdp.transports.transfer_queue.directory.reads.PAGE_ROWS", 2)
+    monkeypatch.setattr(units, "PAGE_ROWS", 2)
     ids = ("a_g0", "b_g0", "a_g1", "c_g0", "d_g0")
     put(directory, *ids)
     seen, after, pages = [], 0, 0
@@ -277,7 +278,7 @@ def test_groups_come_in_pages(directory: Directory, monkeypatch: pytest.MonkeyPa
     assert pages > 1
 
 
-def test_a_bound_put_that_is_refused_leaves_nothing_behind(directory: Directory) -> None:
+def test_a_bound_put_that_is_refused_leaves_nothing_behind(directory: UnitDirectory) -> None:
     """3a: what was written for it is garbage in the step that refuses it; sent again, it is refused again."""
     lives = put(directory, "a", "b")
     directory.clear("p", ["b"], "clear", NEVER, "me", None)
@@ -296,7 +297,7 @@ def test_a_bound_put_that_is_refused_leaves_nothing_behind(directory: Directory)
     assert where(directory, "a", "b").keys() == {"a"}
 
 
-def test_a_put_that_leaves_rows_out_is_remembered_with_who_survived(directory: Directory) -> None:
+def test_a_put_that_leaves_rows_out_is_remembered_with_who_survived(directory: UnitDirectory) -> None:
     """3a: the storage keys of rows that are left out are garbage at once; sent again, it leaves out the same ones."""
     lives = put(directory, "a", "b")
     directory.clear("p", ["b"], "clear", NEVER, "me", None)
@@ -313,7 +314,7 @@ def test_a_put_that_leaves_rows_out_is_remembered_with_who_survived(directory: D
     assert (unit, first) in garbage(directory)[1]
 
 
-def test_rows_that_live_need_no_room(directory: Directory) -> None:
+def test_rows_that_live_need_no_room(directory: UnitDirectory) -> None:
     """3a: in a full plane a bound put is told who is stale, not that there is no room."""
     room = directory.config["capacity"]
     ids = [f"r{at}" for at in range(room)]

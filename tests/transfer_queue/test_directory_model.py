@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, lengths_of
-from asyncdp.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef
-from asyncdp.transports.transfer_queue.directory.reads import Directory
-from asyncdp.transports.transfer_queue.directory.state import Refused
-from asyncdp.transports.transfer_queue.link import refusal
+from asyncdp.answers import claim_try, group_meta, refusal
+from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
+from asyncdp.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef, TryClaim
+from asyncdp.transports.directory.partition import Refused
+from asyncdp.transports.transfer_queue.directory.units import UnitDirectory
 from asyncdp.transports.transfer_queue.rows import spec_from_wire, spec_to_wire
 from tests.ucxx.test_directory_model import NAMES, PATTERN, STEPS, Twins
 
@@ -56,7 +56,7 @@ def served(act: Callable[[], R]) -> R:
     try:
         return act()
     except Refused as err:
-        raise refusal(err.kind, err.message, err.info) from None
+        raise refusal(err.kind, err.message, **err.info) from None
 
 
 class OnController:
@@ -65,7 +65,7 @@ class OnController:
     def __init__(self, capacity: int, units: list[str]) -> None:
         """Begin empty."""
         config = {"capacity": capacity, "group_pattern": PATTERN, "strict_schema": False, "auto_register": False}
-        self.real = Directory(units, config)
+        self.real = UnitDirectory(units, config)
 
     def until(self, op: Op) -> float:
         """Return an operation's deadline."""
@@ -120,14 +120,8 @@ class OnController:
         """claim_meta's look; this directory always explains."""
         del explain
         args = (p, task, fields, most, least, op.id, self.until(op), owner, lease_s)
-        what, *answer = served(lambda: self.real.claim(*args))
-        if what == "unready":
-            ready, oldest_s, waiting, lacking = answer
-            return ClaimTry(KVBatchMeta(p, task, [], fields, tags=[], handles=[]), ready, oldest_s, waiting, lacking)
-        ids, tags, incarnations = answer
-        handles: list[RowHandle | None] = [RowHandle(one, op.id) for one in incarnations]
-        meta = KVBatchMeta(p, task, ids, fields, lengths_of(tags), tags=tags, handles=handles)
-        return ClaimTry(meta, ready=len(ids))
+        answer = served(lambda: self.real.claim(*args))
+        return claim_try(TryClaim(p, task, tuple(fields), most, least), op.id, answer)
 
     async def release(self, op: Op, p: str, ids: Sequence[str], held: Sequence[str | None], task: str) -> None:
         """release_claim."""
@@ -165,7 +159,7 @@ class OnController:
             SlotRef(HostRef(unit, 0, (1,)), layout, version, names, keys, rows)
             for unit, layout, names, keys, rows in groups
         )
-        errors = {at: refusal(kind, text, info) for at, (kind, text, info) in missing.items()}
+        errors = {at: refusal(kind, text, **info) for at, (kind, text, info) in missing.items()}
         known = {name: spec_from_wire(spec) for name, spec in specs.items()}
         return Located(refs, errors, [None if one is None else RowHandle(one) for one in found], known)
 
@@ -181,7 +175,7 @@ class OnController:
         """list_metadata."""
         page, after = served(lambda: self.real.groups(p, 0))
         assert after is None
-        found = [DataPlaneGroupMeta(p, *facts, (), tuple(map(RowHandle, lives))) for *facts, _, lives in page]
+        found = [group_meta(p, one, frozenset()) for one in page]
         return sorted(found, key=lambda group: group.created_at)
 
     async def list_claims(self, p: str, task: str) -> list[ClaimInfo]:
@@ -217,7 +211,7 @@ class TwinsOnController(Twins):
         """Every cell that lives has a storage key of its own, and no garbage is among these."""
         real = self.directory.real
         living = [
-            (cell.share.unit, cell.key)
+            (cell.place.home, cell.index)
             for part in real.partitions.values()
             for row in part.rows.values()
             for cell in {id(cell): cell for cell in row.cells.values()}.values()

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from asyncdp.answers import claim_try
 from asyncdp.block import PICKLE, Block, FieldSpec
 from asyncdp.calls import RegisterPartition
 from asyncdp.errors import DataPlaneError
-from asyncdp.meta import RowHandle
-from asyncdp.slots import Publish, SlotRef
+from asyncdp.meta import ClaimInfo, PartitionInfo, RowHandle
+from asyncdp.slots import Publish, SlotRef, TryClaim
 from asyncdp.transports.memory.host import Host, State
 from asyncdp.transports.memory.plane import Plane
 
@@ -95,6 +96,10 @@ class Twins:
         """Close the client."""
         self.loop.run(self.directory.close())
         self.loop.close()
+
+    def until(self, left_s: float) -> float:
+        """Return a deadline by the memory plane's clock."""
+        return self.plane.monotonic() + left_s
 
     # -- comparing
 
@@ -194,7 +199,8 @@ class Twins:
         """register_partition."""
         enums = {} if words is None else {"z": tuple(words)}
         call = RegisterPartition(p, tuple(fields), 3, tuple(tasks), size, enums)
-        self.both(lambda: self.plane.register(call), lambda: self.directory.register(call))
+        mine = (p, call.fields, call.num_samples, call.consumer_tasks, size, enums)
+        self.both(lambda: self.plane.register(*mine), lambda: self.directory.register(call))
 
     def lives(self, data: st.DataObject, ids: Sequence[str]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
         """Choose which life of each sample is meant: any, one that was seen, mostly the last of these."""
@@ -228,7 +234,7 @@ class Twins:
 
         def send() -> None:
             got = self.both(
-                lambda: self.plane.once(op, left_s, lambda: self.plane.publish(calls[0], put["owner"])),
+                lambda: self.plane.once(op, self.until(left_s), lambda: self.plane.publish(calls[0], put["owner"])),
                 lambda: self.directory.publish(self.op(op, left_s), calls[1], put["owner"]),
             )
             if got is None:
@@ -282,9 +288,8 @@ class Twins:
 
         def send() -> None:
             def memory() -> Any:
-                again = self.plane.claimed(p, op)
-                args = (p, task, fields, most, least, op, owner, lease)
-                return again or self.plane.once(op, 5.0, lambda: self.plane.claim(*args))
+                answer = self.plane.claim(p, task, fields, most, least, op, self.until(5.0), owner, lease)
+                return claim_try(TryClaim(p, task, tuple(fields), most, least), op, answer)
 
             what = (p, task, fields, most, least, owner)
             other = lambda: self.directory.claim(self.op(op, 5.0), *what, lease_s=lease, explain=True)  # noqa: E731
@@ -329,7 +334,7 @@ class Twins:
 
         def send() -> None:
             self.both(
-                lambda: self.plane.once(op, 5.0, lambda: self.plane.release(p, ids, held, task)),
+                lambda: self.plane.release(p, task, ids, held, op, self.until(5.0)),
                 lambda: self.directory.release(self.op(op, 5.0), p, ids, held, task),
             )
 
@@ -353,7 +358,7 @@ class Twins:
         """release_claims."""
         op = f"owner{next(self.ops)}"
         self.both(
-            lambda: self.plane.once(op, 5.0, lambda: self.plane.release_owner(p, owner)),
+            lambda: self.plane.release_owner(p, owner, op, self.until(5.0)),
             lambda: self.directory.release_owner(self.op(op, 5.0), p, owner),
         )
 
@@ -383,14 +388,14 @@ class Twins:
 
         def send() -> None:
             got = self.both(
-                lambda: self.plane.once(op, 5.0, lambda: self.plane.clear(p, wanted, owner, held, mine)),
+                lambda: self.plane.clear(p, wanted, op, self.until(5.0), owner, held, mine),
                 lambda: self.directory.clear(self.op(op, 5.0), p, wanted, owner, held, theirs),
             )
             if got is not None:
-                assert got[0] == got[1].count
+                assert got[0][0] == got[1].count
                 if not cleared:
                     self.kill(got[1].freed)
-                if got[0]:
+                if got[0][0]:
                     cleared.append(True)
 
         send()
@@ -400,7 +405,7 @@ class Twins:
         """drop_partition."""
         op = f"drop{next(self.ops)}"
         got = self.both(
-            lambda: self.plane.once(op, 5.0, lambda: self.plane.drop(p)),
+            lambda: self.plane.drop(p, op, self.until(5.0)),
             lambda: self.directory.drop(self.op(op, 5.0), p),
         )
         assert got is not None
@@ -415,7 +420,7 @@ class Twins:
         """Resolve."""
         got = self.both(lambda: self.plane.resolve(op, 0.0), lambda: self.directory.resolve(op, p))
         assert got is not None
-        assert got[0] == got[1]
+        assert got[0] == got[1].state
 
     def locate(self, data: st.DataObject, p: str, ids: list[str], fields: list[str], meant: object) -> None:
         """Locate, with handles of former times or without."""
@@ -438,9 +443,9 @@ class Twins:
 
     def look(self, p: str) -> None:
         """describe, list_metadata, depth."""
-        got = self.both(lambda: self.plane.describe(self.plane.partition(p)), lambda: self.directory.describe(p))
+        got = self.both(lambda: PartitionInfo(*self.plane.describe(p)), lambda: self.directory.describe(p))
         assert got is None or got[0] == got[1], got
-        got = self.both(lambda: self.plane.depth(p), lambda: self.directory.depth(p))
+        got = self.both(lambda: self.plane.depth(p, self.plane.gone()), lambda: self.directory.depth(p))
         assert got is None or got[0] == got[1], got
         got = self.both(lambda: self.plane.groups(p), lambda: self.directory.list_metadata(p))
         if got is None:
@@ -465,7 +470,8 @@ class Twins:
 
     def look_at_claims(self, p: str, task: str) -> None:
         """list_claims, check_consumption_status, list_partitions."""
-        got = self.both(lambda: self.plane.list_claims(p, task), lambda: self.directory.list_claims(p, task))
+        mine = lambda: [ClaimInfo(*one) for one in self.plane.list_claims(p, task)]  # noqa: E731
+        got = self.both(mine, lambda: self.directory.list_claims(p, task))
         for a, b in zip(*(got or ((), ())), strict=True):
             assert (a.claim_id, a.owner, a.task_name, a.sample_ids) == (b.claim_id, b.owner, b.task_name, b.sample_ids)
             self.near(a.claimed_at, b.claimed_at)
@@ -473,7 +479,7 @@ class Twins:
         got = self.both(lambda: self.plane.consumed(p, [task]), lambda: self.directory.consumed(p, [task]))
         assert got is None or got[0] is got[1]
         got = self.both(
-            lambda: [self.plane.describe(part) for part in self.plane.partitions.values()],
+            lambda: [PartitionInfo(*one) for one in self.plane.listing()],
             self.directory.list_partitions,
         )
         assert got is not None

@@ -20,8 +20,9 @@ from asyncdp.slots import HostRef, SlotRef
 
 if TYPE_CHECKING:
     from asyncdp.block import Block
+    from asyncdp.transports.directory.rows import Cell
 
-__all__ = ["Cell", "Host", "ReadAttempt", "Slot", "State"]
+__all__ = ["Host", "ReadAttempt", "Slot", "State", "Use"]
 
 #: Generations wrap here, as they do where they are kept in a machine word.
 GENERATIONS = 1 << 32
@@ -73,15 +74,25 @@ class Slot:
         return not self.replaced or not any((i, name) in self.replaced for i in ref.index for name in ref.fields)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """Where one field of one sample lies."""
+@dataclass(slots=True, eq=False)
+class Use:
+    """One use of a slot, from its publish to its last row's end: the place of cells of the directory."""
 
     host: Host
     epoch: int
     slot: Slot
     generation: int
-    index: int
+
+    @property
+    def home(self) -> tuple[str, int]:
+        """Who holds it, in which life."""
+        return self.host.id, self.epoch
+
+    @property
+    def lasts(self) -> bool:
+        """Whether the slot is still in this use, in this life of its host."""
+        slot = self.slot
+        return self.epoch == self.host.ref.epoch and slot.generation == self.generation and slot.state is State.READY
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,17 +298,16 @@ class Host:
 
     # -- clearing
 
-    def replace(self, cell: Cell, name: str) -> None:
-        """End the life of one field of a row whose other fields live on."""
-        slot = cell.slot
-        if cell.epoch == self.ref.epoch and slot.generation == cell.generation and slot.state is State.READY:
-            slot.replaced.add((cell.index, name))
+    def replace(self, cell: Cell, names: Sequence[str]) -> None:
+        """End the life of some fields of a row whose other fields live on."""
+        if cell.place.lasts:
+            cell.place.slot.replaced.update((cell.index, name) for name in names)
 
     def kill(self, cell: Cell) -> None:
         """End the life of one row; its slot is freed with the last one, or when its last reader ends."""
-        slot = cell.slot
-        if cell.epoch != self.ref.epoch or slot.generation != cell.generation or slot.state is not State.READY:
+        if not cell.place.lasts:
             return
+        slot = cell.place.slot
         if cell.index in slot.live:
             slot.live.discard(cell.index)
             self.rows -= 1

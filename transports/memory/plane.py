@@ -1,90 +1,186 @@
-"""The memory plane's directory: who produced what, where it lies, who claimed it. All of it is synchronous."""
+"""The memory plane: the directory, and slot hosts of this process for what is put. All of it is synchronous."""
 
 from __future__ import annotations
 
+import sys
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
+from asyncdp.answers import group_meta, published, refusal
+from asyncdp.clock import AnyioClock
+from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError
 from asyncdp.field_spec import FieldSpec
-from asyncdp.meta import DataPlaneGroupMeta, PartitionInfo, RowHandle
-from asyncdp.slots import Located, SlotRef
-from asyncdp.transports.memory.claiming import Claiming
-from asyncdp.transports.memory.partition import Partition
-from asyncdp.transports.memory.writing import Writing
+from asyncdp.forks import on_fork
+from asyncdp.meta import DataPlaneGroupMeta, RowHandle
+from asyncdp.slots import HostRef, Located, Placement, Publish, Published, SlotRef
+from asyncdp.transports.directory.core import KEEP_S
+from asyncdp.transports.directory.directory import Directory, Piece
+from asyncdp.transports.directory.listing import find, page
+from asyncdp.transports.memory.host import Use, least_loaded
 
 if TYPE_CHECKING:
-    from asyncdp.calls import RegisterPartition
-    from asyncdp.transports.memory.claims import Group
-    from asyncdp.transports.memory.host import Cell
+    from asyncdp.calls import Only
+    from asyncdp.transports.directory.rows import Cell
+    from asyncdp.transports.memory.host import Host
 
-__all__ = ["PLANES", "Partition", "Plane"]
+__all__ = ["PLANES", "Plane"]
+
+#: A host that does not come back for so long, in seconds, is not waited for any more.
+HOST_TIMEOUT_S = 5.0
 
 
-class Plane(Writing, Claiming):
-    """A directory and its slot hosts."""
+class Plane(Directory):
+    """A directory, its slot hosts, and who waits for a change.
 
-    # -- partitions
+    Args:
+        capacity: Samples that the plane holds at most.
+        hosts: The slot hosts.
+        group_pattern: Reads a sample's group off its id.
+        strict_schema: Whether fields must be declared.
+        auto_register: Whether a put declares an unknown partition.
+    """
 
-    def register(self, call: RegisterPartition) -> None:
-        """Unite a declaration with what is there."""
-        part = self.partitions.get(call.partition_id) or Partition(call.partition_id)
-        size = call.grpo_group_size
-        if size is not None and part.group_size not in (None, size):
-            msg = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {size}"
-            raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
-        fields = dict(part.fields)
-        for name in call.fields:
-            fields.setdefault(name, FieldSpec())
-        for name, words in call.enums.items():
-            old = fields.get(name, FieldSpec())
-            if old.kind not in ("", "enum"):
-                msg = f"field {name!r} holds {old.describe()} and cannot get a vocabulary"
-                raise DataPlaneBadRequest(msg, partition_id=part.id, field=name)
-            # The words that are there keep their numbers.
-            fields[name] = FieldSpec(old.kind, enum=tuple(dict.fromkeys(old.enum + words)))
-        if size is not None and part.groups:
-            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
-            if len(group.rows) > size:
-                msg = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {size}"
-                raise DataPlaneBadRequest(msg, partition_id=part.id, field="grpo_group_size")
-        part.fields = fields
-        part.declared.update(call.fields, call.enums)
-        part.tasks.update(dict.fromkeys(call.consumer_tasks))
-        part.num_samples = max(part.num_samples, call.num_samples)
-        if size is not None and part.group_size is None:
-            part.group_size = size
-            part.indexes.clear()
-        self.partitions[part.id] = part
+    error = staticmethod(refusal)
+    new_spec = FieldSpec
+
+    def __init__(
+        self, capacity: int, hosts: Sequence[Host], group_pattern: str, *, strict_schema: bool, auto_register: bool
+    ) -> None:
+        """Begin empty."""
+        super().__init__(capacity, group_pattern, strict_schema=strict_schema, auto_register=auto_register)
+        #: The config that it was started with, where a client started it.
+        self.config: Any = None
+        self.hosts = {host.id: host for host in hosts}
+        self.clock = AnyioClock()
+        self.closed = False
+        self.lock = threading.RLock()
+        self._missed: dict[str, float] = {}
+        self._wakers: dict[object, Callable[[], None]] = {}
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Be no plane in a forked child: what is put into a copy, nobody else would ever see."""
+        self.closed = True
+
+    def time(self) -> float:
+        """Return unix seconds, by the plane's clock."""
+        return self.clock.time()
+
+    monotonic = time
+
+    # -- waiting
+
+    def watch(self, key: object, wake: Callable[[], None]) -> None:
+        """Call ``wake`` whenever something may have become ready; it may be called from any thread."""
+        self._wakers[key] = wake
+
+    def unwatch(self, key: object) -> None:
+        """Stop calling."""
+        self._wakers.pop(key, None)
+
+    def changed(self) -> None:
+        """Wake everybody who waits."""
+        for key, wake in list(self._wakers.items()):
+            try:
+                wake()
+            except RuntimeError:  # its event loop is gone
+                self.unwatch(key)
+
+    def close(self) -> None:
+        """End the plane; its clients see DataPlaneUnavailable."""
+        self.closed = True
         self.changed()
 
-    def describe(self, part: Partition) -> PartitionInfo:
-        """Describe a partition."""
-        return PartitionInfo(
-            part.id,
-            {name: spec.describe() for name, spec in part.fields.items()},
-            tuple(part.tasks),
-            part.num_samples,
-            part.group_size,
-            {name: spec.enum for name, spec in part.fields.items() if spec.enum},
-            len(part.rows),
-            sum(sum(row.nbytes.values()) for row in part.rows.values()),
+    # -- hosts
+
+    def answers(self, host_id: str) -> bool:
+        """Whether a host is up."""
+        host = self.hosts.get(host_id)
+        if host is None or not host.up:
+            return False
+        self._missed.pop(host_id, None)
+        return True
+
+    def expects(self, host_id: str) -> bool:
+        """Whether a host that is down is known to come back: it was missed for the first time a moment ago."""
+        now = self.clock.time()
+        return host_id in self.hosts and now - self._missed.setdefault(host_id, now) <= HOST_TIMEOUT_S
+
+    def gone(self) -> frozenset[tuple[str, int]]:
+        """Return the homes, (host, epoch), whose rows cannot be read."""
+        return frozenset(
+            (host.id, epoch)
+            for host in self.hosts.values()
+            for epoch in range(1, host.ref.epoch + (0 if host.up else 1))
         )
 
-    def drop(self, partition_id: str) -> tuple[None, bool]:
-        """Remove a partition with everything in it; remembered also where there was none."""
-        part = self.partitions.pop(partition_id, None)
-        if part is not None:
-            for row in part.rows.values():
-                self._free(row)
-            for claim_id in part.claims:
-                self.refuse(claim_id)
-            self.samples -= len(part.rows)
-            self.changed()
-        return None, True
+    def discard(self, cell: Cell) -> None:
+        """End the life of a row in its slot."""
+        cell.place.host.kill(cell)
 
-    # -- reading
+    def replaced(self, cell: Cell, names: Sequence[str]) -> None:
+        """End the life of these fields of a row."""
+        cell.place.host.replace(cell, names)
+
+    def _prune(self, now: float) -> None:
+        super()._prune(now)
+        for host in self.hosts.values():
+            host.forget(now - 2 * KEEP_S)
+
+    # -- puts
+
+    def place(
+        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None
+    ) -> Placement:
+        """Choose hosts, the least loaded first, and say what the partition fixed about the fields."""
+        specs, _ = self.prepare(partition_id, sample_ids, fields, only)
+        left = len(sample_ids)
+        shares = []
+        hosts = least_loaded(self.hosts.values())
+        for host in hosts:
+            room = host.room(self.clock.time())
+            count = left if room is None else min(left, room)
+            if count:
+                shares.append((host.ref, count))
+                left -= count
+            if not left:
+                break
+        if not hosts:
+            msg = "no slot host answers"
+            raise DataPlaneUnavailable(msg, partition_id=partition_id, host=next(iter(self.hosts), None))
+        if left:
+            msg = f"the slot hosts have no room for {left} of {len(sample_ids)} rows"
+            raise DataPlaneNotReady(msg, partition_id=partition_id, retry_after_s=0.05)
+        used = {host.id for host, _ in shares}
+        return Placement(tuple(shares), tuple(h.ref for h in hosts if h.id not in used), specs)
+
+    def publish(self, call: Publish, owner: str) -> tuple[Published, bool]:
+        """Make slots the content of samples: everything is checked first, then everything changes.
+
+        Remembered also where all rows were left out as stale: sent again, it must leave them out again.
+        """
+        bound = None if call.only is None else (call.only, call.lives, call.skip_stale)
+
+        def lies() -> Iterable[Piece]:
+            for ref in call.refs:
+                host = self.hosts[ref.host.id]
+                host.answer(None)
+                slot = host.slot(ref)
+                if slot is None or slot.block is None:
+                    msg = f"slot {ref.slot} of host {host.id!r} holds no finished write"
+                    raise DataPlaneWriteError(msg, partition_id=call.partition_id)
+            slots = [self.hosts[ref.host.id].commit(ref) for ref in call.refs]
+            return [
+                (Use(self.hosts[ref.host.id], ref.host.epoch, slot, ref.generation), ref.fields, ref.index, ref.rows)
+                for ref, slot in zip(call.refs, slots, strict=True)
+            ]
+
+        what = (call.partition_id, call.sample_ids, owner, call.tags, call.specs)
+        return published(self.put(*what, bound, call.nbytes, lies)), True
+
+    # -- looking
 
     def locate(
         self,
@@ -95,82 +191,29 @@ class Plane(Writing, Claiming):
     ) -> Located:
         """Find the slots of samples."""
         part = self.partition(partition_id)
-        missing: dict[int, DataPlaneError] = {}
-        found: list[RowHandle | None] = []
-        spots: dict[tuple[int, int, tuple[str, ...]], tuple[Cell, list[int], list[int]]] = {}
-        for at, sample_id in enumerate(sample_ids):
-            row = part.rows.get(sample_id)
-            handle = None if handles is None else handles[at]
-            if handle is not None and (row is None or row.incarnation != handle.incarnation):
-                found.append(handle)
-                what = "was cleared" if row is None else "was cleared and put anew"
-                msg = f"sample {sample_id!r} of partition {partition_id!r} {what} since it was looked up"
-                missing[at] = StaleSlotError(msg, partition_id=partition_id, sample_ids=(sample_id,))
-                continue
-            if row is None:
-                found.append(None)
-                msg = f"no sample {sample_id!r} in partition {partition_id!r}"
-                missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,))
-                continue
-            found.append(RowHandle(row.incarnation))
-            by_cell: dict[Cell, list[str]] = {}
-            for name in fields:
-                cell = row.cells.get(name)
-                if cell is None:
-                    msg = f"field {name!r} of sample {sample_id!r} is not produced"
-                    missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=name)
-                    break
-                by_cell.setdefault(cell, []).append(name)
-            else:
-                for cell, names in by_cell.items():
-                    key = (id(cell.slot), cell.generation, tuple(names))
-                    spot = spots.get(key)
-                    if spot is None:
-                        spots[key] = spot = (cell, [], [])
-                    spot[1].append(cell.index)
-                    spot[2].append(at)
+        meant = None if handles is None else [None if one is None else one.incarnation for one in handles]
+        found = find(part, sample_ids, fields, meant)
         refs = tuple(
-            SlotRef(self._host_ref(cell), cell.slot.number, cell.generation, key[2], index, rows)
-            for key, (cell, index, rows) in spots.items()
+            SlotRef(_host_ref(use), use.slot.number, use.generation, names, indexes, rows)
+            for (use, names), (indexes, rows) in found.spots.items()
         )
-        return Located(refs, missing, found, {name: part.fields[name] for name in fields if name in part.fields})
-
-    @staticmethod
-    def _host_ref(cell: Cell) -> Any:
-        ref = cell.host.ref
-        return ref if ref.epoch == cell.epoch else type(ref)(ref.id, cell.epoch, ref.ports)
-
-    # -- recovery
+        missing = {
+            at: refusal(kind, text, partition_id=partition_id, **info)
+            for at, (kind, text, info) in found.missing.items()
+        }
+        lives = [None if life is None else RowHandle(life) for life in found.lives]
+        return Located(refs, missing, lives, {name: part.fields[name] for name in fields if name in part.fields})
 
     def groups(self, partition_id: str) -> list[DataPlaneGroupMeta]:
         """List groups, oldest first."""
-        part = self.partition(partition_id)
-        out = [self._group_meta(part, group) for group in part.groups.values()]
-        out.sort(key=lambda meta: meta.created_at)
-        return out
+        listed, _ = page(self.partition(partition_id), 0, sys.maxsize)
+        gone = self.gone()
+        return sorted((group_meta(partition_id, one, gone) for one in listed), key=lambda meta: meta.created_at)
 
-    @staticmethod
-    def _group_meta(part: Partition, group: Group) -> DataPlaneGroupMeta:
-        rows = sorted(group.rows.values(), key=lambda row: row.incarnation)
-        versions = [row.tags["weight_version"] for row in rows if row.tags.get("weight_version") is not None]
-        lost = [row.id for row in rows if any(not c.host.up or c.host.ref.epoch != c.epoch for c in row.cells.values())]
-        return DataPlaneGroupMeta(
-            part.id,
-            group.id,
-            tuple(row.id for row in rows),
-            min(versions, default=None),
-            min(row.created_at for row in rows),
-            all(row.tags.get("committed") is not False for row in group.fit or rows),
-            group.expected or part.group_size or len(rows),
-            sum(sum(row.nbytes.values()) for row in rows),
-            tuple(dict(row.tags) for row in rows),
-            tuple(lost),
-            tuple(RowHandle(row.incarnation) for row in rows),
-        )
 
-    def depth(self, partition_id: str) -> int:
-        """Count the groups that are committed and complete."""
-        return sum(meta.committed and meta.is_complete for meta in self.groups(partition_id))
+def _host_ref(use: Use) -> HostRef:
+    ref = use.host.ref
+    return ref if ref.epoch == use.epoch else HostRef(ref.id, use.epoch, ref.ports)
 
 
 #: The named exception to "no module state": lets clients of one process attach to a plane and be pickled.

@@ -13,16 +13,17 @@ import anyio.lowlevel
 
 from asyncdp import calls as c
 from asyncdp import slots as s
+from asyncdp.answers import claim_try
 from asyncdp.calls import CallContext, handles
 from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
-from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, PartitionInfo
 from asyncdp.service import Service
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import PLANES, Plane
 
 if TYPE_CHECKING:
-    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
+    from asyncdp.meta import DataPlaneGroupMeta
 
 __all__ = ["MemoryTransport"]
 
@@ -199,7 +200,8 @@ class MemoryTransport(Service):
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
-        done = self._once(plane, ctx, lambda: plane.publish(call, self._owner))
+        with plane.lock:
+            done = plane.once(ctx.op_id, _not_after(plane, ctx), lambda: plane.publish(call, self._owner))
         self._known[call.partition_id] = plane.epoch
         return done
 
@@ -215,11 +217,7 @@ class MemoryTransport(Service):
         del ctx
         await self._wire(call)
         with self.plane.lock:
-            return self.plane.resolve(call.op_id, call.age_s)
-
-    def _once(self, plane: Plane, ctx: CallContext, act: Callable[[], tuple[R, bool]]) -> R:
-        with plane.lock:
-            return plane.once(ctx.op_id, ctx.remaining(), act)
+            return s.Resolved(self.plane.resolve(call.op_id, call.age_s))
 
     # -- claims
 
@@ -229,16 +227,10 @@ class MemoryTransport(Service):
 
         def look() -> s.ClaimTry:
             plane = self._known_plane(call.partition_id)
+            what = (call.partition_id, call.task_name, call.required_fields, call.batch_size, call.min_rows)
             with plane.lock:
-                again = plane.claimed(call.partition_id, ctx.op_id)
-                if again is not None:
-                    return again
-                args = (call.batch_size, call.min_rows, ctx.op_id, self._owner, self._lease_s)
-                return plane.once(
-                    ctx.op_id,
-                    ctx.remaining(),
-                    lambda: plane.claim(call.partition_id, call.task_name, call.required_fields, *args),
-                )
+                args = (ctx.op_id, _not_after(plane, ctx), self._owner, self._lease_s)
+                return claim_try(call, ctx.op_id, plane.claim(*what, *args))
 
         return await self._until(look, lambda got: got.meta.size > 0, call.wait_s, call.partition_id, ctx)
 
@@ -285,14 +277,16 @@ class MemoryTransport(Service):
     async def _release(self, call: c.ReleaseClaim, ctx: CallContext) -> None:
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
-        args = (call.partition_id, call.sample_ids, call.claim_ids, call.task_name)
-        self._once(plane, ctx, lambda: plane.release(*args))
+        args = (call.partition_id, call.task_name, call.sample_ids, call.claim_ids)
+        with plane.lock:
+            plane.release(*args, ctx.op_id, _not_after(plane, ctx))
 
     @handles(c.ReleaseClaims)
     async def _release_all(self, call: c.ReleaseClaims, ctx: CallContext) -> None:
         await self._wire(call)
         plane = self.plane
-        self._once(plane, ctx, lambda: plane.release_owner(call.partition_id, call.owner))
+        with plane.lock:
+            plane.release_owner(call.partition_id, call.owner, ctx.op_id, _not_after(plane, ctx))
 
     @handles(c.ListClaims)
     async def _claims_of(self, call: c.ListClaims, ctx: CallContext) -> list[ClaimInfo]:
@@ -300,7 +294,7 @@ class MemoryTransport(Service):
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
         with plane.lock:
-            return plane.list_claims(call.partition_id, call.task_name)
+            return [ClaimInfo(*one) for one in plane.list_claims(call.partition_id, call.task_name)]
 
     # -- the rest
 
@@ -309,8 +303,9 @@ class MemoryTransport(Service):
         del ctx
         await self._wire(call)
         plane = self.plane
+        args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
         with plane.lock:
-            plane.register(call)
+            plane.register(*args, call.enums)
         self._known[call.partition_id] = plane.epoch
 
     @handles(c.CheckConsumptionStatus)
@@ -325,8 +320,9 @@ class MemoryTransport(Service):
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
         await self._wire(call)
         plane = self.plane
-        args = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
-        return self._once(plane, ctx, lambda: plane.clear(*args))
+        how = (call.owner, call.claims, call.lives)
+        with plane.lock:
+            return plane.clear(call.partition_id, call.sample_ids, ctx.op_id, _not_after(plane, ctx), *how)[0]
 
     @handles(c.Ping)
     async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
@@ -348,7 +344,7 @@ class MemoryTransport(Service):
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
         with plane.lock:
-            return plane.depth(call.partition_id)
+            return plane.depth(call.partition_id, plane.gone())
 
     @handles(c.ListPartitions)
     async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
@@ -356,7 +352,7 @@ class MemoryTransport(Service):
         await self._wire(call)
         plane = self.plane
         with plane.lock:
-            return [plane.describe(part) for part in plane.partitions.values()]
+            return [PartitionInfo(*one) for one in plane.listing()]
 
     @handles(c.DescribePartition)
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
@@ -364,13 +360,14 @@ class MemoryTransport(Service):
         await self._wire(call)
         plane = self._known_plane(call.partition_id)
         with plane.lock:
-            return plane.describe(plane.partition(call.partition_id))
+            return PartitionInfo(*plane.describe(call.partition_id))
 
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
         await self._wire(call)
         plane = self.plane
-        self._once(plane, ctx, lambda: plane.drop(call.partition_id))
+        with plane.lock:
+            plane.drop(call.partition_id, ctx.op_id, _not_after(plane, ctx))
         self._known.pop(call.partition_id, None)
 
     async def on_close(self) -> None:
@@ -379,6 +376,11 @@ class MemoryTransport(Service):
             self._owned.close()
         elif self._attached is not None:
             self._attached.changed()
+
+
+def _not_after(plane: Plane, ctx: CallContext) -> float:
+    """Return the deadline by the plane's clock."""
+    return plane.monotonic() + ctx.remaining()
 
 
 class _Waker:

@@ -12,10 +12,9 @@ import anyio
 import structlog
 from zmq.constants import SocketOption, SocketType
 
-from asyncdp import errors
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.answers import refusal
+from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
 from asyncdp.forks import keep_for_ever, on_fork
-from asyncdp.slots import living_rows, stale_rows
 from asyncdp.transports.transfer_queue.canary import Canary
 from asyncdp.transports.transfer_queue.connecting import connect
 from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, LEAVES_GARBAGE, VERSION
@@ -127,7 +126,8 @@ class Link:
         status, epoch, *rest = pickle.loads(raw)  # noqa: S301 - TransferQueue unpickles all that arrives as well
         self.epoch = epoch
         if status == "refused":
-            raise refusal(*rest[0])
+            kind, message, info = rest[0]
+            raise refusal(kind, message, **info)
         if status == "failed":
             msg = f"the directory could not serve {op!r}: {rest[0]}"
             raise DataPlaneError(msg)
@@ -238,7 +238,7 @@ class Link:
                 failed[unit_id] = err
             except Exception as err:  # noqa: BLE001 - as a value: the other units are to be cleared all the same
                 text = f"{type(err).__name__}: {err}"
-                failed[unit_id] = errors.DataPlaneClearError(text, host=unit_id, cause=err)
+                failed[unit_id] = DataPlaneClearError(text, host=unit_id, cause=err)
             if unit_id in failed and await canary.is_gone():
                 del failed[unit_id]
 
@@ -279,16 +279,3 @@ def _check_version(facts: Mapping[str, Any]) -> None:
             "use one release of asyncdp on both sides, or a controller of its own for each"
         )
         raise DataPlaneUnavailable(msg, blames_port=False, retryable=False)
-
-
-def refusal(kind: str, message: str, info: Mapping[str, Any]) -> DataPlaneError:
-    """Make the error that the directory named."""
-    if "bound" in info:  # to lives; said in the same words on every transport
-        made_of = stale_rows if kind == "StaleSlotError" else living_rows
-        return made_of(info["partition_id"], info["sample_ids"], info["bound"])
-    made: type[DataPlaneError] = getattr(errors, kind)
-    marks = {key: info[key] for key in ("no_plane", "unknown_partition") if key in info}
-    err = made(message, **{key: value for key, value in info.items() if key not in marks})
-    for key, value in marks.items():
-        setattr(err, key, value)
-    return err

@@ -9,12 +9,12 @@ import anyio.to_thread
 import torch
 
 from asyncdp import slots as s
+from asyncdp.answers import refusal
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import DataPlaneError, DataPlaneReadError, StaleSlotError
 from asyncdp.meta import RowHandle
 from asyncdp.transports.transfer_queue.checksums import MARK, beside, check
 from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
-from asyncdp.transports.transfer_queue.link import refusal
 from asyncdp.transports.transfer_queue.read_pool import POOLED_BYTES
 from asyncdp.transports.transfer_queue.rows import Keys, Target, decode, spec_from_wire
 
@@ -53,7 +53,7 @@ class Reading(Lifecycle):
             for unit, layout, fields, keys, rows in groups
         ]
         errors: dict[int, DataPlaneError] = {
-            at: refusal(kind, message, {**info, "partition_id": call.partition_id})
+            at: refusal(kind, message, partition_id=call.partition_id, **info)
             for at, (kind, message, info) in missing.items()
         }
         handles_ = [None if incarnation is None else RowHandle(incarnation) for incarnation in found]

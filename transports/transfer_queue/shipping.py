@@ -9,11 +9,12 @@ from typing import Any
 
 __all__ = ["by_value"]
 
-#: Everything that the sampler is made of; all else it uses is TransferQueue's or the standard library's.
+#: Everything that the sampler is made of; all else it uses is TransferQueue's or the standard library's. These import
+#: each other's names, not modules: cloudpickle would send a module with all that is in it.
 _SHIPPED = (
     "asyncdp.transports.transfer_queue.sampler",
     "asyncdp.transports.transfer_queue.directory",
-    "asyncdp.transports.memory.claims",
+    "asyncdp.transports.directory",
 )
 
 

@@ -9,7 +9,7 @@ import anyio
 import torch
 
 from asyncdp import calls as c
-from asyncdp import slots as s
+from asyncdp.answers import published
 from asyncdp.block import Block, field_names, raw_leaf
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import (
@@ -17,7 +17,6 @@ from asyncdp.errors import (
     DataPlaneError,
     DataPlaneWriteError,
 )
-from asyncdp.meta import RowHandle
 from asyncdp.transports.transfer_queue.checksums import MARK, sums_of
 from asyncdp.transports.transfer_queue.reading import Reading, maybe_in_a_thread, nbytes_of
 from asyncdp.transports.transfer_queue.rows import (
@@ -209,6 +208,4 @@ class Transfers(Reading):
 
 
 def _meta(call: c.PutSamples, names: tuple[str, ...], done: tuple[list[int | None], list[bool]]) -> KVBatchMeta:
-    lives, created = done
-    handles_ = tuple(None if life is None else RowHandle(life) for life in lives)
-    return written(call, names, s.Published(handles_, tuple(created)))
+    return written(call, names, published(done))

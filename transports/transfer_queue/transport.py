@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from asyncdp import calls as c
 from asyncdp import slots as s
+from asyncdp.answers import claim_try, group_meta
 from asyncdp.calls import CallContext, handles
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.meta import (
-    ClaimInfo,
-    DataPlaneCapabilities,
-    DataPlaneGroupMeta,
-    KVBatchMeta,
-    PartitionInfo,
-    RowHandle,
-    lengths_of,
-)
+from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, PartitionInfo
 from asyncdp.transports.transfer_queue.private import ERROR_TABLE
 from asyncdp.transports.transfer_queue.rows import RowCodec
 from asyncdp.transports.transfer_queue.transfers import Transfers
@@ -66,18 +58,7 @@ class TQTransport(Transfers):
             *(call.partition_id, call.task_name, call.required_fields, call.batch_size, call.min_rows),
             *(ctx.op_id, await self._not_after(ctx), self.owner, self._lease_s),
         )
-        what, *answer = await self._mutate("claim", args, ctx, call.partition_id)
-        fields = list(call.required_fields)
-        if what == "unready":
-            ready, oldest_s, waiting, lacking = answer
-            empty = KVBatchMeta(call.partition_id, call.task_name, [], fields, tags=[], handles=[])
-            return s.ClaimTry(empty, ready, oldest_s, tuple(waiting), lacking)
-        ids, tags, incarnations = answer
-        handles_ = [RowHandle(incarnation, ctx.op_id) for incarnation in incarnations]
-        meta = KVBatchMeta(
-            call.partition_id, call.task_name, ids, fields, lengths_of(tags), tags=tags, handles=list(handles_)
-        )
-        return s.ClaimTry(meta, ready=len(ids))
+        return claim_try(call, ctx.op_id, await self._mutate("claim", args, ctx, call.partition_id))
 
     @handles(s.AbandonClaim)
     async def _abandon(self, call: s.AbandonClaim, ctx: CallContext) -> None:
@@ -158,10 +139,7 @@ class TQTransport(Transfers):
         while after is not None:
             page, after = await self._ask("groups", (call.partition_id, after), ctx, call.partition_id)
             silent = await self._silent(ctx)
-            for *facts, units, lives in page:
-                lost = tuple(key for key, at in zip(facts[1], units, strict=True) if not silent.isdisjoint(at))
-                group = DataPlaneGroupMeta(call.partition_id, *facts)
-                groups[facts[0]] = replace(group, lost_keys=lost, handles=tuple(map(RowHandle, lives)))
+            groups.update((group[0], group_meta(call.partition_id, group, silent)) for group in page)
         return sorted(groups.values(), key=lambda group: group.created_at)
 
     @handles(c.Depth)

@@ -234,11 +234,7 @@ class Fabric:
         """Let a host come back with nothing, in a new epoch; what it held is lost, and recorded so."""
         host = self.hosts[host_id]
         for part in self.plane.partitions.values():
-            gone = [
-                row.id
-                for row in part.rows.values()
-                if any(cell.host is host and cell.epoch == host.ref.epoch for cell in row.cells.values())
-            ]
+            gone = [row.id for row in part.rows.values() if (host.id, host.ref.epoch) in row.homes()]
             self.history.lose(part.id, gone, f"{host_id} came back empty")
         host.restart(adopt=False)
 
@@ -264,8 +260,8 @@ class Fabric:
 
     def homes(self, partition: str, field: str) -> Iterator[tuple[str, str]]:
         """Iterate over (host, sample) of what a partition holds of a field and can be read."""
-        part = self.plane.partitions.get(partition)
+        part, gone = self.plane.partitions.get(partition), self.plane.gone()
         for row in () if part is None else part.rows.values():
             cell = row.cells.get(field)
-            if cell is not None and cell.host.up and cell.epoch == cell.host.ref.epoch:
-                yield cell.host.id, row.id
+            if cell is not None and cell.place.home not in gone:
+                yield cell.place.host.id, row.id

@@ -9,8 +9,8 @@ import pickle
 import time
 from typing import Any
 
-from asyncdp.transports.transfer_queue.directory.reads import Directory
-from asyncdp.transports.transfer_queue.directory.state import Refused
+from asyncdp.transports.directory.partition import Refused
+from asyncdp.transports.transfer_queue.directory.units import UnitDirectory
 
 __all__ = ["ARGUMENT", "LEAVES_GARBAGE", "VERSION", "answer"]
 
@@ -43,7 +43,7 @@ def answer(home: dict[str, Any], request: bytes) -> bytes:
 
 
 def _serve(home: dict[str, Any], op: str, args: tuple[Any, ...], swept: list[int]) -> tuple[Any, ...]:
-    directory: Directory | None = home.get(ARGUMENT)
+    directory: UnitDirectory | None = home.get(ARGUMENT)
     if op == "hello":
         return ("ok", *_hello(directory))
     if op == "open":
@@ -54,7 +54,7 @@ def _serve(home: dict[str, Any], op: str, args: tuple[Any, ...], swept: list[int
         raise Refused("DataPlaneUnavailable", "there is no plane here, or no more", no_plane=True)
     if op == "sweep":
         return ("ok", directory.epoch, directory.sweep(swept))
-    if op not in Directory.OPS:
+    if op not in UnitDirectory.OPS:
         raise Refused("DataPlaneUnsupported", f"the plane does not know the request {op!r}", capability=op)
     value = getattr(directory, op)(*args)
     if op in LEAVES_GARBAGE:
@@ -62,7 +62,7 @@ def _serve(home: dict[str, Any], op: str, args: tuple[Any, ...], swept: list[int
     return ("ok", directory.epoch, value)
 
 
-def _hello(directory: Directory | None) -> tuple[str | None, dict[str, Any]]:
+def _hello(directory: UnitDirectory | None) -> tuple[str | None, dict[str, Any]]:
     if directory is None:
         return None, {"version": VERSION}
     facts = {
@@ -75,15 +75,15 @@ def _hello(directory: Directory | None) -> tuple[str | None, dict[str, Any]]:
 
 
 def _open(
-    home: dict[str, Any], directory: Directory | None, units: list[str], config: dict[str, Any]
+    home: dict[str, Any], directory: UnitDirectory | None, units: list[str], config: dict[str, Any]
 ) -> tuple[str, bool]:
     if directory is not None:
         return directory.epoch, False
-    home[ARGUMENT] = made = Directory(units, config)
+    home[ARGUMENT] = made = UnitDirectory(units, config)
     return made.epoch, True
 
 
-def _close(home: dict[str, Any], directory: Directory | None, epoch: str) -> tuple[None, Any]:
+def _close(home: dict[str, Any], directory: UnitDirectory | None, epoch: str) -> tuple[None, Any]:
     if directory is None or directory.epoch != epoch:
         return None, {}
     del home[ARGUMENT]

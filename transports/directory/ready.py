@@ -3,88 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from asyncdp.transports.directory.rows import Group, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncdp.meta import Tags
-    from asyncdp.transports.memory.host import Cell
-
-__all__ = ["Claim", "Group", "ReadyIndex", "Row"]
-
-
-@dataclass(slots=True, eq=False)
-class Row:
-    """One sample.
-
-    Attributes:
-        id, incarnation: Its name, and which life of it this is.
-        owner: Who put it first.
-        group: Name of its group.
-        created_at: Unix seconds.
-        tags: Merged over all puts.
-        cells: Where each field lies.
-        produced: Sequence number at which each field was there first.
-        eligible: Sequence number since when it is committed and not failed; None while it is not.
-        claimed: {task: claim id}.
-        nbytes: Payload bytes per field.
-    """
-
-    id: str
-    incarnation: int
-    owner: str
-    group: str
-    created_at: float
-    tags: Tags = field(default_factory=dict)
-    cells: dict[str, Cell] = field(default_factory=dict)
-    produced: dict[str, int] = field(default_factory=dict)
-    eligible: int | None = None
-    claimed: dict[str, str] = field(default_factory=dict)
-    nbytes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def order(self) -> int:
-        """Age among samples."""
-        return self.incarnation
-
-    @property
-    def failed(self) -> bool:
-        """Whether no claim gives it: a group has to be whole without it."""
-        return self.tags.get("status") == "failed"
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """The samples that share a group id; ``expected`` is the highest expected_num_keys ever seen."""
-
-    id: str
-    rows: dict[str, Row] = field(default_factory=dict)
-    expected: int | None = None
-
-    @property
-    def order(self) -> int:
-        """Age among groups: that of the oldest row, or 0 where there is none."""
-        return min((row.incarnation for row in self.rows.values()), default=0)
-
-    @property
-    def fit(self) -> list[Row]:
-        """The rows that count: all but the failed ones."""
-        return [row for row in self.rows.values() if not row.failed]
-
-
-@dataclass(slots=True, eq=False)
-class Claim:
-    """One claim that lives. Times are unix seconds."""
-
-    id: str
-    owner: str
-    task: str
-    fields: tuple[str, ...]
-    rows: dict[str, Row]
-    claimed_at: float
-    expires_at: float | None
+__all__ = ["ReadyIndex"]
 
 
 class ReadyIndex:

@@ -1,22 +1,21 @@
-"""What the directory knows of one partition, and how it refuses."""
+"""One address space of a directory, and how a directory refuses."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncdp.transports.memory.claims import Claim, Group, ReadyIndex, Row
+from asyncdp.transports.directory.ready import ReadyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Cell", "Partition", "Pending", "Refused", "Share"]
+    from asyncdp.transports.directory.rows import Claim, Group, Row
 
-Tags = dict[str, Any]
+__all__ = ["Partition", "Refused", "Spec"]
 
 
 class Refused(Exception):
-    """An answer that is an error: the name of a class of :mod:`asyncdp.errors`, a message, and its attributes."""
+    """An answer that is an error: the name of a class of ``asyncdp.errors``, a message, and its attributes."""
 
     def __init__(self, kind: str, message: str, **info: Any) -> None:
         """Keep all three; ``kind`` is a name, since the classes are not known here."""
@@ -26,35 +25,26 @@ class Refused(Exception):
         self.info = info
 
 
-@dataclass(slots=True, eq=False)
-class Share:
-    """The rows of one put that went to one storage unit, and how they are laid out there."""
+class Spec(Protocol):
+    """What a partition fixed about a field: all that a directory asks of it."""
 
-    unit: str
-    layout: int
+    @property
+    def kind(self) -> str:
+        """``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing was written."""
+        ...
 
+    @property
+    def enum(self) -> tuple[str, ...]:
+        """Vocabulary of an enum field."""
+        ...
 
-@dataclass(slots=True, eq=False)
-class Cell:
-    """Where the fields that one put gave to one row lie: under ``key`` in the unit of ``share``."""
+    def describe(self) -> str:
+        """Text of the type."""
+        ...
 
-    share: Share
-    key: int
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """Storage keys that were given out to a put which has not been published yet.
-
-    Attributes:
-        ranges: (unit, first key, count).
-        new: Samples that the put will add, as far as known.
-        until: When it is given up, by the directory's monotonic clock.
-    """
-
-    ranges: list[tuple[str, int, int]] = field(default_factory=list)
-    new: int = 0
-    until: float = 0.0
+    def merge(self, new: Any, name: str, /) -> Any:
+        """Return the spec after a put of ``new``; refuse one that does not go together with this."""
+        ...
 
 
 class Partition:
@@ -63,7 +53,7 @@ class Partition:
     def __init__(self, partition_id: str) -> None:
         """Begin with nothing declared."""
         self.id = partition_id
-        self.fields: dict[str, tuple[Any, ...]] = {}
+        self.fields: dict[str, Any] = {}  # name -> Spec
         self.declared: set[str] = set()
         self.tasks: dict[str, None] = {}
         self.num_samples = 0
@@ -105,7 +95,3 @@ class Partition:
             for row in by_age:
                 found.update(row, self.groups[row.group])
         return found
-
-    def nbytes(self) -> int:
-        """Payload bytes of all samples."""
-        return sum(sum(row.nbytes.values()) for row in self.rows.values())

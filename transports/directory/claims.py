@@ -1,14 +1,17 @@
-"""The directory's part in claims: each sample once to each task, by token."""
+"""Claims: each sample once to each task, by token."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.memory.claims import Claim, ReadyIndex
-from asyncdp.transports.transfer_queue.directory.state import Partition, Refused
-from asyncdp.transports.transfer_queue.directory.writes import Writes
+from asyncdp.transports.directory.core import Core
+from asyncdp.transports.directory.rows import Claim
+
+if TYPE_CHECKING:
+    from asyncdp.transports.directory.partition import Partition
+    from asyncdp.transports.directory.ready import ReadyIndex
 
 __all__ = ["Claims"]
 
@@ -16,12 +19,14 @@ __all__ = ["Claims"]
 SHOWN = 16
 #: In partitions up to this size (about 1 ms) they are looked for each time that they are asked for.
 GLANCE_ROWS = 5000
-#: In larger ones not again for so many times what the last look took: 5 % of the controller's time.
+#: In larger ones not again for so many times what the last look took: 5 % of the directory's time.
 PAUSE = 20.0
 
 
-class Claims(Writes):
+class Claims(Core):
     """Claiming, releasing, listing."""
+
+    # -- leases
 
     def expire(self, part: Partition) -> None:
         """Take back claims whose lease is over."""
@@ -29,6 +34,12 @@ class Claims(Writes):
         late = [c for c in part.claims.values() if c.expires_at is not None and c.expires_at <= now]
         for claim in late:
             self._unclaim(part, claim, list(claim.rows))
+
+    def next_expiry(self, partition_id: str) -> float | None:
+        """Return the unix time at which the next lease ends."""
+        part = self.partitions.get(partition_id)
+        ends = [] if part is None else [c.expires_at for c in part.claims.values() if c.expires_at is not None]
+        return min(ends, default=None)
 
     def _unclaim(self, part: Partition, claim: Claim, ids: Sequence[str]) -> None:
         now = self.monotonic()
@@ -42,7 +53,7 @@ class Claims(Writes):
             part.claims.pop(claim.id, None)
             self.refuse(claim.id)
 
-    def check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
+    def _check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
         """Refuse the removal of a sample whose claim is not the caller's any more."""
         if held is None:
             return
@@ -53,10 +64,11 @@ class Claims(Writes):
             return  # gone already, by this claim or by an evict
         raise self._lost(part, sample_id)
 
-    @staticmethod
-    def _lost(part: Partition, sample_id: str) -> Refused:
+    def _lost(self, part: Partition, sample_id: str) -> Exception:
         text = f"sample {sample_id!r} is not claimed by this client any more"
-        return Refused("ClaimLost", text, partition_id=part.id, sample_ids=(sample_id,))
+        return self.error("ClaimLost", text, partition_id=part.id, sample_ids=(sample_id,))
+
+    # -- claiming
 
     def claim(
         self,
@@ -77,47 +89,49 @@ class Claims(Writes):
             lacking is {field: how many of those that wait lack it}.
         """
         known = self.partitions.get(partition_id)
-        if known is not None:
-            before = known.claims.get(claim_id)
-            if before is not None:
-                return self._batch(before)
+        before = None if known is None else known.claims.get(claim_id)
+        if before is not None:
+            return _batch(before)
+        args = (partition_id, task, fields, most, least, claim_id, owner, lease_s)
+        return self.once(claim_id, not_after, lambda: self.take(*args))
 
-        def act() -> tuple[tuple[Any, ...], bool]:
-            part = self.partition(partition_id)
-            self.check_task(part, task)
-            for name in fields:
-                if name not in part.fields:
-                    text = (
-                        f"required field {name!r} is neither declared in partition {part.id!r} nor was it ever written"
-                    )
-                    raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field=name)
-            enough = least
-            if part.group_size is not None:
-                if most < part.group_size:
-                    text = f"batch_size {most} is below one group of {part.group_size}"
-                    raise Refused("DataPlaneBadRequest", text, partition_id=part.id, field="batch_size")
-                enough = min(least, most // part.group_size * part.group_size)
-            self.expire(part)
-            index = part.index(task, fields)
-            rows = index.take(most, enough)
-            if not rows:
-                return self._unready(part, task, index), False
-            now = self.time()
-            expires = None if lease_s is None else now + lease_s
-            claim = Claim(claim_id, owner, task, tuple(fields), {row.id: row for row in rows}, now, expires)
-            part.claims[claim_id] = claim
-            for row in rows:
-                row.claimed[task] = claim_id
-                part.touch(row, part.groups[row.group])
-            return self._batch(claim), True
-
-        result: tuple[Any, ...] = self.once(claim_id, not_after, act)
-        return result
-
-    @staticmethod
-    def _batch(claim: Claim) -> tuple[Any, ...]:
-        rows = list(claim.rows.values())
-        return ("batch", [r.id for r in rows], [dict(r.tags) for r in rows], [r.incarnation for r in rows])
+    def take(
+        self,
+        partition_id: str,
+        task: str,
+        fields: Sequence[str],
+        most: int,
+        least: int,
+        claim_id: str,
+        owner: str,
+        lease_s: float | None,
+    ) -> tuple[tuple[Any, ...], bool]:
+        """Claim, whatever was claimed under this id before; return the answer of :meth:`claim` and whether it did."""
+        part = self.partition(partition_id)
+        self.check_task(part, task)
+        for name in fields:
+            if name not in part.fields:
+                text = f"required field {name!r} is neither declared in partition {part.id!r} nor was it ever written"
+                raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field=name)
+        size = part.group_size
+        if size is not None:
+            if most < size:
+                text = f"batch_size {most} is below one group of {size}"
+                raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field="batch_size")
+            least = min(least, most // size * size)
+        self.expire(part)
+        index = part.index(task, fields)
+        rows = index.take(most, least)
+        if not rows:
+            return self._unready(part, task, index), False
+        now = self.time()
+        expires = None if lease_s is None else now + lease_s
+        claim = Claim(claim_id, owner, task, tuple(fields), {row.id: row for row in rows}, now, expires)
+        part.claims[claim_id] = claim
+        for row in rows:
+            row.claimed[task] = claim_id
+            part.touch(row, part.groups[row.group])
+        return _batch(claim), True
 
     def _unready(self, part: Partition, task: str, index: ReadyIndex) -> tuple[Any, ...]:
         """Say how many rows are ready, and which wait longest.
@@ -141,6 +155,8 @@ class Claims(Writes):
                 part.waits[index] = (ended + PAUSE * (ended - began), since, ids, lacking)
         return ("unready", index.rows, None if since is None else self.time() - since, ids, lacking)
 
+    # -- giving back
+
     def release(
         self,
         partition_id: str,
@@ -151,22 +167,25 @@ class Claims(Writes):
         not_after: float,
     ) -> None:
         """Make claimed samples claimable again; all of them, or none."""
+        self.once(op_id, not_after, lambda: self.give_back(partition_id, task, sample_ids, claim_ids))
 
-        def act() -> tuple[None, bool]:
-            part = self.partition(partition_id)
-            self.check_task(part, task)
-            self.expire(part)
-            by_claim: dict[str, list[str]] = {}
-            for sample_id, claim_id in zip(sample_ids, claim_ids, strict=True):
-                claim = part.claims.get(claim_id or "")
-                if claim is None or claim.task != task or sample_id not in claim.rows:
-                    raise self._lost(part, sample_id)
-                by_claim.setdefault(claim.id, []).append(sample_id)
-            for claim_id, ids in by_claim.items():
-                self._unclaim(part, part.claims[claim_id], ids)
-            return None, True
-
-        self.once(op_id, not_after, act)
+    def give_back(
+        self, partition_id: str, task: str, sample_ids: Sequence[str], claim_ids: Sequence[str | None]
+    ) -> tuple[None, bool]:
+        """Release, whatever its op_id."""
+        part = self.partition(partition_id)
+        self.check_task(part, task)
+        self.expire(part)
+        by_claim: dict[str, list[str]] = {}
+        for sample_id, claim_id in zip(sample_ids, claim_ids, strict=True):
+            claim = part.claims.get(claim_id or "")
+            if claim is None or claim.task != task or sample_id not in claim.rows:
+                raise self._lost(part, sample_id)
+            by_claim.setdefault(claim.id, []).append(sample_id)
+        for claim_id, ids in by_claim.items():
+            self._unclaim(part, part.claims[claim_id], ids)
+        self.changed()
+        return None, True
 
     def release_owner(self, partition_id: str, owner: str, op_id: str, not_after: float) -> None:
         """Make everything that an owner claimed claimable again; remembered also where there was nothing."""
@@ -174,9 +193,10 @@ class Claims(Writes):
         def act() -> tuple[None, bool]:
             part = self.partitions.get(partition_id)
             held = [] if part is None else [claim for claim in part.claims.values() if claim.owner == owner]
-            if part is not None:
+            if part is not None and held:
                 for claim in held:
                     self._unclaim(part, claim, list(claim.rows))
+                self.changed()
             return None, True
 
         self.once(op_id, not_after, act)
@@ -187,10 +207,13 @@ class Claims(Writes):
         claim = None if part is None else part.claims.get(claim_id)
         if part is not None and claim is not None:
             self._unclaim(part, claim, list(claim.rows))
+            self.changed()
         self.refuse(claim_id)
 
+    # -- looking
+
     def list_claims(self, partition_id: str, task: str) -> list[tuple[Any, ...]]:
-        """List the claims of a task that live."""
+        """List the claims of a task that live: the values of ``asyncdp.ClaimInfo``, in their order."""
         part = self.partition(partition_id)
         self.check_task(part, task)
         self.expire(part)
@@ -207,3 +230,8 @@ class Claims(Writes):
             self.check_task(part, task)
         self.expire(part)
         return all(task in row.claimed for row in part.rows.values() for task in tasks)
+
+
+def _batch(claim: Claim) -> tuple[Any, ...]:
+    rows = list(claim.rows.values())
+    return ("batch", [r.id for r in rows], [dict(r.tags) for r in rows], [r.incarnation for r in rows])

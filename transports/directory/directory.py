@@ -1,0 +1,382 @@
+"""The directory: declarations, puts, removals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from asyncdp.transports.directory.claims import Claims
+from asyncdp.transports.directory.listing import count_complete, describe
+from asyncdp.transports.directory.partition import Partition, Spec
+from asyncdp.transports.directory.rows import Cell, Group, Row, Tags
+
+__all__ = ["Bound", "Directory", "Piece", "Published"]
+
+#: What a put is bound to: ``only``, ``lives``, ``skip_stale`` of ``asyncdp.calls.PutSamples``.
+Bound = tuple[str, Sequence["int | None"] | None, bool]
+#: The incarnation of each row, None where it was left out as stale; and which rows the put created.
+Published = tuple[list["int | None"], list[bool]]
+#: Rows of a put that lie in one place: the place, the fields, where in it each row lies, their positions in the put.
+Piece = tuple[Any, Sequence[str], Sequence[int], Sequence[int]]
+
+
+class Directory(Claims):
+    """Who produced what, where it lies, who claimed it. Where bytes lie is the affair of a subclass.
+
+    Attributes:
+        new_spec: Makes a field's specification of its kind (``""``) and its vocabulary; see
+            :class:`~asyncdp.transports.directory.partition.Spec`.
+    """
+
+    new_spec: ClassVar[Callable[..., Any]]
+
+    # -- what a storage brings
+
+    def discard(self, cell: Cell) -> None:
+        """Take note that nothing refers to a cell any more."""
+        raise NotImplementedError
+
+    def replaced(self, cell: Cell, names: Sequence[str]) -> None:
+        """Take note that these fields of a row lie elsewhere by now, while others of the cell are still referred to."""
+
+    # -- declarations
+
+    def register(
+        self,
+        partition_id: str,
+        fields: Sequence[str],
+        num_samples: int,
+        tasks: Sequence[str],
+        group_size: int | None,
+        enums: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Unite a declaration with what is there."""
+        part = self.partitions.get(partition_id) or Partition(partition_id)
+        if group_size is not None and part.group_size not in (None, group_size):
+            text = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {group_size}"
+            raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field="grpo_group_size")
+        known = dict(part.fields)
+        for name in fields:
+            known.setdefault(name, self.new_spec())
+        for name, words in enums.items():
+            old: Spec = known.get(name) or self.new_spec()
+            if old.kind not in ("", "enum"):
+                text = f"field {name!r} holds {old.describe()} and cannot get a vocabulary"
+                raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field=name)
+            # The words that are there keep their numbers.
+            known[name] = self.new_spec(old.kind, enum=tuple(dict.fromkeys((*old.enum, *words))))
+        if group_size is not None and part.groups:
+            group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
+            if len(group.rows) > group_size:
+                text = f"group {group.id!r} has {len(group.rows)} rows already, grpo_group_size would be {group_size}"
+                raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field="grpo_group_size")
+        part.fields = known
+        part.declared.update(fields, enums)
+        part.tasks.update(dict.fromkeys(tasks))
+        part.num_samples = max(part.num_samples, num_samples)
+        if group_size is not None and part.group_size is None:
+            part.group_size = group_size
+            part.indexes.clear()
+        self.partitions[part.id] = part
+        self.changed()
+
+    # -- puts
+
+    def prepare(
+        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: str | None, promised: int = 0
+    ) -> tuple[dict[str, Any], int]:
+        """Refuse a put that cannot be published; ``promised`` is the room that others have been promised.
+
+        Returns:
+            What the partition fixed about the fields, and how many samples are new (0 for ``existing`` ones).
+        """
+        part = self.partitions.get(partition_id)
+        if part is None and not self.auto_register:
+            part = self.partition(partition_id)
+        specs: dict[str, Any] = {}
+        rows: Mapping[str, Row] = {}
+        if part is not None:
+            self._check_declared(part, fields)
+            specs = {name: part.fields[name] for name in fields if name in part.fields}
+            rows = part.rows
+        new = 0 if only == "existing" else sum(i not in rows for i in sample_ids)
+        self._check_room(new, promised)
+        return specs, new
+
+    def put(
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        owner: str,
+        tags: Sequence[Tags | None] | None,
+        specs: Mapping[str, Any],
+        bound: Bound | None,
+        sizes: Mapping[str, int | Sequence[int]],
+        lies: Callable[[], Iterable[Piece]],
+        promised: int = 0,
+    ) -> Published:
+        """Make what was written the content of samples, all at once, tags included.
+
+        Args:
+            partition_id: Where to.
+            sample_ids: The rows.
+            owner: Who puts them.
+            tags: One mapping per row.
+            specs: What the fields are seen to be.
+            bound: Which lives may be written.
+            sizes: Payload bytes per field: by position in the put, or one number for each row.
+            lies: Says where the rows lie. Asked once everything else is checked; nothing is refused afterwards.
+            promised: Samples for which there has to be room besides.
+        """
+        part = self.partitions.get(partition_id)
+        if part is None:
+            part = Partition(partition_id) if self.auto_register else self.partition(partition_id)
+        told: Sequence[Tags | None] = tags or (None,) * len(sample_ids)
+        keep = self._written(part, sample_ids, bound)
+        merged: dict[str, Any] = {}
+        if keep:
+            fields = part.fields
+            merged = {name: (fields.get(name) or self.new_spec()).merge(spec, name) for name, spec in specs.items()}
+            self._check_declared(part, list(specs))
+            self._check_room(sum(sample_ids[at] not in part.rows for at in keep), promised)
+            self._check_groups(part, [(sample_ids[at], told[at]) for at in keep])
+        pieces = lies()
+        if keep:
+            self.partitions[partition_id] = part
+            part.fields.update(merged)
+        self.sequence += 1
+        new = {at for at in keep if sample_ids[at] not in part.rows}
+        rows = {at: self._row(part, sample_ids[at], owner, told[at]) for at in keep}
+        for place, names, indexes, positions in pieces:
+            for index, at in zip(indexes, positions, strict=True):
+                cell = Cell(place, index)
+                if at in rows:
+                    self._store(rows[at], cell, names, sizes, at)
+                else:
+                    self.discard(cell)
+        for at, row in rows.items():
+            self._tag(part, row, told[at])
+        self.changed()
+        every = range(len(sample_ids))
+        return [rows[at].incarnation if at in rows else None for at in every], [at in new for at in every]
+
+    def _check_declared(self, part: Partition, fields: Sequence[str]) -> None:
+        for name in fields if self.strict_schema else ():
+            if name not in part.declared:
+                text = f"field {name!r} is not declared in partition {part.id!r}"
+                raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field=name)
+
+    def _check_room(self, new: int, promised: int = 0) -> None:
+        if new and self.samples + promised + new > self.capacity:
+            text = f"the plane holds {self.samples} of at most {self.capacity} samples; {new} more do not fit"
+            raise self.error("DataPlaneNotReady", text, retry_after_s=0.05)
+
+    def _written(self, part: Partition, ids: Sequence[str], bound: Bound | None) -> Sequence[int]:
+        """Return the positions of the rows that a put may write by the lives that it is bound to.
+
+        What it refuses with is put into words by ``asyncdp.answers``, as on every transport.
+        """
+        if bound is None:
+            return range(len(ids))
+        only, lives, skip = bound
+        info = {"partition_id": part.id, "bound": len(ids)}
+        if only == "new":
+            living = tuple(sample_id for sample_id in ids if sample_id in part.rows)
+            if living:
+                raise self.error("DataPlaneBadRequest", "rows live already", sample_ids=living, **info)
+            return range(len(ids))
+        meant = lives or (None,) * len(ids)
+        keep = [at for at, (i, life) in enumerate(zip(ids, meant, strict=True)) if part.lives(i, life)]
+        if len(keep) < len(ids) and not skip:
+            there = set(keep)
+            stale = tuple(sample_id for at, sample_id in enumerate(ids) if at not in there)
+            raise self.error("StaleSlotError", "rows are gone, or live again", sample_ids=stale, **info)
+        return keep
+
+    def _check_groups(self, part: Partition, puts: Sequence[tuple[str, Tags | None]]) -> None:
+        if part.group_size is None:
+            return
+        sizes: dict[str, int] = {}
+        for sample_id, told in puts:
+            row_tags = told or {}
+            expected = row_tags.get("expected_num_keys")
+            where = {"partition_id": part.id, "sample_ids": (sample_id,)}
+            if isinstance(expected, (int, float)) and expected > part.group_size:
+                text = (
+                    f"expected_num_keys {expected} of sample {sample_id!r} is above grpo_group_size {part.group_size}"
+                )
+                raise self.error("DataPlaneBadRequest", text, field="expected_num_keys", **where)
+            row = part.rows.get(sample_id)
+            name = self.group_of(sample_id, row_tags)
+            if row is not None and ("group_id" not in row_tags or name == row.group):
+                continue
+            known = part.groups.get(name)
+            sizes[name] = sizes.get(name, 0 if known is None else len(known.rows)) + 1
+            if sizes[name] > part.group_size:
+                text = f"group {name!r} would have {sizes[name]} rows, grpo_group_size is {part.group_size}"
+                raise self.error("DataPlaneBadRequest", text, field="group_id", **where)
+
+    def group_of(self, sample_id: str, tags: Tags | None) -> str:
+        """Return the group of a sample: its tag, else what the pattern reads off its id, else itself."""
+        told = None if tags is None else tags.get("group_id")
+        if told is not None:
+            return str(told)
+        match = self.pattern.fullmatch(sample_id)
+        return match["group"] if match else sample_id
+
+    def _row(self, part: Partition, sample_id: str, owner: str, tags: Tags | None) -> Row:
+        row = part.rows.get(sample_id)
+        if row is None:
+            self.incarnations += 1
+            name = self.group_of(sample_id, tags)
+            row = Row(sample_id, self.incarnations, owner, name, self.time())
+            part.rows[sample_id] = row
+            part.groups.setdefault(name, Group(name)).rows[sample_id] = row
+            self.samples += 1
+        return row
+
+    def _store(
+        self, row: Row, cell: Cell, names: Sequence[str], sizes: Mapping[str, int | Sequence[int]], at: int
+    ) -> None:
+        """Give a row its new fields; what they replace dies."""
+        old: dict[int, tuple[Cell, list[str]]] = {}
+        for name in names:
+            was = row.cells.get(name)
+            if was is not None:
+                old.setdefault(id(was), (was, []))[1].append(name)
+            size = sizes.get(name, 0)
+            row.cells[name] = cell
+            row.nbytes[name] = size if isinstance(size, int) else size[at]
+            row.produced.setdefault(name, self.sequence)
+        if not old:
+            return
+        kept = {id(one) for one in row.cells.values()}
+        for was, lost in old.values():
+            if id(was) in kept:
+                self.replaced(was, lost)
+            else:
+                self.discard(was)
+
+    def _tag(self, part: Partition, row: Row, tags: Tags | None) -> None:
+        """Merge tags, move the row to the group it is tagged with, and tell the ready indexes."""
+        if tags:
+            row.tags.update(tags)
+        created = row.tags.setdefault("created_at", row.created_at)
+        if isinstance(created, (int, float)):
+            row.created_at = float(created)
+        row.tags.setdefault("size_bytes", sum(row.nbytes.values()))  # of the first put, as producers stamp it
+        told = row.tags.get("group_id")
+        if told is not None and str(told) != row.group:
+            part.leave(row)
+            row.group = str(told)
+            part.groups.setdefault(row.group, Group(row.group)).rows[row.id] = row
+        group = part.groups[row.group]
+        expected = row.tags.get("expected_num_keys")
+        if isinstance(expected, int):
+            group.expected = max(expected, group.expected or 0)
+        fit = row.tags.get("committed") is not False and row.tags.get("status") != "failed"
+        if not fit:
+            row.eligible = None
+        elif row.eligible is None:
+            row.eligible = self.sequence
+        part.touch(row, group)
+
+    # -- removals
+
+    def clear(
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str] | None,
+        op_id: str,
+        not_after: float,
+        owner: str,
+        claims: Sequence[tuple[str, ...] | None] | None,
+        lives: Sequence[int | None] | None = None,
+    ) -> tuple[int, tuple[Any, ...]]:
+        """Remove samples; what is not there, or not in the life that is meant, is no error.
+
+        Returns how many there were, and in which homes.
+
+        Remembered also where nothing was there: the same request, late, would remove what was put meanwhile.
+        """
+        return self.once(op_id, not_after, lambda: self.remove(partition_id, sample_ids, owner, claims, lives))
+
+    def remove(
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str] | None,
+        owner: str,
+        claims: Sequence[tuple[str, ...] | None] | None,
+        lives: Sequence[int | None] | None = None,
+    ) -> tuple[tuple[int, tuple[Any, ...]], bool]:
+        """Clear, whatever its op_id."""
+        part = self.partitions.get(partition_id)
+        if part is None:
+            return (0, ()), True
+        self.expire(part)
+        ids = [row.id for row in part.rows.values() if row.owner == owner] if sample_ids is None else sample_ids
+        meant: Sequence[int | None] = lives or (None,) * len(ids)
+        if claims is not None:
+            for sample_id, held, life in zip(ids, claims, meant, strict=True):
+                self._check_claim(part, sample_id, held, life)
+        homes: set[Any] = set()
+        count = sum(
+            part.lives(sample_id, life) and self._remove(part, sample_id, homes)
+            for sample_id, life in zip(ids, meant, strict=True)
+        )
+        if count:
+            self.changed()
+        return (count, tuple(homes)), True
+
+    def _remove(self, part: Partition, sample_id: str, homes: set[Any]) -> bool:
+        row = part.rows.pop(sample_id)
+        for claim_id in row.claimed.values():
+            claim = part.claims.get(claim_id)
+            if claim is not None:
+                claim.rows.pop(sample_id, None)
+                if not claim.rows:
+                    del part.claims[claim_id]
+                    self.refuse(claim_id)
+        part.leave(row)
+        self._free(row, homes)
+        self.samples -= 1
+        self.sequence += 1
+        return True
+
+    def _free(self, row: Row, homes: set[Any]) -> None:
+        for cell in row.each_cell():
+            self.discard(cell)
+            homes.add(cell.place.home)
+
+    def drop(self, partition_id: str, op_id: str, not_after: float) -> tuple[int, tuple[Any, ...]]:
+        """Remove a partition with everything in it; remembered also where there was none. Returns what clear does."""
+        return self.once(op_id, not_after, lambda: self.remove_partition(partition_id))
+
+    def remove_partition(self, partition_id: str) -> tuple[tuple[int, tuple[Any, ...]], bool]:
+        """Drop, whatever its op_id."""
+        part = self.partitions.pop(partition_id, None)
+        if part is None:
+            return (0, ()), True
+        homes: set[Any] = set()
+        for row in part.rows.values():
+            self._free(row, homes)
+        for claim_id in part.claims:
+            self.refuse(claim_id)
+        self.samples -= len(part.rows)
+        self.sequence += 1
+        self.changed()
+        return (len(part.rows), tuple(homes)), True
+
+    # -- looking
+
+    def depth(self, partition_id: str, gone: frozenset[Any]) -> int:
+        """Count the groups that are committed and complete, with no row in the homes in ``gone``."""
+        return count_complete(self.partition(partition_id), gone)
+
+    def describe(self, partition_id: str) -> tuple[Any, ...]:
+        """Describe one partition."""
+        return describe(self.partition(partition_id))
+
+    def listing(self) -> list[tuple[Any, ...]]:
+        """Describe all partitions."""
+        return [describe(part) for part in self.partitions.values()]
