@@ -70,7 +70,7 @@ test-all: $(DEV_STAMP)
 	$(call timed,slow tests,$(TOGETHER) -m slow $(ARGS))
 
 lint: $(DEV_STAMP)
-	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check .)
+	$(call timed,lint,$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/lint-imports --no-logo --no-cache)
 
 # By package name: each file behind a symlink is then seen once, under the name it is imported by.
 TYPED := -p asyncdp $(if $(wildcard tests/typing/*.py),-p tests.typing)

@@ -1,6 +1,7 @@
 """Imports go one way, and layers take time and chance as arguments."""
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,6 +53,19 @@ def test_transports_know_no_layer(file: Path) -> None:
     """Transports import the core only."""
     for name in _imports(file):
         assert not name.startswith(("asyncdp.middleware", "asyncdp.testing", "asyncdp.factory")), name
+
+
+@pytest.mark.parametrize("file", _files("transports/directory"), ids=lambda f: f.name)
+def test_the_directory_needs_the_standard_library_only(file: Path) -> None:
+    """It is sent by value where asyncdp may be missing. Of itself it imports names: a module goes with all it has."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert node.module is not None
+            assert node.module != "asyncdp.transports.directory", [name.name for name in node.names]
+    for name in _imports(file, typing_too=True):
+        own = name.startswith("asyncdp.transports.directory.")
+        assert own or name.split(".")[0] in sys.stdlib_module_names, name
 
 
 def test_the_product_does_not_read_what_lies_beside_the_repository() -> None:
