@@ -1,11 +1,13 @@
-"""What a partition fixed about one field."""
+"""What a partition fixed about one field.
+
+TransferQueue's controller gets this file by value, where asyncdp may be missing: nothing of asyncdp is imported here
+but where an error is made.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-
-from asyncdp.errors import DataPlaneBadRequest
 
 if TYPE_CHECKING:
     import torch
@@ -49,20 +51,25 @@ class FieldSpec:
             return replace(new, enum=self.enum)
         if self.kind != new.kind:
             msg = f"field {name!r} holds {self.describe()}, not {new.describe()}"
-            raise DataPlaneBadRequest(msg, field=name)
+            raise self._error(msg, name)
         if self.kind != "tensor":
             return self
         if self.dtype != new.dtype or len(self.shape) != len(new.shape):
             what = "dtype" if self.dtype != new.dtype else "rank"
             msg = f"field {name!r} holds {self.describe()}; a put of {new.describe()} would change its {what}"
-            raise DataPlaneBadRequest(msg, field=name)
+            raise self._error(msg, name)
         shape = tuple(a if a == b else None for a, b in zip(self.shape, new.shape, strict=True))
         if shape.count(None) > 1:
             msg = (
                 f"field {name!r} holds {self.describe()}; with {new.describe()} its rows would differ in two dimensions"
             )
-            raise DataPlaneBadRequest(msg, field=name)
+            raise self._error(msg, name)
         return replace(self, shape=shape, nested=self.nested or new.nested)
+
+    def _error(self, message: str, name: str) -> Exception:
+        from asyncdp.errors import DataPlaneBadRequest
+
+        return DataPlaneBadRequest(message, field=name)
 
     def describe(self) -> str:
         """Text of the type, such as ``float32[4, *]``."""

@@ -55,13 +55,19 @@ def test_it_runs_where_asyncdp_is_not_installed() -> None:
         spec = {"x": ("object", "", (), False, ())}
         put = ("p", ["a"], "op", 1e18, "me", None, placed[1], {"x": ("o",)}, spec, {"x": 3})
         print(len(ask("publish", *put)[2][0]), ask("claim", "p", "t", ["x"], 1, 1, "c", 1e18, "me", None)[2][1])
+        again = ask("place", "p", ["a"], ["x"], "op2", 1, (), 9.0)[2]
+        spec = {"x": ("tensor", "int64", (), False, ())}
+        put = ("p", ["a"], "op2", 1e18, "me", None, again[1], {"x": ("d",)}, spec, {"x": 3})
+        print(ask("publish", *put)[2][:2])
         print(ask("groups", "nowhere", 0)[0], any(name.startswith("asyncdp") for name in sys.modules))
         """
     )
     done = subprocess.run(
         [sys.executable, "-c", code], input=pickled_sampler(), capture_output=True, timeout=100, check=False
     )
-    assert done.stdout.decode().split("\n")[:3] == ["ok ok", "1 ['a']", "refused False"], done.stderr.decode()
+    told = done.stdout.decode().splitlines()
+    conflict = ("DataPlaneBadRequest", "field 'x' holds object, not int64[]")
+    assert told == ["ok ok", "1 ['a']", str(conflict), "refused False"], done.stderr.decode()
 
 
 def test_others_are_served_as_before() -> None:

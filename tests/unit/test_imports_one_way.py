@@ -57,7 +57,7 @@ def test_transports_know_no_layer(file: Path) -> None:
 
 @pytest.mark.parametrize("file", _files("transports/directory"), ids=lambda f: f.name)
 def test_the_directory_needs_the_standard_library_only(file: Path) -> None:
-    """It is sent by value where asyncdp may be missing. Of itself it imports names: a module goes with all it has."""
+    """It is sent by value where asyncdp may be missing; of itself it imports names: modules go with all they hold."""
     tree = ast.parse(file.read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):

@@ -15,6 +15,7 @@ _SHIPPED = (
     "asyncdp.transports.transfer_queue.sampler",
     "asyncdp.transports.transfer_queue.directory",
     "asyncdp.transports.directory",
+    "asyncdp.field_spec",
 )
 
 

@@ -144,7 +144,7 @@ class UnitDirectory(Directory):
             self.next_key += count
             left -= count
         pending.ranges.extend(shares)
-        return ("shares", shares, {name: tuple(spec) for name, spec in specs.items()})
+        return ("shares", shares, {name: spec.to_wire() for name, spec in specs.items()})
 
     def _promised(self, except_for: str) -> int:
         """Return how many samples other puts that are under way will add."""
@@ -307,7 +307,7 @@ class UnitDirectory(Directory):
         part = self.partition(partition_id)
         found = find(part, sample_ids, fields, meant)
         groups = [(home.home, home.layout, names, *where) for (home, names), where in found.spots.items()]
-        specs = {name: tuple(part.fields[name]) for name in fields if name in part.fields}
+        specs = {name: part.fields[name].to_wire() for name in fields if name in part.fields}
         layouts = {group[1]: self.layouts[group[1]] for group in groups}
         return groups, found.missing, found.lives, specs, layouts, self.sequence
 
