@@ -150,6 +150,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
             ``attach_config()`` and no pickle: another process gets it by the environment. An embedded plane without one
             makes a random one, which its directory tells to whoever has the directory's password.
         allow_pickle: Whether values that msgpack cannot keep travel as pickles, which run code where they are read.
+            Each process says so for itself: it is in no ``attach_config()``.
         checksum: Whether payloads that are written over the wire carry a CRC-32 (about 2 GB/s).
         connections_per_port: Requests to one port of a slot host at the same time; more wait.
         devices: Network devices for UCX, such as ``mlx5_0:1``; None: all.

@@ -339,7 +339,10 @@ def build_data_plane_client(
         retry_budget=retry_budget,
     )
     client.full_tracebacks = parsed.full_tracebacks
-    client.recipe = (_reattach, (client.attach_config(), *([] if given is None else [given])))
+    attach = client.attach_config()
+    if parsed.ucxx is not None and parsed.ucxx.allow_pickle:  # who unpickles a client has run its maker's code already
+        attach["ucxx"] = {**attach["ucxx"], "allow_pickle": True}
+    client.recipe = (_reattach, (attach, *([] if given is None else [given])))
     return client
 
 

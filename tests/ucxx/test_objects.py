@@ -9,8 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdp import build_data_plane_client
 from asyncdp.errors import CorruptPayload
-from asyncdp.transports.ucxx import objects
+from asyncdp.transports.ucxx import UCXXTransport, objects
 from asyncdp.transports.ucxx.objects import MsgpackCodec
 
 pytest.importorskip("msgpack", reason="needs the extra ucxx (msgpack)")
@@ -147,6 +148,26 @@ def test_pickle_only_where_it_was_turned_on() -> None:
     with pytest.raises(CorruptPayload, match="allow_pickle is off") as caught:
         MsgpackCodec().loads(data)
     assert not caught.value.retryable
+
+
+def test_each_reader_says_itself_whether_pickles_are_loaded() -> None:
+    """What a writer attaches others with turns nothing on; a pickled client, whose maker's code has run, keeps it."""
+    pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
+    config = {"enabled": True, "impl": "ucxx", "controller_address": "redis://127.0.0.1:1"}
+    client = build_data_plane_client({**config, "ucxx": {"allow_pickle": True, "namespace": "n"}}, bootstrap=False)
+    told = client.attach_config()
+    assert told["ucxx"] == {"namespace": "n"}
+    data = client.env.codec.dumps(Colour.RED)
+    again = pickle.loads(pickle.dumps(client))
+    assert again.env.codec.loads(data) is Colour.RED
+    assert pickle.loads(pickle.dumps(again)).env.codec.loads(data) is Colour.RED
+    transport = pickle.loads(pickle.dumps(UCXXTransport({**config, "ucxx": {"allow_pickle": True}}, bootstrap=False)))
+    assert transport.object_codec.loads(data) is Colour.RED
+    attached = build_data_plane_client(told, bootstrap=False)
+    with pytest.raises(CorruptPayload, match="own config"):
+        attached.env.codec.loads(data)
+    with pytest.raises(TypeError, match="cannot be kept"):
+        attached.env.codec.dumps(Colour.RED)
 
 
 @given(st.binary(max_size=200))

@@ -274,11 +274,12 @@ def directory_settings(settings: UcxxSettings) -> DirectorySettings:
 def attach_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return what other processes attach with, of a plain config whose ``controller_address`` is the directory's URL.
 
-    Without the slot hosts' secret and what else is the plane's own: no pickle may hold it.
+    Without the slot hosts' secret and what else is the plane's own: no pickle may hold it. Nor with ``allow_pickle``:
+    whether code may run where values are read, each reader says itself.
     """
     shared = shared_config(config)
     if "ucxx" in shared:
-        own = ("secret", "host", "folder", "host_log")
+        own = ("secret", "host", "folder", "host_log", "allow_pickle")
         shared["ucxx"] = {key: value for key, value in shared["ucxx"].items() if key not in own}
     return shared
 

@@ -40,6 +40,10 @@ _LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} levels deep, or {_MAX_PASSES} of tuples and sets"
 #: Kinds of numpy dtypes that are plain bytes: bool, ints, floats, complex, times, fixed-size strings.
 _PLAIN_KINDS = frozenset("biufcmMSU")
+_NO_PICKLES: Final = (
+    "a pickled value came, and allow_pickle is off: turn ucxx.allow_pickle on in this process' own config, if it trusts"
+    " whoever may put"
+)
 #: What msgpack takes for bytes whatever it is told.
 _BUFFERS = frozenset({bytearray, memoryview})
 _NESTING: Final = frozenset({list, tuple, dict, set, frozenset})
@@ -75,11 +79,11 @@ class MsgpackCodec:
                 f"objects travel as msgpack; it needs the extra: pip install 'asyncdp[ucxx]' ({err})"
             ) from err
         self._msgpack: Any = msgpack
-        self._allow_pickle = allow_pickle
+        self.allow_pickle = allow_pickle
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by what it was made with: an error that holds rows which came travels with their codec."""
-        return _made, (self._allow_pickle,)
+        return _made, (self.allow_pickle,)
 
     def dumps(self, value: Any) -> bytes:
         """Encode one value.
@@ -169,7 +173,7 @@ class MsgpackCodec:
         if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
             nest.count += 1
             return ext(_SCALAR, self._pack([value.dtype.str, _readable(value.tobytes(), value.dtype)], passes, nest))
-        if self._allow_pickle:
+        if self.allow_pickle:
             return ext(_PICKLE, pickle.dumps(value, protocol=5))
         raise TypeError(
             f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept unchanged (allow_pickle=True would)"
@@ -220,10 +224,10 @@ class MsgpackCodec:
             # Of an empty text there are no bytes; its type holds one element all the same.
             kind = _plain(dtype)
             return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
-        if code == _PICKLE and self._allow_pickle:
+        if code == _PICKLE and self.allow_pickle:
             return pickle.loads(body)  # noqa: S301 - the user turned it on
         if code == _PICKLE:
-            raise CorruptPayload("a pickled value came, and allow_pickle is off", retryable=False, blames_port=False)
+            raise CorruptPayload(_NO_PICKLES, retryable=False, blames_port=False)
         raise ValueError(f"unknown extension type {code}")
 
 

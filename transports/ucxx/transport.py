@@ -89,7 +89,9 @@ class UCXXTransport(SlotCalls):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by config: unpickled, it attaches."""
-        return _attach, (self.attach_config(),)
+        own = {"allow_pickle": True} if self._codec.allow_pickle else {}  # who unpickles this runs its code anyway
+        config = self.attach_config()
+        return _attach, ({**config, "ucxx": {**config.get("ucxx", {}), **own}},)
 
     # -- what it is
 
