@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -144,9 +145,15 @@ def convert(
         raise ValueError(_message(str(err), path, origins or {})) from None
 
 
+@lru_cache(maxsize=64)
+def _hints_of(kind: type) -> dict[str, Any]:
+    """Types of a struct's settings, which are evaluated from text: a millisecond, and a client has several structs."""
+    return get_type_hints(kind)
+
+
 def _check_names(values: Mapping[str, Any], kind: type, path: str, homes: Mapping[str, str] | None) -> None:
     """Check keys and the values of Literals, in nested structs too: msgspec does not say which there are."""
-    hints = get_type_hints(kind)
+    hints = _hints_of(kind)
     before = f"{path}." if path else ""
     for key, value in values.items():
         if key not in hints:
