@@ -1,7 +1,7 @@
 """Slot calls, and how the sample calls are made of them.
 
-A *slot* is the piece of storage that holds one stored payload, with a generation that grows at each reuse. Routing and
-retrying work on slots, since a slot is what can fail alone. Three compositions turn sample calls into slot calls:
+A *slot* is the piece of storage that holds one stored payload, with a generation that differs at each reuse. Routing
+and retrying work on slots, since a slot is what can fail alone. Three compositions turn sample calls into slot calls:
 :func:`asyncdp.reads.read_rows`, :func:`asyncdp.writes.write_rows` and :func:`asyncdp.waits.claim_until`. They take a
 ``send`` function: :class:`~asyncdp.slot_mapping.SlotMapping` passes the next layer's ``execute``, or the transport's.
 """

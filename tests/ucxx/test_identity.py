@@ -120,3 +120,23 @@ async def test_no_put_may_publish_for_longer_than_an_hour() -> None:
         (slot,) = host.service.table.slots.values()
         assert slot.header.not_after <= host.clock() + 3600.0
         assert host.service.table.sweep(host.clock() + 3601.0) == 1
+
+
+async def test_who_was_not_told_where_rows_lie_can_neither_read_nor_drop_them() -> None:
+    """Slots are few, but a generation cannot be guessed: not by small numbers, not from that of an earlier use."""
+    async with hosted(ports=1, arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10) as host:
+        here = ref_of(host.report())
+        known: list[int] = []
+        with pool_of() as pool, pool_of() as other:
+            async with pool.use(LOCAL, here.ports[0]) as mine, other.use(LOCAL, here.ports[0]) as theirs:
+                for number in range(4):
+                    (ref,) = await put_over(mine, here, f"op{number}", rows(1))
+                    known.append(ref.generation)
+                    near = {old + step for old in known[:-1] for step in range(-1000, 1000) if old + step >= 0}
+                    guesses = [*range(4000), *near]
+                    cells = [(ref.slot, guess, range(1), ()) for guess in guesses]
+                    assert await theirs.drop(here, cells) == 0
+                    refs = [SlotRef(here, ref.slot, guess, ("a",), range(1), range(1)) for guess in guesses]
+                    assert len((await theirs.read(here, refs)).errors) == len(guesses)
+                    assert not (await mine.read(here, [ref])).errors
+                    assert await mine.drop(here, [(ref.slot, ref.generation, range(1), ())]) == 1

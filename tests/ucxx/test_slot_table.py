@@ -1,3 +1,4 @@
+import zlib
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -14,11 +15,12 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.transports.ucxx.arena import Arena
+from asyncdp.transports.ucxx import slot_table
+from asyncdp.transports.ucxx.arena import WORDS, Arena
 from asyncdp.transports.ucxx.extents import Extents, size_class
 from asyncdp.transports.ucxx.process import Process, this_process
 from asyncdp.transports.ucxx.slot import ReadAttempt
-from asyncdp.transports.ucxx.slot_header import GENERATIONS, Outcome, State, write_outcome, write_state
+from asyncdp.transports.ucxx.slot_header import CHECK, GENERATIONS, Header, Outcome, State, write_outcome, write_state
 from asyncdp.transports.ucxx.slot_table import SlotTable
 from tests.ucxx import segments
 from tests.ucxx.segments import put, rows, values
@@ -69,7 +71,7 @@ def test_a_recycled_slot_is_stale_for_the_old_reference(table: SlotTable) -> Non
     assert table.drop(old.slot, old.generation, [0])
     (new,) = put(table, "new", rows(1, fill=9.0))
     assert new.slot == old.slot
-    assert new.generation == old.generation + 1
+    assert new.generation != old.generation
     assert isinstance(table.begin_read(old.slot, old.generation, A, [0]), StaleSlotError)
     assert not table.drop(old.slot, old.generation, [0])
     assert table.find(new.slot, new.generation)
@@ -124,10 +126,27 @@ def test_generations_wrap(table: SlotTable) -> None:
     """S11: slot 0 at the last generation is a slot like any other."""
     write_state(table.arena, 0, State.FREE, GENERATIONS - 1)
     (grant,) = put(table, "op", rows(1, fill=3.0))
-    assert (grant.slot, grant.generation) == (0, 0)
+    assert grant.slot == 0
+    assert 0 <= grant.generation < GENERATIONS - 1
     attempt = begin(table, grant)
     assert table.finish_read(attempt)
-    table.drop(0, 0, [0])
+    table.drop(0, grant.generation, [0])
+    assert all_free(table)
+
+
+@pytest.mark.parametrize("generation", [0, 1, (1 << 32) - 1, 1 << 32, GENERATIONS - 1])
+def test_any_generation_is_like_any_other(table: SlotTable, monkeypatch: pytest.MonkeyPatch, generation: int) -> None:
+    """S11: also those that a release counted up from 0, which its arena may still hold."""
+    monkeypatch.setattr(slot_table, "next_generation", lambda _: generation)
+    (grant,) = put(table, "op", rows(1, fill=3.0))
+    assert grant.generation == generation
+    header = Header.read(table.arena, grant.slot, generation)
+    assert header is not None
+    if generation < 1 << 32:
+        before = zlib.crc32(header._packed() + generation.to_bytes(4, "little"))
+        assert table.arena.words[grant.slot * WORDS + CHECK] == before
+    assert table.finish_read(begin(table, grant))
+    assert table.drop(grant.slot, generation, [0])
     assert all_free(table)
 
 

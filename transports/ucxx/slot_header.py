@@ -7,6 +7,7 @@ order, so a reader that sees the same READY generation before and after its copy
 
 from __future__ import annotations
 
+import secrets
 import struct
 import zlib
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from asyncdp.transports.ucxx.process import Process
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.arena import Arena
 
-__all__ = ["GENERATIONS", "Header", "Outcome", "State", "digest_of", "read_state"]
+__all__ = ["GENERATIONS", "Header", "Outcome", "State", "digest_of", "next_generation", "read_state"]
 
-#: Generations wrap here. A reference would have to be four billion uses of its slot old to be mistaken.
-GENERATIONS: Final = 1 << 32
+#: A generation is drawn at random below this, so that who was not told where a row lies cannot name it, to read or to
+#: drop it. A reference to an earlier use of a slot is mistaken for one to this use once in so many times.
+GENERATIONS: Final = 1 << 52
 
 #: Positions of the words; FIXED begins the eight that belong to one generation, CHECK is their CRC-32.
 STATE, DONE, DEAD, FIXED = range(4)
@@ -52,6 +54,16 @@ class Outcome(IntEnum):
 def digest_of(op_id: str) -> bytes:
     """Sixteen bytes that stand for an op_id, however long it is."""
     return blake2b(op_id.encode(), digest_size=16).digest()
+
+
+def next_generation(before: int) -> int:
+    """Draw the generation of a slot's next use."""
+    return (before + 1 + secrets.randbelow(GENERATIONS - 1)) % GENERATIONS
+
+
+def _check_of(data: bytes, generation: int) -> int:
+    # Of four bytes where it fits them, as generations were counted up once.
+    return zlib.crc32(data + generation.to_bytes(4 if generation < 1 << 32 else 8, "little"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +112,14 @@ class Header:
         words[base + DEAD] = 0
         for at, word in enumerate(struct.unpack("<8Q", data), FIXED):
             words[base + at] = word
-        words[base + CHECK] = zlib.crc32(data + generation.to_bytes(4, "little"))
+        words[base + CHECK] = _check_of(data, generation)
 
     @classmethod
     def read(cls, arena: Arena, slot: int, generation: int) -> Header | None:
         """Read it; None where its checksum does not match."""
         base = slot * WORDS
         data = arena.words[base + FIXED : base + CHECK].tobytes()
-        if arena.words[base + CHECK] != zlib.crc32(data + generation.to_bytes(4, "little")):
+        if arena.words[base + CHECK] != _check_of(data, generation):
             return None
         rows, units, pid, cols, start, op, not_after, first_row, capacity = _FIXED.unpack(data)
         return cls(units, rows, cols, Process(pid, start) if pid else None, op, not_after, first_row, capacity)

@@ -18,10 +18,10 @@ from asyncdp.transports.ucxx.layout import bound
 from asyncdp.transports.ucxx.shares import Share, cut
 from asyncdp.transports.ucxx.slot import Grant, ReadAttempt, Slot
 from asyncdp.transports.ucxx.slot_header import (
-    GENERATIONS,
     Header,
     State,
     digest_of,
+    next_generation,
     read_state,
     write_state,
 )
@@ -176,7 +176,7 @@ class SlotTable(SlotStore):
         number = self.extents.take(header.units)
         if number is None:
             return None
-        generation = (read_state(arena, number)[1] + 1) % GENERATIONS
+        generation = next_generation(read_state(arena, number)[1])
         slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
