@@ -54,8 +54,19 @@ CLAIMS_REMEMBERED = 1 << 20
 CALLS_END_S = 1.0
 #: Seconds that the one look of a claim with ``timeout_s=0`` may take without a stack; AttemptTimeout's default.
 LOOK_S = 10.0
-#: The call that a layer of verbs serves while it calls the verbs below it: these end by its deadline.
-CALLER: ContextVar[CallContext | None] = ContextVar("asyncdp caller", default=None)
+
+
+class Caller:
+    """The verb that a layer of verbs serves, as long as it does: the verbs that it calls below end by its deadline."""
+
+    __slots__ = ("ctx",)
+
+    def __init__(self, ctx: CallContext) -> None:
+        """Begin to serve; ``ctx`` is None once that has ended, whatever tasks it leaves behind."""
+        self.ctx: CallContext | None = ctx
+
+
+CALLER: ContextVar[Caller | None] = ContextVar("asyncdp caller", default=None)
 
 
 class Client(DataPlaneClient):
@@ -139,7 +150,8 @@ class Client(DataPlaneClient):
         timeout_s = self.call_timeout_s if timeout_s is None else check.seconds(timeout_s, verb)
         self.__enter(verb)
         began = env.clock.now()
-        caller = CALLER.get()
+        serving = CALLER.get()
+        caller = None if serving is None else serving.ctx
         if caller is None or caller.env is not env:
             caller = None
             env.budget.deposit(began)

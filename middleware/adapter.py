@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 from asyncdp import calls as c
 from asyncdp.block import field_names
 from asyncdp.calls import CallContext, handles
-from asyncdp.client import CALLER
+from asyncdp.client import CALLER, Caller
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
 from asyncdp.middleware.client_verb import ClientVerb
@@ -97,13 +97,15 @@ class Adapter(Service):
         except TypeError as err:  # nothing was sent, which a TypeError out of the verb would not say
             msg = f"{type(self.client).__name__}.{name}{verb.signature} cannot be called as asyncdp does: {err}"
             raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb, cause=err) from err
-        before = CALLER.set(ctx)
+        caller = Caller(ctx)
+        before = CALLER.set(caller)
         try:
             if verb.is_async:
                 return await verb.method(*args, **kwargs)
             result = await anyio.to_thread.run_sync(partial(verb.method, *args, **kwargs), abandon_on_cancel=True)
             return await result if inspect.isawaitable(result) else result
         finally:
+            caller.ctx = None
             CALLER.reset(before)
 
     # -- A

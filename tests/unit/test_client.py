@@ -177,6 +177,29 @@ def test_a_layer_of_verbs_ends_with_its_caller(backend: str) -> None:
     run_virtual(check, backend)
 
 
+def test_what_a_layer_of_verbs_leaves_behind_has_its_own_time() -> None:
+    """A task that it starts in a verb and that goes on is not bound to the deadline of that verb."""
+
+    async def check() -> None:
+        async with anyio.create_task_group() as group:
+            done = anyio.Event()
+
+            class Later(VerbsOnly):
+                async def ping(self) -> None:
+                    group.start_soon(self.afterwards)
+
+                async def afterwards(self) -> None:
+                    await anyio.sleep(100.0)
+                    await self.next.ping()
+                    done.set()
+
+            async with stack(MemoryTransport(), [Later, *default_layers()]) as client:
+                await client.ping(timeout_s=1.0)
+                await done.wait()
+
+    run_virtual(check)
+
+
 def test_a_layer_of_verbs_is_one_user_call() -> None:
     """The retry budget gets one deposit for a verb, not another one for what its layer asks below."""
 
