@@ -265,7 +265,7 @@ def _by_slot(rule: Rule, request: Subject) -> bool:
     """Whether a rule hits single slots of a read instead of the request."""
     if rule.kind in SLOT_KINDS:
         return True
-    return rule.kind == "error" and rule.where.sample is not None and request.call == "ReadSlots"
+    return rule.kind == "error" and rule.where.sample is not None and "ReadSlots" in request.kinds
 
 
 def _stops(rule: Rule, call: Call[Any]) -> bool:

@@ -125,7 +125,7 @@ class Where:
 
     Attributes:
         verb: The user's verb, such as ``"get_samples"``.
-        call: The request's type, such as ``"ReadSlots"``.
+        call: The request's type, such as ``"ReadSlots"``, or one that it derives from.
         host, port: The slot host it goes to, and through which of its ports.
         sample: A sample that it names. Look-ups are spared, and of a read of many slots the others, where the kind
             allows it, so that the sample fails alone.
@@ -232,18 +232,23 @@ class Rule:
         except TypeError as err:
             raise ValueError(f"error: {name} cannot be made of {dict(options)}: {err}") from err
 
-    def wants(self, call: str, verb: str) -> bool:
-        """Whether a request of this type under this verb is one that the rule is about, as far as names tell."""
+    def wants(self, kinds: frozenset[str], verb: str) -> bool:
+        """Whether a request under this verb is one that the rule is about, as far as names tell.
+
+        Args:
+            kinds: The names of its type and of the types that this derives from.
+            verb: The user's verb.
+        """
         where = self.where
         if where.verb is not None and where.verb != verb:
             return False
         if where.call is not None:
-            return where.call == call
+            return where.call in kinds
         if self.kind in SLOT_KINDS:
-            return call == "ReadSlots"
+            return "ReadSlots" in kinds
         if self.kind in ("lose_reply", "lose_request") and where.verb is not None:
-            return call in DECIDING[verb] if verb in DECIDING else call not in DEBTS
-        return where.sample is None or call not in LOOKUPS
+            return not kinds.isdisjoint(DECIDING[verb]) if verb in DECIDING else kinds.isdisjoint(DEBTS)
+        return where.sample is None or kinds.isdisjoint(LOOKUPS)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what differs from the defaults, flat."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.slots import Locate, Place, ReadSlots, Reserve, SlotRef, WriteSlots
@@ -38,7 +39,12 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What one request is about, as rules see it; ``by_slot``: the samples of each slot of a read."""
+    """What one request is about, as rules see it.
+
+    Attributes:
+        by_slot: The samples of each slot of a read.
+        kinds: The names of its type and of those that this derives from.
+    """
 
     call: str
     verb: str
@@ -47,17 +53,24 @@ class Subject:
     partition: str | None
     ids: tuple[str, ...]
     by_slot: tuple[tuple[str, ...], ...] = ()
+    kinds: frozenset[str] = frozenset()
 
     def fits(self, rule: Rule) -> bool:
         """Whether a rule is about this request."""
         where = rule.where
         return (
-            rule.wants(self.call, self.verb)
+            rule.wants(self.kinds, self.verb)
             and where.host in (None, self.host)
             and where.port in (None, self.port)
             and where.partition in (None, self.partition)
             and (where.sample is None or where.sample in self.ids)
         )
+
+
+@cache
+def _kinds(kind: type) -> frozenset[str]:
+    """Return the names of a call's type and of all that it derives from."""
+    return frozenset(each.__name__ for each in kind.__mro__)
 
 
 class Witness:
@@ -87,8 +100,16 @@ class Witness:
         if isinstance(call, (Locate, Place)):
             self._remember(ctx.op_id, partition or "", ids)
         port = getattr(call, "port", None)
+        kind: Any = type(call)
         return Subject(
-            type(call).__name__, ctx.verb, None if host is None else host.id, port, partition, tuple(ids), by_slot
+            kind.__name__,
+            ctx.verb,
+            None if host is None else host.id,
+            port,
+            partition,
+            tuple(ids),
+            by_slot,
+            _kinds(kind),
         )
 
     def _remember(self, op_id: str, partition: str, ids: Sequence[str]) -> None:

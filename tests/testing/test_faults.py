@@ -3,6 +3,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
 import anyio
@@ -21,6 +22,7 @@ from asyncdp import (
     layers_of,
     stack,
 )
+from asyncdp.slots import ReadSlots
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 from asyncdp.testing.faults import Faults
 from asyncdp.transports.memory.transport import DEFAULTS
@@ -472,3 +474,29 @@ def test_a_plan_of_another_clock_is_refused() -> None:
     run_virtual(main)
     with pytest.raises(RuntimeError, match=r"plan.fresh\(\)"):
         run_virtual(lambda: bare(transport(), plan).ping())
+
+
+@pytest.mark.parametrize("rule", [{"call": "ReadSlots"}, {"sample": "s1"}])
+def test_rules_strike_what_derives_from_their_call(rule: dict[str, str]) -> None:
+    """U17: a subclass of a call that some layer sends is struck like its parent, by request and by slot."""
+
+    @dataclass(frozen=True)
+    class Urgent(ReadSlots):
+        pass
+
+    class Hurries(Layer):
+        async def execute(self, call: Any, ctx: Any) -> Any:
+            if isinstance(call, ReadSlots):
+                call = Urgent(**{field.name: getattr(call, field.name) for field in fields(call)})
+            return await self.inner.execute(call, ctx)
+
+    async def main() -> int:
+        plan = FaultPlan().on(**rule).stale() if "sample" in rule else FaultPlan().on(**rule).not_ready()
+        client = stack(transport(), [SlotMapping, Hurries, plan.layer])
+        await client.register_partition("p", ["x"], 6, ["t"])
+        await client.put_samples(IDS, "p", {"x": torch.arange(6.0)})
+        with pytest.raises(DataPlaneError):
+            await client.get_samples(IDS, "p", ["x"])
+        return len(plan.injected)
+
+    assert run_virtual(main)
