@@ -115,6 +115,12 @@ async def _flood(facts: Facts, kind: str) -> None:
     from tests.ucxx.strangers import native_of, post, with_all_features
 
     engine, buffer = with_all_features(), np.zeros(8000, np.uint8)
+    post(engine, engine.connect(LOCAL, facts.ucx_port), kind, -1, buffer)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(20):
+            while engine.under_way:  # UCX has begun: what follows is the attack
+                engine.poll()
+                await asyncio.sleep(0.002)
     while facts.goes_on:
         endpoint = engine.connect(LOCAL, facts.ucx_port)
         await asyncio.sleep(0.01)
