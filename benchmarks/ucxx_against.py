@@ -1,6 +1,6 @@
 """The figures of ``benchmarks ucxx`` beside those of another checkout, in turns: is any row slower than before?
 
-    python -m benchmarks ucxx_against PATH [--turns 12]
+    python -m benchmarks ucxx_against PATH [--turns 12] [--quick]
 
 Slot hosts, clients and directories of both checkouts run side by side, each with code of its own; in each turn both
 measure the same rows one after the other, in changing order. A row is the median over turns of the ratio (this checkout
@@ -49,7 +49,7 @@ Turn = dict[str, float]
 # -- one checkout
 
 
-async def _slots() -> None:
+async def _slots(layouts: tuple[tuple[int, int, int], ...]) -> None:
     """Measure slots once for each line of standard input."""
     engine = Engine(devices="lo")
     with host() as (told, _):
@@ -57,7 +57,7 @@ async def _slots() -> None:
         async with raw_peer(engine) as raw:
             while await asyncio.to_thread(sys.stdin.readline):
                 turn: Turn = {}
-                for n, size, rounds in LAYOUTS:
+                for n, size, rounds in layouts:
                     bench.rounds = rounds
                     with contextlib.redirect_stdout(io.StringIO()):
                         made = await bench.layout(n, size, raw)
@@ -160,23 +160,26 @@ def main() -> int:
     parser.add_argument(
         "--turns", type=int, default=12, help="turns of both (default: 12); six at the least say anything"
     )
+    parser.add_argument("--quick", action="store_true", help="the two small layouts only")
     parser.add_argument("--here", action="store_true", help="not in a namespace: UCX listeners bind everywhere")
-    parser.add_argument("--measure", choices=("slots", "calls"), help=argparse.SUPPRESS)
+    parser.add_argument("--measure", choices=("slots", "small", "calls"), help=argparse.SUPPRESS)
     args = parser.parse_args()
     before = args.before.resolve()
     if args.measure:
         torch.set_num_threads(1)
         os.environ["ASYNCDP_SECRET"] = SECRET
-        asyncio.run(_slots() if args.measure == "slots" else _calls())
+        asyncio.run(
+            _calls() if args.measure == "calls" else _slots(LAYOUTS[:2] if args.measure == "small" else LAYOUTS)
+        )
         return 0
     if not args.here:
         env = {"UCX_TLS": "tcp,self", "UCX_WARN_UNUSED_ENV_VARS": "n", "OMP_NUM_THREADS": "1", **os.environ}
-        told = ["ucxx_against", str(before), "--here", "--turns", str(args.turns)]
+        told = ["ucxx_against", str(before), "--here", "--turns", str(args.turns), *(["--quick"] if args.quick else [])]
         command = [*NAMESPACE, sys.executable, "-m", "benchmarks", *told]
         return subprocess.run(command, env=env, check=False).returncode
     slower = []
     line(f"this checkout beside {before}"[:44], "before", "now", "now / before", "95 %")
-    for what in ("slots", "calls"):
+    for what in ("small",) if args.quick else ("slots", "calls"):
         slower += _compare(_pairs(before, what, args.turns))
     print(f"slower: {', '.join(slower) or 'none'}")
     return int(bool(slower))
