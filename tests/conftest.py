@@ -6,12 +6,15 @@ from pathlib import PurePath
 # Read by the OpenMP runtime when torch is loaded, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import hypothesis
 import pytest
-import torch
 
 from tests import order
-from tests.order import pytest_addoption, pytest_configure_node, pytest_xdist_make_scheduler
+from tests.order import (
+    pytest_addoption,
+    pytest_configure_node,
+    pytest_ignore_collect,
+    pytest_xdist_make_scheduler,
+)
 from tests.parts import pytest_runtest_logreport, pytest_terminal_summary
 from tests.untouched import Untouched
 
@@ -19,17 +22,11 @@ __all__ = [
     "anyio_backend",
     "pytest_addoption",
     "pytest_configure_node",
+    "pytest_ignore_collect",
     "pytest_runtest_logreport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
 ]
-
-torch.set_num_threads(1)
-
-# No deadline: on a shared machine a slow example is no finding. In CI the same examples each time, so that a red run
-# is about the change under test.
-hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=bool(os.environ.get("CI")), print_blob=True)
-hypothesis.settings.load_profile("asyncdp")
 
 
 #: Folders whose tests must leave nothing behind. The others start servers whose libraries keep threads, sockets and
@@ -61,9 +58,20 @@ class Arranged:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have the tests shuffled, and what they leave changed."""
+    """Have the tests shuffled, and what they leave changed told; set up what they use, in a process that runs some."""
     config.pluginmanager.register(Arranged(), "asyncdp-tests-order")
     config.pluginmanager.register(Untouched(GUARDED), "asyncdp-tests-untouched")
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # it shares the tests out, and runs none
+    import hypothesis
+    import torch
+
+    torch.set_num_threads(1)
+    # No deadline: on a shared machine a slow example is no finding. In CI the same examples each time, so that a red
+    # run is about the change under test.
+    once = bool(os.environ.get("CI"))
+    hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=once, print_blob=True)
+    hypothesis.settings.load_profile("asyncdp")
 
 
 @pytest.hookimpl(trylast=True)

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 __all__ = [
+    "RAY",
     "is_on_ray",
     "place",
     "pytest_addoption",
     "pytest_configure_node",
+    "pytest_ignore_collect",
     "pytest_xdist_make_scheduler",
     "said",
     "shuffle",
@@ -34,6 +36,8 @@ ON_RAY = (
     "testing/test_real_planes.py",
     "transfer_queue/",
 )
+#: What that process is told to run, and what the others are.
+RAY, REST = "on Ray", "the rest"
 #: Begun first where several processes share the tests, so that none waits for another's long file at the end.
 LONG = ("ucxx/test_namespace.py", "ucxx/test_cases_inside.py", "contract/", "ucxx/", "examples/")
 _SEED = pytest.StashKey[int]()
@@ -104,8 +108,21 @@ def _first(path: str, prefixes: Iterable[str]) -> int:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell each process of pytest-xdist the seed."""
+    """Tell each process of pytest-xdist the seed, and, where all tests are run, its share of them.
+
+    To collect a share takes less: of all tests there are twice as many as in a run, and each process compiles them.
+    """
+    number, count = int(node.gateway.id.removeprefix("gw")), len(node.nodemanager.specs)
+    shared = node.config.args_source is pytest.Config.ArgsSource.TESTPATHS and 1 < count > number
     node.workerinput["order_seed"] = seed_of(node.config)
+    node.workerinput["share"] = (REST if number else RAY) if shared else None
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out what is another process' share."""
+    share = getattr(config, "workerinput", {}).get("share")
+    other = share is not None and collection_path.is_file() and is_on_ray(collection_path) != (share == RAY)
+    return True if other else None
 
 
 @pytest.hookimpl(optionalhook=True)
