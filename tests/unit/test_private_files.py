@@ -49,6 +49,16 @@ def test_a_file_that_is_not_to_be_replaced_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [file]
 
 
+def test_nothing_is_written_where_others_could_replace_it(tmp_path: Path) -> None:
+    """A password in a folder that all may write to would be whose they like; no draft is left there."""
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    with pytest.raises(PermissionError, match="other users can replace"):
+        write_private(shared / "password", "text")
+    assert not list(shared.iterdir())
+
+
 def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
     """Nothing is written through a link, and nothing is read through one."""
     victim, link = tmp_path / "victim", tmp_path / "plane.json"
