@@ -55,7 +55,7 @@ def test_it_notices_a_controller_that_is_wrong(pytester: pytest.Pytester, right:
     assert run(pytester, "controller", "test_controller", controller=broken)["failed"] == 5
 
 
-@pytest.mark.parametrize("name", ["test_plans", "test_pair", "test_sweep"])
+@pytest.mark.parametrize("name", ["test_plans", "test_pair", pytest.param("test_sweep", marks=pytest.mark.slow)])
 def test_the_tour_runs(pytester: pytest.Pytester, name: str) -> None:
     """Each example of the tour passes."""
     counts = run(pytester, "controller", name)

@@ -150,6 +150,7 @@ def test_a_rule_added_in_use_is_checked_too() -> None:
     assert plan.rules == ()
 
 
+@pytest.mark.slow
 def test_the_library_does_not_import_the_test_kit() -> None:
     """All public names of asyncdp can be loaded without asyncdp.testing."""
     code = (
