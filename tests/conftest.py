@@ -37,6 +37,8 @@ GUARDED = (
     "tests/contract/test_guards.py",
     "tests/contract/test_memory.py",
     "tests/contract/test_ucxx.py",
+    "tests/layers/",
+    "tests/testing/",
     "tests/ucxx/test_serve.py",
 )
 #: In these only what runs in memory.

@@ -98,7 +98,13 @@ def _same(here: list[Any], there: list[Any]) -> bool:
 def _differing(kept: dict[str, Any], live: Any) -> list[str]:
     lazy = "__getattr__" in live
     gone = [key for key in kept if key not in live]
-    other = [key for key, value in live.items() if key in kept and value is not kept[key]]
+    other = [
+        key
+        for key, value in live.items()
+        if key in kept
+        and value is not kept[key]
+        and not (isinstance(value, ModuleType) and isinstance(kept[key], ModuleType))  # loaded anew, as pytester does
+    ]
     new = [
         key
         for key, value in live.items()
