@@ -329,7 +329,7 @@ def test_what_lists_say_of_their_length_is_not_believed() -> None:
     """A thousand lists, each said to hold all of the value: memory is not taken for them."""
     for head, size in ((b"\xdd", 4), (b"\xdf", 4), (b"\xdc", 2)):
         n = min(1 << (8 * size), 200_000) - 1
-        with pytest.raises(CorruptPayload):
+        with pytest.raises(CorruptPayload, match="items in" if size == 4 else "decoded"):
             MsgpackCodec().loads((head + n.to_bytes(size, "big")) * 1000 + b"\0" * 200_000)
 
 
