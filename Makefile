@@ -51,7 +51,7 @@ unexport SECONDS
 timed = @{ $(2); } && echo "-- $(1): $$SECONDS s"
 
 demo: $(DEMO_STAMP)
-	@$(BIN)/python -m asyncdp.cli demo $(ARGS)
+	@$(BIN)/python -m asyncdp.cli.main demo $(ARGS)
 
 # Three processes: one for all that is on Ray, which mostly waits for it, and one for each of two cores. SEED=7 repeats
 # the order of a run, which says its seed.
@@ -117,7 +117,7 @@ bench: $(DEV_STAMP)
 fuzz: $(DEV_STAMP)
 	$(call timed,fuzzing,$(BIN)/python -m tests.fuzz --seconds $(or $(SECONDS),60) $(ARGS))
 
-# Each small fault of the sans-IO files has to fail a test (ARGS="middleware/permit.py": of one file).
+# Each small fault of the sans-IO files has to fail a test (ARGS="middleware/policy/permit.py": of one file).
 mutants: $(DEV_STAMP)
 	$(call timed,mutants,$(BIN)/python -m tests.mutation $(ARGS))
 

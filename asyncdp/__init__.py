@@ -15,8 +15,12 @@ if __name__ != "asyncdp":
     raise ImportError(f"this package is imported as 'asyncdp', not as {__name__!r}")
 
 if TYPE_CHECKING:
-    from asyncdp.block import Block as Block
-    from asyncdp.block import FieldSpec as FieldSpec
+    from asyncdp.batching.columns import kv_first_write as kv_first_write
+    from asyncdp.batching.columns import read_columns as read_columns
+    from asyncdp.batching.columns import write_columns as write_columns
+    from asyncdp.batching.padding import materialize as materialize
+    from asyncdp.batching.padding import pack_jagged_fields as pack_jagged_fields
+    from asyncdp.batching.sharding import shard_meta_for_dp as shard_meta_for_dp
     from asyncdp.calls import Call as Call
     from asyncdp.calls import CallContext as CallContext
     from asyncdp.calls import CheckConsumptionStatus as CheckConsumptionStatus
@@ -40,14 +44,15 @@ if TYPE_CHECKING:
     from asyncdp.calls import Resend as Resend
     from asyncdp.calls import WaitPartition as WaitPartition
     from asyncdp.calls import handles as handles
+    from asyncdp.calls.slots import HostRef as HostRef
+    from asyncdp.calls.slots import Locate as Locate
+    from asyncdp.calls.slots import ReadSlots as ReadSlots
+    from asyncdp.calls.slots import SlotRef as SlotRef
+    from asyncdp.calls.slots import TryClaim as TryClaim
     from asyncdp.client import Client as BaseClient  # noqa: F401 - for one version
     from asyncdp.client import Client as Client
     from asyncdp.client import DataPlaneClient as DataPlaneClient
-    from asyncdp.codec import materialize as materialize
-    from asyncdp.codec import pack_jagged_fields as pack_jagged_fields
-    from asyncdp.columns import kv_first_write as kv_first_write
-    from asyncdp.columns import read_columns as read_columns
-    from asyncdp.columns import write_columns as write_columns
+    from asyncdp.compose.composition import SlotMapping as SlotMapping
     from asyncdp.config import DataPlaneConfig as DataPlaneConfig
     from asyncdp.config import ObservabilityConfig as ObservabilityConfig
     from asyncdp.deprecated import Transport as Transport
@@ -85,19 +90,14 @@ if TYPE_CHECKING:
     from asyncdp.middleware.metrics import MetricsDataPlaneClient as MetricsDataPlaneClient
     from asyncdp.middleware.metrics import log_event as log_event
     from asyncdp.middleware.port_rotation import PortRotation as PortRotation
-    from asyncdp.middleware.settle import Settle as Settle
+    from asyncdp.middleware.reconcile import Settle as Settle
     from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
     from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
+    from asyncdp.rows.block import Block as Block
+    from asyncdp.rows.block import FieldSpec as FieldSpec
     from asyncdp.service import Layer as Layer
     from asyncdp.service import Service as Service
     from asyncdp.service import layers_of as layers_of
-    from asyncdp.shard import shard_meta_for_dp as shard_meta_for_dp
-    from asyncdp.slot_mapping import SlotMapping as SlotMapping
-    from asyncdp.slots import HostRef as HostRef
-    from asyncdp.slots import Locate as Locate
-    from asyncdp.slots import ReadSlots as ReadSlots
-    from asyncdp.slots import SlotRef as SlotRef
-    from asyncdp.slots import TryClaim as TryClaim
     from asyncdp.transports.memory import MemoryTransport as MemoryTransport
     from asyncdp.transports.transfer_queue import TQTransport as TQTransport
     from asyncdp.transports.ucxx.transport import UCXXTransport as UCXXTransport
@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 __version__: Final = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "block": ("Block", "FieldSpec"),
+    "rows.block": ("Block", "FieldSpec"),
     "calls": (
         "Call",
         "CallContext",
@@ -132,8 +132,8 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "handles",
     ),
     "client": ("Client", "DataPlaneClient"),
-    "codec": ("materialize", "pack_jagged_fields"),
-    "columns": ("kv_first_write", "read_columns", "write_columns"),
+    "batching.padding": ("materialize", "pack_jagged_fields"),
+    "batching.columns": ("kv_first_write", "read_columns", "write_columns"),
     "config": ("DataPlaneConfig", "ObservabilityConfig"),
     "errors": (
         "ClaimLost",
@@ -168,13 +168,13 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "middleware.batch_retry": ("BatchRetry",),
     "middleware.metrics": ("DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "log_event"),
     "middleware.port_rotation": ("PortRotation",),
-    "middleware.settle": ("Settle",),
+    "middleware.reconcile": ("Settle",),
     "middleware.slot_retry": ("SlotRetry",),
     "middleware.typed_errors": ("TypedErrors",),
     "service": ("Layer", "Service", "layers_of"),
-    "shard": ("shard_meta_for_dp",),
-    "slot_mapping": ("SlotMapping",),
-    "slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
+    "batching.sharding": ("shard_meta_for_dp",),
+    "compose.composition": ("SlotMapping",),
+    "calls.slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
     "transports.memory": ("MemoryTransport",),
 }
 #: Not in ``__all__``: ``from asyncdp import *`` must not need an extra.

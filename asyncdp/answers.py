@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import errors
+from asyncdp.calls.slots import ClaimTry, Published, TryClaim, living_rows, stale_rows
 from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle, lengths_of
-from asyncdp.slots import ClaimTry, Published, TryClaim, living_rows, stale_rows
 
 if TYPE_CHECKING:
     from asyncdp.errors import DataPlaneError

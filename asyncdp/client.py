@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 import anyio
 from tensordict import TensorDict
 
-from asyncdp import arguments as check
 from asyncdp import calls as c
-from asyncdp.block import field_names
 from asyncdp.calls import Call, CallContext, Env, Only
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
+from asyncdp.compose.composition import SlotMapping
+from asyncdp.compose.outcomes import Ledger
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneClosed,
@@ -32,12 +32,12 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
     PartialReadError,
 )
-from asyncdp.ledger import Ledger
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
+from asyncdp.process.tracebacks import shorten
 from asyncdp.protocol import DataPlaneClient, Stale
+from asyncdp.rows.block import field_names
 from asyncdp.service import Service, layers_of
-from asyncdp.slot_mapping import SlotMapping
-from asyncdp.tracebacks import shorten
+from asyncdp.settings import verb_arguments as check
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -79,7 +79,7 @@ class Client(DataPlaneClient):
 
     Args:
         service: A transport, or layers over one. Where it can be addressed by slots,
-            :class:`~asyncdp.slot_mapping.SlotMapping` is put above it, unless it is there.
+            :class:`~asyncdp.compose.composition.SlotMapping` is put above it, unless it is there.
         env: What the services of a stack share; ``stack()`` makes it, for a client without layers it is made here.
 
     Attributes:

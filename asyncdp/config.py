@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from asyncdp.setting_names import convert, not_one_of, plain_mapping
+from asyncdp.settings.names import convert, not_one_of, plain_mapping
 
 __all__ = [
     "Config",

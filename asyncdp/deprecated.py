@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import Client
-from asyncdp.reads import read_rows
+from asyncdp.compose.reads import read_rows
+from asyncdp.compose.waits import claim_until, partition_until
+from asyncdp.compose.writes import write_rows
 from asyncdp.service import Service
-from asyncdp.waits import claim_until, partition_until
-from asyncdp.writes import write_rows
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDict
 
-    from asyncdp.block import Block
     from asyncdp.meta import KVBatchMeta
+    from asyncdp.rows.block import Block
 
 __all__ = [
     "ClaimLost",
@@ -240,7 +240,7 @@ class PartialReadError(DataPlaneReadError):
         errors: Mapping[int, DataPlaneError],
         **context: Any,
     ) -> None:
-        """Keep the parts; a :class:`~asyncdp.block.Block` becomes a TensorDict when ``rows`` is asked for."""
+        """Keep the parts; a :class:`~asyncdp.rows.block.Block` becomes a TensorDict when ``rows`` is asked for."""
         context.setdefault("retryable", any(e.retryable for e in errors.values()))
         super().__init__(message, **context)
         self._rows = rows
@@ -282,7 +282,7 @@ class PartialReadError(DataPlaneReadError):
     @property
     def block(self) -> Block:
         """The same rows in columnar form, for layers that go on with them."""
-        from asyncdp.block import Block
+        from asyncdp.rows.block import Block
 
         if isinstance(self._rows, Block):
             return self._rows

@@ -13,27 +13,27 @@ from functools import cache, partial
 from itertools import takewhile
 from typing import Any
 
-from asyncdp import stack_arguments as check
 from asyncdp.calls import Clock, Env
 from asyncdp.client import Client
 from asyncdp.clock import AnyioClock
+from asyncdp.compose.composition import SlotMapping
+from asyncdp.compose.outcomes import Ledger
 from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
-from asyncdp.ledger import Ledger
 from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
 from asyncdp.middleware.batch_retry import BatchRetry
-from asyncdp.middleware.budget import RetryBudget
 from asyncdp.middleware.counters import Counters
 from asyncdp.middleware.metrics import Metrics, log_event
+from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.middleware.port_rotation import PortRotation
-from asyncdp.middleware.settle import Settle
+from asyncdp.middleware.reconcile import Settle
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
+from asyncdp.process.tracebacks import shorten
 from asyncdp.service import Layer, Service, layers_of
-from asyncdp.setting_names import check_keys, no_such, not_one_of
-from asyncdp.slot_mapping import SlotMapping
-from asyncdp.tracebacks import shorten
+from asyncdp.settings import stack_arguments as check
+from asyncdp.settings.names import check_keys, no_such, not_one_of
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
@@ -81,7 +81,7 @@ def _homes(impl: str | None = None) -> dict[str, str]:
     homes |= {name: f"layers.{name}" for name in (*DEFAULT_LAYERS, "retry_budget")}
     if impl == "ucxx":
         with suppress(ImportError):
-            kind = importlib.import_module("asyncdp.transports.ucxx.host_settings").HostSettings
+            kind = importlib.import_module("asyncdp.transports.ucxx.host.settings").HostSettings
             shared = set(UcxxSettings.__struct_fields__)
             homes |= {key: f"ucxx.host.{key}" for key in kind.__struct_fields__ if key not in shared}
     return homes
@@ -171,7 +171,7 @@ def stack(
         on_event: Gets one event per op.
         call_timeout_s: Seconds that a verb may take; default: the transport's, 60 s.
         claim_poll_s: Pause between two looks of a blocking claim, where the backend cannot wait itself.
-        retry_budget: Settings of :class:`~asyncdp.middleware.budget.RetryBudget`: ratio, floor_per_s, window_s.
+        retry_budget: Settings of :class:`~asyncdp.middleware.policy.budget.RetryBudget`: ratio, floor_per_s, window_s.
         **settings: Settings of the default layers, by name: ``attempt_timeout_s=5.0``, ``max_rounds=2``.
 
     Returns:

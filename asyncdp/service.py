@@ -1,8 +1,8 @@
 """Service and Layer: what serves calls, and what wraps it.
 
-A transport is a :class:`Service`: it serves calls (:mod:`asyncdp.calls`, :mod:`asyncdp.slots`) by methods marked with
-``@handles``. A :class:`Layer` is a service around another one. Users hold a :class:`~asyncdp.client.Client`, which
-makes one call of each verb.
+A transport is a :class:`Service`: it serves calls (:mod:`asyncdp.calls`, :mod:`asyncdp.calls.slots`) by methods
+marked with ``@handles``. A :class:`Layer` is a service around another one. Users hold a
+:class:`~asyncdp.client.Client`, which makes one call of each verb.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 
-from asyncdp.block import PICKLE, ObjectCodec
 from asyncdp.calls import Call, CallContext
 from asyncdp.errors import DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities
 from asyncdp.protocol import VERBS
+from asyncdp.rows.block import PICKLE, ObjectCodec
 
 if TYPE_CHECKING:
     from types import TracebackType

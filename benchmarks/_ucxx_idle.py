@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from asyncdp.block import Block
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.wire.engine import Engine
 from benchmarks._ucxx_slots import Slots
 from benchmarks._ucxx_table import line
 

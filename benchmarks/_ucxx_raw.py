@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from asyncdp.transports.ucxx.chunks import post_receives, send_all, wait_all
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.wire.chunks import post_receives, send_all, wait_all
+from asyncdp.transports.ucxx.wire.engine import Engine
 
 __all__ = ["RawPeer", "raw_peer"]
 

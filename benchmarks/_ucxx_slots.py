@@ -16,19 +16,19 @@ import msgspec
 import numpy as np
 import torch
 
-from asyncdp.block import PICKLE, Block
-from asyncdp.slots import HostRef, SlotRef
-from asyncdp.transports.ucxx.access import Access, Door
-from asyncdp.transports.ucxx.blocks import layout_of, pack, rows_of
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.gather import Selection, gathers
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.host_settings import HostSettings
-from asyncdp.transports.ucxx.pool import Pool
+from asyncdp.calls.slots import HostRef, SlotRef
+from asyncdp.rows.block import PICKLE, Block
+from asyncdp.transports.ucxx.client.connection_pool import Pool
+from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.payload.blocks import layout_of, pack, rows_of
+from asyncdp.transports.ucxx.payload.gather import Selection, gathers
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.handshake import Secret
 from benchmarks._ucxx_table import Rounds, line
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.engine import Engine
+    from asyncdp.transports.ucxx.wire.engine import Engine
     from benchmarks._ucxx_raw import RawPeer
 
 __all__ = ["SECRET", "Slots", "host"]
@@ -47,7 +47,7 @@ def host(**keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
     settings = HostSettings(
         f"bench-{os.getpid()}", arena_bytes=512 * MIB, rows_per_slot=1, keep_arena=False, devices="lo", **keys
     )
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin"]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin"]
     pipe, env = subprocess.PIPE, {**os.environ, "ASYNCDP_SECRET": SECRET}
     process = subprocess.Popen(
         [*command, "--settings", msgspec.json.encode(settings).decode()],

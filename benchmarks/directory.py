@@ -14,9 +14,9 @@ from typing import Any
 
 import anyio
 
-from asyncdp.block import FieldSpec
 from asyncdp.calls import RegisterPartition
-from asyncdp.slots import HostRef, Publish, SlotRef
+from asyncdp.calls.slots import HostRef, Publish, SlotRef
+from asyncdp.rows.block import FieldSpec
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, Op
 
 HOST = HostRef("host", 1, (1, 2, 3, 4))

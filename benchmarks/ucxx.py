@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.wire.engine import Engine
 from benchmarks._ucxx_idle import Idlers
 from benchmarks._ucxx_plane import Plane
 from benchmarks._ucxx_raw import raw_peer

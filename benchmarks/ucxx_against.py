@@ -28,7 +28,7 @@ from typing import IO, Any, Final
 
 import torch
 
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.wire.engine import Engine
 from benchmarks._ucxx_plane import Plane
 from benchmarks._ucxx_raw import raw_peer
 from benchmarks._ucxx_slots import KIB, MIB, SECRET, Slots, host

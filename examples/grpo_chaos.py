@@ -21,7 +21,7 @@ from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS
 if TYPE_CHECKING:
     from asyncdp import Client
     from asyncdp.examples.grpo_crew import Crew
-    from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+    from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
 
 __all__ = ["strike"]
 

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp import Metrics, PortRotation, layers_of
-from asyncdp.middleware.permit import Health
+from asyncdp.middleware.policy.permit import Health
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

@@ -12,14 +12,15 @@ import structlog
 from tensordict import TensorDictBase
 
 from asyncdp import calls as c
-from asyncdp.block import field_names
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import CALLER, Caller
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
-from asyncdp.middleware.client_verb import ClientVerb
+from asyncdp.rows.block import field_names
 from asyncdp.service import Service
-from asyncdp.stack_arguments import setting
+from asyncdp.settings.stack_arguments import setting
+
+from .client_verb import ClientVerb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

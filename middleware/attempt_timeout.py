@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from asyncdp.calls import Resend
+from asyncdp.calls.slots import TryClaim, TryPartition
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout
 from asyncdp.service import Layer
-from asyncdp.slots import TryClaim, TryPartition
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext

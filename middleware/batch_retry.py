@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from asyncdp.block import Block, FieldSpec, assemble
 from asyncdp.calls import CallContext, GetSamples, handles
+from asyncdp.compose.reads import partial_read
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, PartialReadError
 from asyncdp.meta import KVBatchMeta, RowHandle
-from asyncdp.middleware.backoff import Backoff
-from asyncdp.middleware.rounds import Rounds
-from asyncdp.reads import partial_read
+from asyncdp.rows.block import Block, FieldSpec, assemble
 from asyncdp.service import Layer
-from asyncdp.setting_names import named
+from asyncdp.settings.names import named
+
+from .policy.backoff import Backoff
+from .policy.rounds import Rounds
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
-from asyncdp.middleware.account import Account, sizes_of
+
+from .policy.live_bytes import Account, sizes_of
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call

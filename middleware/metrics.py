@@ -12,9 +12,10 @@ from tensordict import TensorDict, TensorDictBase
 from asyncdp.calls import PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.meta import KVBatchMeta
-from asyncdp.middleware.account import leaf_nbytes
-from asyncdp.middleware.counters import Counters
 from asyncdp.service import Layer
+
+from .counters import Counters
+from .policy.live_bytes import leaf_nbytes
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
@@ -52,7 +53,7 @@ def log_event(event: DataPlaneEvent) -> None:
 
 
 def fields_nbytes(fields: Mapping[str, Any] | TensorDictBase | None) -> int:
-    """Payload bytes of all leaves, see :func:`~asyncdp.middleware.account.leaf_nbytes`."""
+    """Payload bytes of all leaves, see :func:`~asyncdp.middleware.policy.live_bytes.leaf_nbytes`."""
     return 0 if fields is None else sum(map(leaf_nbytes, fields.values()))
 
 

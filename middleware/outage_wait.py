@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
+from asyncdp.calls.slots import Abort, Probe, Reserve, Send, WriteSlots
 from asyncdp.errors import (
     DataPlaneClosed,
     DataPlaneError,
@@ -15,8 +16,8 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
     PortQuarantined,
 )
-from asyncdp.middleware.outage import Answer, Outage, Patience, Seat
-from asyncdp.slots import Abort, Probe, Reserve, Send, WriteSlots
+
+from .policy.outage import Answer, Outage, Patience, Seat
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
@@ -40,7 +41,7 @@ PATIENT = frozenset(
 
 
 class OutageWait:
-    """Waits for what does not answer, where the transport serves :class:`~asyncdp.slots.Probe`.
+    """Waits for what does not answer, where the transport serves :class:`~asyncdp.calls.slots.Probe`.
 
     Args:
         patience_s: How long one user call may wait in all; 0: never.

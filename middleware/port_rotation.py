@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, handles
+from asyncdp.calls.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
 from asyncdp.errors import DataPlaneError, DataPlaneTimeout
-from asyncdp.middleware.permit import Change, Failure, Permit, QuarantineRules, TargetSnapshot
-from asyncdp.middleware.quarantine import Quarantine
-from asyncdp.middleware.slot_retry import may_resend, out_of_time
 from asyncdp.service import Layer
-from asyncdp.setting_names import named
-from asyncdp.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
+from asyncdp.settings.names import named
+
+from .policy.permit import Change, Failure, Permit, QuarantineRules, TargetSnapshot
+from .policy.quarantine import Quarantine
+from .slot_retry import may_resend, out_of_time
 
 if TYPE_CHECKING:
     from asyncdp.service import Service

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
 
 from asyncdp.calls import Call, CallContext, Resend
+from asyncdp.calls.slots import Part, ReadResult, ReadSlots, TryClaim, WriteSlots
 from asyncdp.errors import (
     ClaimNotReady,
     DataPlaneError,
@@ -17,13 +18,13 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
     PortQuarantined,
 )
-from asyncdp.middleware.backoff import Backoff
-from asyncdp.middleware.debts import owe_claim
-from asyncdp.middleware.outage_wait import OutageWait
-from asyncdp.middleware.touches import Touches
 from asyncdp.service import Layer
-from asyncdp.setting_names import named
-from asyncdp.slots import Part, ReadResult, ReadSlots, TryClaim, WriteSlots
+from asyncdp.settings.names import named
+
+from .open_outcomes import owe_claim
+from .outage_wait import OutageWait
+from .policy.backoff import Backoff
+from .policy.overlapping_mutations import Touches
 
 if TYPE_CHECKING:
     from asyncdp.meta import DataPlaneCapabilities
@@ -71,7 +72,7 @@ class SlotRetry(Layer):
         inner: The next layer.
         max_attempts: Attempts in all, the first included. Four: three retries cure what is not lasting, and BatchRetry
             comes back for rows that failed all the same.
-        backoff_base_s: Ceiling of the first wait, see :class:`~asyncdp.middleware.backoff.Backoff`.
+        backoff_base_s: Ceiling of the first wait, see :class:`~asyncdp.middleware.policy.backoff.Backoff`.
         backoff_cap_s: Ceiling of all waits.
         outage_patience_s: How long one user call may wait, in all, for hosts or a directory that do not answer; 0:
             never. Ten seconds: a supervised process is back in three.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples, handles
+from asyncdp.calls.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
 from asyncdp.errors import (
     DataPlaneClearError,
     DataPlaneError,
@@ -15,7 +16,6 @@ from asyncdp.errors import (
     DataPlaneWriteError,
 )
 from asyncdp.service import Layer
-from asyncdp.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call

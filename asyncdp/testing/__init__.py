@@ -3,7 +3,7 @@
 ::
 
     from asyncdp import MemoryTransport
-    from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
+    from . import FaultPlan, faulty_stack, run_virtual
 
     async def reads_survive_a_refused_port() -> None:
         plan = FaultPlan(seed=7).on("get_samples").refuse(times=1)
@@ -25,36 +25,36 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from asyncdp.testing.backend import Backend as Backend
-    from asyncdp.testing.clock import VirtualLoop as VirtualLoop
-    from asyncdp.testing.clock import run_virtual as run_virtual
-    from asyncdp.testing.effects import On as On
-    from asyncdp.testing.faults import Faults as Faults
-    from asyncdp.testing.injected import Injected as Injected
-    from asyncdp.testing.plan import FaultPlan as FaultPlan
-    from asyncdp.testing.request import Request as Request
-    from asyncdp.testing.rule import KINDS as KINDS
-    from asyncdp.testing.rule import Rule as Rule
-    from asyncdp.testing.rule import Where as Where
-    from asyncdp.testing.scripted_pair import Pair as Pair
-    from asyncdp.testing.scripted_pair import pair as pair
-    from asyncdp.testing.simulation import Fabric as Fabric
-    from asyncdp.testing.simulation import History as History
-    from asyncdp.testing.simulation import Recorded as Recorded
-    from asyncdp.testing.stacks import faulty_stack as faulty_stack
+    from .clock import VirtualLoop as VirtualLoop
+    from .clock import run_virtual as run_virtual
+    from .faults.effects import On as On
+    from .faults.injected import Injected as Injected
+    from .faults.layer import Faults as Faults
+    from .faults.plan import FaultPlan as FaultPlan
+    from .faults.rule import KINDS as KINDS
+    from .faults.rule import Rule as Rule
+    from .faults.rule import Where as Where
+    from .faults.stacks import faulty_stack as faulty_stack
+    from .scripted.backend import Backend as Backend
+    from .scripted.pair import Pair as Pair
+    from .scripted.pair import pair as pair
+    from .scripted.request import Request as Request
+    from .simulation import Fabric as Fabric
+    from .simulation import History as History
+    from .simulation import Recorded as Recorded
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "backend": ("Backend",),
+    "scripted.backend": ("Backend",),
     "clock": ("VirtualLoop", "run_virtual"),
-    "effects": ("On",),
-    "faults": ("Faults",),
-    "injected": ("Injected",),
-    "plan": ("FaultPlan",),
-    "request": ("Request",),
-    "rule": ("KINDS", "Rule", "Where"),
+    "faults.effects": ("On",),
+    "faults.layer": ("Faults",),
+    "faults.injected": ("Injected",),
+    "faults.plan": ("FaultPlan",),
+    "scripted.request": ("Request",),
+    "faults.rule": ("KINDS", "Rule", "Where"),
     "simulation": ("Fabric", "History", "Recorded"),
-    "scripted_pair": ("Pair", "pair"),
-    "stacks": ("faulty_stack",),
+    "scripted.pair": ("Pair", "pair"),
+    "faults.stacks": ("faulty_stack",),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 

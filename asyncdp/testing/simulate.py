@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from asyncdp.testing.simulation.crowd import BACKENDS, Crowd
+from .simulation.seed_runner import BACKENDS, Crowd
 
 __all__ = ["main"]
 

@@ -97,7 +97,15 @@ def _host(url: str, log: IO[bytes]) -> Iterator[Spawned]:
         "keep_arena": False, "devices": "lo",
     }  # fmt: skip
     few = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh"]
-    command = [*few, sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--namespace", "attack"]
+    command = [
+        *few,
+        sys.executable,
+        "-m",
+        "asyncdp.transports.ucxx.host.host",
+        "--watch-stdin",
+        "--namespace",
+        "attack",
+    ]
     env = {**os.environ, "ASYNCDP_DIRECTORY": url, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--settings", json.dumps(settings)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -127,7 +135,8 @@ async def _directory() -> AsyncIterator[tuple[EmbeddedServer, Directory, str, st
     try:
         version = ""
         try:
-            from asyncdp.transports.ucxx.directory import acl, library
+            from asyncdp.transports.ucxx.directory import acl
+            from asyncdp.transports.ucxx.directory import lua as library
 
             rules, version = acl.acl_rules("other"), library.version("attack")
             await acl.install_functions(server.url, "other")

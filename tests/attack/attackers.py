@@ -23,11 +23,21 @@ from typing import Any, Final
 
 import msgspec
 
-from asyncdp.transports.ucxx import wire
-from asyncdp.transports.ucxx.control import Control
-from asyncdp.transports.ucxx.handshake import Secret, knock
-from asyncdp.transports.ucxx.process import Process, this_machine, this_process
-from asyncdp.transports.ucxx.wire import Abort, Granted, Read, Ready, Reserve, SlotRows, Welcome, Write, pack_frame
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_machine, this_process
+from asyncdp.transports.ucxx.wire import messages as wire
+from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.handshake import Secret, knock
+from asyncdp.transports.ucxx.wire.messages import (
+    Abort,
+    Granted,
+    Read,
+    Ready,
+    Reserve,
+    SlotRows,
+    Welcome,
+    Write,
+    pack_frame,
+)
 
 __all__ = ["ATTACKS"]
 
@@ -202,7 +212,7 @@ async def forging(facts: Facts) -> None:
     """S3 client: payloads with the tags that may follow the one it was given."""
     import numpy as np
 
-    from asyncdp.transports.ucxx.engine import Engine
+    from asyncdp.transports.ucxx.wire.engine import Engine
 
     engine = Engine(devices="lo")
     forged: Any = np.full(1 << 16, 7, np.uint8)
@@ -378,7 +388,7 @@ async def _started(*arguments: str, ready: str) -> bool:
 
 async def squatting(facts: Facts) -> None:
     """S1 neighbour: makes the segment of a named host first, as an arena of mode 666."""
-    from asyncdp.transports.ucxx.arena import Arena, arena_name
+    from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
 
     host_id = f"squat-{os.getpid()}"
     segment = Path("/dev/shm") / arena_name(host_id, "attack")
@@ -393,7 +403,7 @@ async def squatting(facts: Facts) -> None:
         assert segment.exists()
         facts.tried += 1
         told = json.dumps(settings)
-        if await _started("-m", "asyncdp.transports.ucxx.host", "--settings", told, ready='"ready"'):
+        if await _started("-m", "asyncdp.transports.ucxx.host.host", "--settings", told, ready='"ready"'):
             facts.won.append("a host serves from a segment that others may write")
     finally:
         segment.unlink(missing_ok=True)
@@ -415,7 +425,7 @@ async def planting(facts: Facts) -> None:
             if facts.tried and not facts.goes_on:
                 break
             facts.tried += 1
-            if await _started("-m", "asyncdp.cli", "serve", *option, *small, ready="ready"):
+            if await _started("-m", "asyncdp.cli.main", "serve", *option, *small, ready="ready"):
                 facts.won.append(f"a plane is served with {option[0]} in a folder of another user")
 
 
@@ -463,7 +473,7 @@ async def costing(facts: Facts) -> None:
     import numpy as np
 
     from asyncdp.errors import CorruptPayload
-    from asyncdp.transports.ucxx import objects
+    from asyncdp.transports.ucxx.payload import objects
 
     codec = objects.MsgpackCodec()
     good = codec.dumps(np.array(["\U0010ffff"], "<U1"))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from asyncdp.calls.slots import SlotRef
 from asyncdp.errors import DataPlaneError
-from asyncdp.slots import SlotRef
 from tests.ucxx.clients import LOCAL, get, value
 from tests.ucxx.hosts import pool_of
 from tests.ucxx.segments import rows
 
 if TYPE_CHECKING:
-    from asyncdp.slots import HostRef
-    from asyncdp.transports.ucxx.pool import Pool
+    from asyncdp.calls.slots import HostRef
+    from asyncdp.transports.ucxx.client.connection_pool import Pool
 
 __all__ = ["Honest", "Took"]
 

@@ -7,7 +7,7 @@ import random
 import socket
 import struct
 
-from asyncdp.transports.ucxx.wire import Ask, pack_frame
+from asyncdp.transports.ucxx.wire.messages import Ask, pack_frame
 
 __all__ = ["shower"]
 

@@ -9,12 +9,12 @@ import asyncio
 import signal
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.ucxx import host_process
-from asyncdp.transports.ucxx.host import Host
-from asyncdp.transports.ucxx.port import Port
+from asyncdp.transports.ucxx.host import main as host_process
+from asyncdp.transports.ucxx.host.host import Host
+from asyncdp.transports.ucxx.host.port import Port
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.control import Control
+    from asyncdp.transports.ucxx.wire.control import Control
 
 __all__ = ["Fickle"]
 

@@ -15,9 +15,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncdp.transports.ucxx.arena import WORDS, Arena, arena_name
 from asyncdp.transports.ucxx.directory import EmbeddedServer
-from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.slots.arena import WORDS, Arena, arena_name
 from tests.chaos.ucxx_journal import Journal, entries
 
 __all__ = ["ChaosPlane", "Child", "descriptors"]
@@ -126,7 +126,7 @@ class ChaosPlane:
 
     async def start_host(self, number: int, *, adopt: bool = True) -> None:
         """Start a host, or the next life of one. The first is as users start it, the second has a fickle port."""
-        module = "asyncdp.transports.ucxx.host" if number == 0 else "tests.chaos.ucxx_host"
+        module = "asyncdp.transports.ucxx.host.host" if number == 0 else "tests.chaos.ucxx_host"
         command = [module, "--watch-stdin", "--settings", self._settings(number, adopt=adopt), "--namespace", self.name]
         self.hosts[number] = await Child.start(command, {"ASYNCDP_DIRECTORY": self.server.url})
 

@@ -17,7 +17,8 @@ from typing import Any
 
 from asyncdp import stack
 from asyncdp.errors import ClaimLost, ClaimNotReady, DataPlaneError, PartialReadError
-from asyncdp.transports.ucxx import UCXXTransport, connection, lane
+from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.client import connection, lane
 from tests.chaos.ucxx_journal import Journal
 from tests.chaos.ucxx_rows import FIELDS, fields_of, versions
 

@@ -28,14 +28,14 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from asyncdp.block import PICKLE
 from asyncdp.client import Client
+from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.buffers import BufferPool
+from asyncdp.transports.ucxx.client.connection_pool import Pool
 from asyncdp.transports.ucxx.directory import EmbeddedServer
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.host_settings import HostSettings
-from asyncdp.transports.ucxx.pool import Pool
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.chaos.ucxx_stress_account import account
 from tests.chaos.ucxx_stress_gauge import Gauge
 from tests.chaos.ucxx_stress_roles import FLOORS, GROUPS, STORE, TRAIN, play
@@ -108,7 +108,7 @@ class Stress:
             "keep_arena": False, "ucx": self.wire == "ucx", "inline_bytes": 0 if self.wire == "ucx" else 32 << 10,
         }  # fmt: skip
         settings = msgspec.json.encode(msgspec.convert(keys, HostSettings)).decode()
-        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", settings]
+        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", settings]
         env = {**os.environ, "ASYNCDP_SECRET": SECRET, "ASYNCDP_DIRECTORY": self.server.url}
         pipe = subprocess.PIPE
         command += ["--namespace", self.plane]

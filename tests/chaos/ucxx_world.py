@@ -9,12 +9,12 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import stack
-from asyncdp.block import PICKLE
 from asyncdp.errors import DataPlaneError
+from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.pool import Pool
+from asyncdp.transports.ucxx.client.connection_pool import Pool
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.chaos.ucxx_plane import SECRET
 from tests.chaos.ucxx_rows import fields_of
 from tests.chaos.ucxx_tally import Tally

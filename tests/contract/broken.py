@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import DataPlaneNotReady, MemoryTransport, PartialReadError, SampleNotFound, SlotMapping
-from asyncdp.block import Block, Dense, Ragged
-from asyncdp.slots import Publish, Published
+from asyncdp.calls.slots import Publish, Published
+from asyncdp.rows.block import Block, Dense, Ragged
 from asyncdp.transports.directory.partition import Partition
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane
@@ -20,7 +20,7 @@ from asyncdp.transports.memory.plane import Plane
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from asyncdp.slots import SlotRef
+    from asyncdp.calls.slots import SlotRef
 
 
 class Broken(MemoryTransport):

@@ -18,7 +18,7 @@ from asyncdp import (
     ReadSlots,
     StaleSlotError,
 )
-from asyncdp.slots import WriteSlots
+from asyncdp.calls.slots import WriteSlots
 from asyncdp.testing.contract import Contract
 from asyncdp.testing.contract.faults import Straggle, Tamper
 from asyncdp.testing.contract.rig import declare
@@ -26,7 +26,7 @@ from asyncdp.testing.contract.same import check_same
 from asyncdp.testing.contract.steps import IDS, fill
 
 if TYPE_CHECKING:
-    from asyncdp.slots import ReadResult
+    from asyncdp.calls.slots import ReadResult
     from asyncdp.testing.contract import Rig
 
 __all__ = ["MemoryOnly"]

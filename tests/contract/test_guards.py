@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneError, MemoryTransport
-from asyncdp.slots import WriteSlots
+from asyncdp.calls.slots import WriteSlots
 from asyncdp.testing.contract import (
     Bound,
     Cancels,

@@ -10,18 +10,11 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
 from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx import (
-    claims,
-    descriptor_watch,
-    host,
-    memory_share,
-    objects,
-    operator_log,
-    service,
-    session,
-    wire,
-)
-from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.host import descriptor_watch, host, memory_share, operator_log, service, session
+from asyncdp.transports.ucxx.host import endpoint_tokens as claims
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.payload import objects
+from asyncdp.transports.ucxx.wire import messages as wire
 from tests.docs.test_ucxx import _value
 
 ROOT = Path(__file__).parents[2]

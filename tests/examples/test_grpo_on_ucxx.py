@@ -12,7 +12,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
-from asyncdp.commands import app
+from asyncdp.cli.app import app
 from asyncdp.examples import async_grpo, grpo_processes
 from asyncdp.examples.async_grpo import DemoConfig
 from asyncdp.examples.grpo_account import Account
@@ -36,7 +36,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     options = ["demo", "--transport", "ucxx", "--chaos", "--seconds", "10", "--json", str(file)]
     inside = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"] if _can_unshare() else []
     done = subprocess.run(
-        [*inside, sys.executable, "-m", "asyncdp.cli", *options],
+        [*inside, sys.executable, "-m", "asyncdp.cli.main", *options],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdin=subprocess.DEVNULL,

@@ -5,7 +5,7 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
-from asyncdp.commands import app
+from asyncdp.cli.app import app
 from asyncdp.examples import async_grpo, grpo_processes
 from asyncdp.examples.async_grpo import DemoConfig, Report
 from asyncdp.examples.grpo_role import _listen

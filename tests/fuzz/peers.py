@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.ucxx.wire import BODY_BYTES, HEAD_BYTES, Message, unpack_body, unpack_head
+from asyncdp.transports.ucxx.wire.messages import BODY_BYTES, HEAD_BYTES, Message, unpack_body, unpack_head
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.control import Control
+    from asyncdp.transports.ucxx.wire.control import Control
 
 __all__ = ["Line", "line"]
 

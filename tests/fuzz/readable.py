@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from asyncdp.errors import DataPlaneError
 
 if TYPE_CHECKING:
-    from asyncdp.block import Block
+    from asyncdp.rows.block import Block
 
 __all__ = ["readable"]
 

@@ -10,11 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.transports.ucxx.control import Control
-from asyncdp.transports.ucxx.failures import restore
-from asyncdp.transports.ucxx.handshake import Secret, greet, knock
-from asyncdp.transports.ucxx.process import this_machine, this_process
-from asyncdp.transports.ucxx.wire import (
+from asyncdp.transports.ucxx.slots.writer_process import this_machine, this_process
+from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.failures import restore
+from asyncdp.transports.ucxx.wire.handshake import Secret, greet, knock
+from asyncdp.transports.ucxx.wire.messages import (
     BODY_BYTES,
     GREETING_BYTES,
     HEAD_BYTES,

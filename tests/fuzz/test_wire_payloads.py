@@ -13,14 +13,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncdp.errors import CorruptPayload, DataPlaneError
-from asyncdp.transports.ucxx.adoption import adopt
-from asyncdp.transports.ucxx.arena import WORDS
-from asyncdp.transports.ucxx.blocks import block_of, packed
-from asyncdp.transports.ucxx.layout import PREFIX_BYTES
-from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload
-from asyncdp.transports.ucxx.slot_header import Header, Outcome, State, read_outcome, read_state
-from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.payload.blocks import block_of, packed
+from asyncdp.transports.ucxx.payload.layout import PREFIX_BYTES
+from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
+from asyncdp.transports.ucxx.payload.payload import Payload
+from asyncdp.transports.ucxx.slots.arena import WORDS
+from asyncdp.transports.ucxx.slots.header import Header, Outcome, State, read_outcome, read_state
+from asyncdp.transports.ucxx.slots.table import SlotTable
 from tests.fuzz.memory_limit import little_memory, ran_out
 from tests.fuzz.readable import readable
 from tests.fuzz.scale import examples

@@ -10,20 +10,20 @@ import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
-from asyncdp.slots import HostRef, SlotRef
-from asyncdp.transports.ucxx.blocks import packed
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.connection import Connection
-from asyncdp.transports.ucxx.control import Control
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.host_directory import NoDirectory
-from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload
-from asyncdp.transports.ucxx.service import Service
-from asyncdp.transports.ucxx.session import Session
-from asyncdp.transports.ucxx.slot_table import SlotTable
-from asyncdp.transports.ucxx.wire import (
+from asyncdp.transports.ucxx.client.connection import Connection
+from asyncdp.transports.ucxx.host.registration import NoDirectory
+from asyncdp.transports.ucxx.host.service import Service
+from asyncdp.transports.ucxx.host.session import Session
+from asyncdp.transports.ucxx.payload.blocks import packed
+from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
+from asyncdp.transports.ucxx.payload.payload import Payload
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.handshake import Secret
+from asyncdp.transports.ucxx.wire.messages import (
     Abort,
     Answer,
     Ask,

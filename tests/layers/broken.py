@@ -23,14 +23,14 @@ from asyncdp import (
     TypedErrors,
     handles,
 )
-from asyncdp.middleware.budget import RetryBudget
-from asyncdp.middleware.permit import Failure
-from asyncdp.slots import Abort, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
+from asyncdp.calls.slots import Abort, ReadResult, ReadSlots, Reserve, SlotRef, WriteSlots
+from asyncdp.middleware.policy.budget import RetryBudget
+from asyncdp.middleware.policy.permit import Failure
 from asyncdp.transports.memory.host import Host, ReadAttempt, Slot
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
-    from asyncdp.middleware.permit import Permit
+    from asyncdp.middleware.policy.permit import Permit
 
 
 # --- ports

@@ -28,7 +28,7 @@ from asyncdp import (
     layers_of,
     stack,
 )
-from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing import FaultPlan, run_virtual
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.transport import DEFAULTS
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from asyncdp.calls import Call, CallContext
-    from asyncdp.middleware.permit import TargetSnapshot
+    from asyncdp.middleware.policy.permit import TargetSnapshot
 
 R = TypeVar("R")
 Swap = Mapping[type[Any], type[Any]]

@@ -16,9 +16,9 @@ from asyncdp import (
     handles,
 )
 from asyncdp.calls import Call, PutSamples
-from asyncdp.slots import AbandonClaim, Resolve, TryClaim
+from asyncdp.calls.slots import AbandonClaim, Resolve, TryClaim
+from asyncdp.compose.writes import write_rows
 from asyncdp.testing import FaultPlan
-from asyncdp.writes import write_rows
 from tests.layers.rig import Rig, rows, until, virtual
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from asyncdp import AttemptTimeout, BatchRetry, PortRotation, Settle, SlotRetry, TypedErrors
-from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing import run_virtual
 from asyncdp.transports.memory.host import Host
 from tests.layers import broken as b

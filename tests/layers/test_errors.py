@@ -27,9 +27,9 @@ from asyncdp import (
     TryClaim,
     TypedErrors,
 )
-from asyncdp.block import Block, Dense
 from asyncdp.calls import Call, ClearSamples, PutSamples
-from asyncdp.slots import Part, Publish, ReadResult
+from asyncdp.calls.slots import Part, Publish, ReadResult
+from asyncdp.rows.block import Block, Dense
 from asyncdp.testing import FaultPlan, run_virtual
 from tests.layers.rig import Rig, virtual
 

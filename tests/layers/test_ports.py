@@ -4,7 +4,7 @@ import anyio
 import pytest
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, ReadSlots
-from asyncdp.middleware.permit import Health
+from asyncdp.middleware.policy.permit import Health
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, rows, virtual
 

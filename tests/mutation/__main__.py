@@ -1,9 +1,9 @@
-"""Mutation testing of the sans-IO files: ``python -m tests.mutation [middleware/permit.py ...]``.
+"""Mutation testing of the sans-IO files: ``python -m tests.mutation [middleware/policy/permit.py ...]``.
 
 Each small fault of the sources has to fail a test of ``tests/sans_io``; the score is how many of a hundred do. The
 operators are mutmut's. Its own runner finds no test for any of these mutants: it names modules after their files
-(``middleware.permit``), and they are imported as ``asyncdp.middleware.permit``. So the mutants are tried here, each in
-a forked process. A line that is marked ``pragma: no mutate`` is left out, as mutmut does; none is so far.
+(``middleware.permit``), and they are imported as ``asyncdp.middleware.policy.permit``. So the mutants are tried here,
+each in a forked process. A line that is marked ``pragma: no mutate`` is left out, as mutmut does; none is so far.
 """
 
 # ruff: noqa: T201 - speaks to a person
@@ -25,13 +25,13 @@ from tests.mutation.trial import Trial
 ROOT = Path(__file__).parents[2]
 #: {file: tests that have to notice}
 FILES = {
-    "middleware/backoff.py": ("tests/sans_io/test_backoff.py",),
-    "middleware/budget.py": ("tests/sans_io/test_budget.py",),
-    "middleware/rounds.py": ("tests/sans_io/test_rounds.py",),
-    "middleware/permit.py": ("tests/sans_io/test_quarantine.py",),
-    "middleware/quarantine.py": ("tests/sans_io/test_quarantine.py",),
-    "middleware/account.py": ("tests/sans_io/test_account.py",),
-    "middleware/touches.py": ("tests/sans_io/test_touches.py",),
+    "middleware/policy/backoff.py": ("tests/sans_io/test_backoff.py",),
+    "middleware/policy/budget.py": ("tests/sans_io/test_budget.py",),
+    "middleware/policy/rounds.py": ("tests/sans_io/test_rounds.py",),
+    "middleware/policy/permit.py": ("tests/sans_io/test_quarantine.py",),
+    "middleware/policy/quarantine.py": ("tests/sans_io/test_quarantine.py",),
+    "middleware/policy/live_bytes.py": ("tests/sans_io/test_account.py",),
+    "middleware/policy/overlapping_mutations.py": ("tests/sans_io/test_touches.py",),
 }
 #: Of a hundred mutants, how many have to be noticed.
 LEAST = 90.0

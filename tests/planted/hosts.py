@@ -10,8 +10,8 @@ from asyncdp import DataPlaneError, StaleSlotError
 from asyncdp.transports.memory.host import Host, ReadAttempt, Slot, State
 
 if TYPE_CHECKING:
-    from asyncdp.block import Block
-    from asyncdp.slots import SlotRef
+    from asyncdp.calls.slots import SlotRef
+    from asyncdp.rows.block import Block
 
 
 class NoGeneration(Host):

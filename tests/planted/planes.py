@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.calls.slots import Published
 from asyncdp.meta import RowHandle
-from asyncdp.slots import Published
 from asyncdp.transports.memory.plane import Plane
 
 if TYPE_CHECKING:

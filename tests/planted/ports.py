@@ -7,9 +7,9 @@ from typing import Any
 
 from asyncdp import CallContext, DataPlaneError, PortRotation
 from asyncdp.calls import handles
-from asyncdp.middleware.permit import Permit, Target, Verdict
-from asyncdp.middleware.quarantine import Quarantine
-from asyncdp.slots import Abort, ReadSlots, Reserve, WriteSlots
+from asyncdp.calls.slots import Abort, ReadSlots, Reserve, WriteSlots
+from asyncdp.middleware.policy.permit import Permit, Target, Verdict
+from asyncdp.middleware.policy.quarantine import Quarantine
 
 
 class LeaksProbes(PortRotation):

@@ -11,9 +11,9 @@ from tensordict import TensorDict
 
 from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Settle
 from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
+from asyncdp.calls.slots import Publish, Published
+from asyncdp.compose.composition import SlotMapping
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
-from asyncdp.slot_mapping import SlotMapping
-from asyncdp.slots import Publish, Published
 
 
 class RollbackRemovesAll(SlotMapping):

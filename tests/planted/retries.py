@@ -8,9 +8,9 @@ from typing import Any
 
 from asyncdp import BatchRetry, CallContext, DataPlaneBadRequest, DataPlaneError, PartialReadError, SlotRetry
 from asyncdp.calls import Call, ClearSamples, GetSamples, handles
+from asyncdp.calls.slots import ReadResult, TryClaim
 from asyncdp.errors import StaleSlotError
-from asyncdp.middleware.budget import RetryBudget
-from asyncdp.slots import ReadResult, TryClaim
+from asyncdp.middleware.policy.budget import RetryBudget
 
 
 class DenyList(SlotRetry):

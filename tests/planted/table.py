@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from asyncdp import AttemptTimeout, BatchRetry, MemoryTransport, PortRotation, Settle, SlotRetry
-from asyncdp.middleware.budget import RetryBudget
-from asyncdp.slot_mapping import SlotMapping
+from asyncdp.compose.composition import SlotMapping
+from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing.simulation import Conditions, Scenario, Trouble
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncdp.middleware.account import Account, leaf_nbytes, sizes_of
+from asyncdp.middleware.policy.live_bytes import Account, leaf_nbytes, sizes_of
 
 
 def jagged(*lengths: int) -> torch.Tensor:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdp.middleware.backoff import Backoff
+from asyncdp.middleware.policy.backoff import Backoff
 
 SECONDS = st.floats(1e-6, 1e6)
 

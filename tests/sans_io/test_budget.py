@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.policy.budget import RetryBudget
 
 
 def drain(budget: RetryBudget, now: float) -> int:

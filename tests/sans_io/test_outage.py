@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from asyncdp.middleware.outage import PAUSE_S, Answer, Outage, Patience
+from asyncdp.middleware.policy.outage import PAUSE_S, Answer, Outage, Patience
 
 
 class Turn:

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from asyncdp.middleware.permit import Change, Failure, Health, Permit, QuarantineRules, Verdict
-from asyncdp.middleware.quarantine import Quarantine
+from asyncdp.middleware.policy.permit import Change, Failure, Health, Permit, QuarantineRules, Verdict
+from asyncdp.middleware.policy.quarantine import Quarantine
 
 Port = tuple[str, int]
 

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from asyncdp.middleware.rounds import Rounds
+from asyncdp.middleware.policy.rounds import Rounds
 
 
 def test_all_rows_at_once() -> None:

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from asyncdp.middleware.touches import Touches, Watch
+from asyncdp.middleware.policy.overlapping_mutations import Touches, Watch
 
 
 def call(partition_id: str, *ids: str, all_of_it: bool = False) -> Any:

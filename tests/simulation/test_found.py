@@ -9,9 +9,9 @@ import torch
 
 from asyncdp import CallContext, ClaimNotReady, Client, Layer, MemoryTransport, PartialReadError, stack
 from asyncdp.calls import Call, ClearSamples
+from asyncdp.calls.slots import ReadSlots, TryClaim
 from asyncdp.errors import StaleSlotError
 from asyncdp.factory import default_layers
-from asyncdp.slots import ReadSlots, TryClaim
 from asyncdp.testing import run_virtual
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

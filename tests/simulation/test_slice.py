@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from asyncdp.testing import simulate as command
-from asyncdp.testing.simulation import Report, crowd, draw, simulate
+from asyncdp.testing.simulation import Report, draw, simulate
+from asyncdp.testing.simulation import seed_runner as crowd
 from asyncdp.transports.memory.host import Host
 from tests.planted.hosts import NoEpoch
 from tests.planted.table import PLANTED, emptied

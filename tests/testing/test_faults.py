@@ -22,9 +22,9 @@ from asyncdp import (
     layers_of,
     stack,
 )
-from asyncdp.slots import ReadSlots
+from asyncdp.calls.slots import ReadSlots
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
-from asyncdp.testing.faults import Faults
+from asyncdp.testing.faults.layer import Faults
 from asyncdp.transports.memory.transport import DEFAULTS
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

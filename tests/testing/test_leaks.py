@@ -84,7 +84,7 @@ LEAKS = """
         threading.Thread(target=stop.wait, name="allowed").start()
 
     def test_lasting():
-        from asyncdp.testing.leaks import lasting
+        from asyncdp.testing.pytest.leaks import lasting
         with lasting():
             threading.Thread(target=stop.wait, name="lasting").start()
 """

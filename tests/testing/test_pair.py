@@ -21,8 +21,8 @@ from asyncdp import (
     RowHandle,
     SlotRef,
 )
-from asyncdp.block import Block
-from asyncdp.slots import Located, Part, ReadResult
+from asyncdp.calls.slots import Located, Part, ReadResult
+from asyncdp.rows.block import Block
 from asyncdp.testing import Request, pair, run_virtual
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import trio.testing  # noqa: F401 - as below
 
-import asyncdp.testing.marked  # noqa: F401 - kept loaded over runs in this process: torch cannot be loaded twice
+import asyncdp.testing.pytest.markers  # noqa: F401 - kept loaded over runs in this process: torch cannot be loaded twice
 from tests.testing.project import Project
 
 pytest_plugins = ["pytester"]
 
-MODULES = (".guards", ".leaks", ".on_loop", ".plugin", ".standstill", ".virtual_item")
+MODULES = (".guards", ".leaks", ".loop_fixtures", ".plugin", ".virtual_item", ".watchdog")
 PUT_AND_GET = """
     import torch
 
@@ -48,7 +48,7 @@ def test_it_is_there_and_imports_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     loaded = next(line for line in done.stdout.splitlines() if line.startswith("LOADED"))
-    names = ["asyncdp", *(f"asyncdp.testing{m}" for m in ("", *MODULES))]
+    names = ["asyncdp", "asyncdp.testing", *(f"asyncdp.testing.pytest{m}" for m in ("", *MODULES))]
     assert loaded == f"LOADED {names}"
 
 

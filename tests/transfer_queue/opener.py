@@ -11,7 +11,7 @@ import pytest
 import sniffio
 
 from asyncdp.testing.contract import Opener, Plane
-from asyncdp.testing.leaks import lasting
+from asyncdp.testing.pytest.leaks import lasting
 from tests.transfer_queue.ray_cluster import RayCluster
 from tests.transfer_queue.servers import Servers, config_for
 

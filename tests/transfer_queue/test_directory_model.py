@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from asyncdp.answers import claim_try, group_meta, refusal
+from asyncdp.calls.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef, TryClaim
 from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
-from asyncdp.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef, TryClaim
 from asyncdp.transports.directory.partition import Refused
 from asyncdp.transports.transfer_queue.directory.units import UnitDirectory
 from asyncdp.transports.transfer_queue.rows import spec_from_wire, spec_to_wire

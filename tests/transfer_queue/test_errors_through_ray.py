@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from asyncdp import errors
-from asyncdp.block import Block
 from asyncdp.errors import DataPlaneError, PartialReadError, SampleNotFound
 from asyncdp.meta import KVBatchMeta
+from asyncdp.rows.block import Block
 from tests.transfer_queue.opener import CLUSTER
 
 ray = pytest.importorskip("ray", reason="needs the extra tq: pip install 'asyncdp[tq]'")

@@ -15,7 +15,7 @@ from zmq.sugar.context import Context
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, build_data_plane_client
 from asyncdp.transports.transfer_queue import connecting, link
-from asyncdp.transports.transfer_queue.canary import Canary
+from asyncdp.transports.transfer_queue.heartbeat import Canary
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

@@ -20,7 +20,7 @@ from asyncdp.config import TransferQueueSettings, parse_config
 from asyncdp.transports.transfer_queue.cluster import Cluster
 from asyncdp.transports.transfer_queue.private import INFO
 from asyncdp.transports.transfer_queue.ray_connection import RayConnection
-from asyncdp.transports.transfer_queue.shipping import by_value
+from asyncdp.transports.transfer_queue.shipped import by_value
 from tests.transfer_queue.another_release import release_without
 from tests.transfer_queue.opener import CLUSTER
 from tests.transfer_queue.ray_cluster import RayCluster, base_config, start_ray

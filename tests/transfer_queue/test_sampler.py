@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from asyncdp.transports.transfer_queue import sampler
-from asyncdp.transports.transfer_queue.directory import door
+from asyncdp.transports.transfer_queue.directory import requests as door
 from asyncdp.transports.transfer_queue.sampler import DirectorySampler
 from tests.transfer_queue.servers import pickled_sampler
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from tensordict import NonTensorData, NonTensorStack
 
-from asyncdp.block import Block
 from asyncdp.errors import CorruptPayload
+from asyncdp.rows.block import Block
 from asyncdp.transports.transfer_queue import rows
 from asyncdp.transports.transfer_queue.read_pool import ReadPool
 from asyncdp.transports.transfer_queue.rows import RowCodec, Target, decode, encode, form_of

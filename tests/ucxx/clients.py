@@ -9,16 +9,16 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.calls.slots import ReadSlots, verify
 from asyncdp.errors import DataPlaneError
-from asyncdp.slots import ReadSlots, verify
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import Spawned, pool_of, put_over
 
 if TYPE_CHECKING:
     import torch
 
-    from asyncdp.block import Block
-    from asyncdp.transports.ucxx.pool import Pool
+    from asyncdp.rows.block import Block
+    from asyncdp.transports.ucxx.client.connection_pool import Pool
 
 LOCAL = "127.0.0.1"
 

@@ -8,11 +8,11 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncdp.transports.ucxx.known_host import KnownHost
+from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
-    from asyncdp.transports.ucxx.host_directory import HostReport
+    from asyncdp.transports.ucxx.host.registration import HostReport
 
 __all__ = ["Behind", "Door", "Mood"]
 

@@ -25,8 +25,8 @@ __all__ = ["serve"]
 IMPORTED: Final = (
     "asyncdp.factory",
     "asyncdp.transports.ucxx.transport",
-    "asyncdp.transports.ucxx.host_process",
-    "asyncdp.transports.ucxx.known_host",
+    "asyncdp.transports.ucxx.host.main",
+    "asyncdp.transports.ucxx.client.directory_entry",
     "redis.asyncio",
     "tests.chaos.ucxx_rows",
 )
@@ -65,7 +65,7 @@ def serve() -> None:
     for name in IMPORTED:
         importlib.import_module(name)
     if importlib.util.find_spec("ucxx") is not None:
-        importlib.import_module("asyncdp.transports.ucxx.engine")._load()
+        importlib.import_module("asyncdp.transports.ucxx.wire.engine")._load()
     faulthandler.enable()
     gc.collect()
     gc.freeze()  # else each child's end takes seconds: the collector looks at all of torch

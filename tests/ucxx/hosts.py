@@ -20,19 +20,19 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncdp.block import PICKLE
-from asyncdp.slots import HostRef, SlotRef
-from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.host import Host
-from asyncdp.transports.ucxx.host_settings import HostSettings
-from asyncdp.transports.ucxx.pool import Pool
+from asyncdp.calls.slots import HostRef, SlotRef
+from asyncdp.rows.block import PICKLE
+from asyncdp.transports.ucxx.client.connection_pool import Pool
+from asyncdp.transports.ucxx.host.host import Host
+from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.slots.arena import Arena
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.handshake import Secret
 
 if TYPE_CHECKING:
-    from asyncdp.block import Block
-    from asyncdp.transports.ucxx.connection import Connection
-    from asyncdp.transports.ucxx.engine import Engine
+    from asyncdp.rows.block import Block
+    from asyncdp.transports.ucxx.client.connection import Connection
+    from asyncdp.transports.ucxx.wire.engine import Engine
 
 __all__ = ["SECRET", "hosted", "needs_ucx", "pool_of", "put_over", "settings", "spawned"]
 
@@ -135,7 +135,11 @@ class Spawned:
 
 
 def start(
-    namespace: str, command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host"), *, stderr: Any = None, **keys: Any
+    namespace: str,
+    command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host.host"),
+    *,
+    stderr: Any = None,
+    **keys: Any,
 ) -> subprocess.Popen[str]:
     """Start a host; its first line of output tells that it serves."""
     text = msgspec.json.encode(settings(**keys)).decode()

@@ -18,10 +18,10 @@ import sniffio
 
 from asyncdp.testing import contract
 from asyncdp.testing.contract.rig import BASE
-from asyncdp.testing.leaks import lasting
+from asyncdp.testing.pytest.leaks import lasting
+from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
-from asyncdp.transports.ucxx.host import Host
-from asyncdp.transports.ucxx.known_host import KnownHost
+from asyncdp.transports.ucxx.host.host import Host
 from tests.ucxx.hosts import SECRET, settings
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from asyncdp import stack
+from asyncdp.calls.slots import Publish
 from asyncdp.errors import DataPlaneError
-from asyncdp.slots import Publish
-from asyncdp.transports.ucxx import UCXXTransport, lane
+from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.client import lane
 from tests.chaos.ucxx_rows import fields_of
 
 __all__ = ["put"]

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from asyncdp.block import Block
-from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.payload.blocks import block_of, layout_of, pack
+from asyncdp.transports.ucxx.slots.arena import Arena
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from asyncdp.transports.ucxx.slot import Grant
-    from asyncdp.transports.ucxx.slot_table import SlotTable
+    from asyncdp.transports.ucxx.slots.slot import Grant
+    from asyncdp.transports.ucxx.slots.table import SlotTable
 
 MIB = 1 << 20
 

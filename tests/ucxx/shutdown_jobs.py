@@ -15,10 +15,10 @@ import torch
 from asyncdp import stack
 from asyncdp.errors import DataPlaneError
 from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
-from asyncdp.transports.ucxx.host_process import log_for_operators, run
-from asyncdp.transports.ucxx.host_settings import HostSettings
-from asyncdp.transports.ucxx.known_host import KnownHost
+from asyncdp.transports.ucxx.host.main import log_for_operators, run
+from asyncdp.transports.ucxx.host.settings import HostSettings
 
 __all__ = ["IDS", "ROW", "host", "read"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.engine import Engine
+    from asyncdp.transports.ucxx.wire.engine import Engine
 
 __all__ = ["flood", "native_of", "post", "rss_mib", "with_all_features"]
 
@@ -47,7 +47,7 @@ def native_of(endpoint: Any) -> Any:
 
 def with_all_features() -> Engine:
     """An engine that sends all that UCX has: what a host turns off is not turned off in strangers."""
-    from asyncdp.transports.ucxx import engine as engines
+    from asyncdp.transports.ucxx.wire import engine as engines
 
     load = engines._load
 

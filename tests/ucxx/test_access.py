@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import torch
 
-from asyncdp.block import PICKLE, Block
+from asyncdp.calls.slots import HostRef, ReadSlots, verify
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
-from asyncdp.slots import HostRef, ReadSlots, verify
-from asyncdp.transports.ucxx import payload as payload_module
-from asyncdp.transports.ucxx.access import Access, Door
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.host import Host
-from asyncdp.transports.ucxx.process import Process
+from asyncdp.rows.block import PICKLE, Block
+from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.host.host import Host
+from asyncdp.transports.ucxx.payload import payload as payload_module
+from asyncdp.transports.ucxx.slots.writer_process import Process
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from tests.ucxx.hosts import hosted, pool_of, ref_of
 from tests.ucxx.segments import rows
 
@@ -125,7 +125,7 @@ async def test_only_the_writer_can_say_that_it_copies_no_more(monkeypatch: pytes
     """Another client that names the same put gives nothing up: the slot is kept, and its writer may still end it."""
     async with hosted() as host, reaching(host) as (access, here, door):
         await access.reserve(here, door, "op", ("a",), [32], 0, ttl_s=5.0)
-        monkeypatch.setattr("asyncdp.transports.ucxx.connection.this_process", lambda: Process(os.getpid(), 1))
+        monkeypatch.setattr("asyncdp.transports.ucxx.client.connection.this_process", lambda: Process(os.getpid(), 1))
         async with reaching(host) as (other, _, _):
             assert await other.abort(here, door, "op") == 0
         assert host.service.table.counts()["writing"] == 1

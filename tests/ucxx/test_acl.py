@@ -13,9 +13,10 @@ from redis.exceptions import NoPermissionError, ResponseError
 from typer.testing import CliRunner
 
 from asyncdp.calls import RegisterPartition
-from asyncdp.commands import app
+from asyncdp.cli.app import app
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.directory import acl, library
+from asyncdp.transports.ucxx.directory import acl
+from asyncdp.transports.ucxx.directory import lua as library
 from asyncdp.transports.ucxx.directory.settings import DirectorySettings
 from tests.ucxx.test_directory import op, put
 

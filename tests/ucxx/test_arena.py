@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.adoption import adopt
-from asyncdp.transports.ucxx.arena import PAGE, Arena, arena_name, sweep_arenas
-from asyncdp.transports.ucxx.process import Process, this_machine, this_process
-from asyncdp.transports.ucxx.slot_header import Header, Outcome, State, read_state, write_outcome
-from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.slots.arena import PAGE, Arena, arena_name, sweep_arenas
+from asyncdp.transports.ucxx.slots.header import Header, Outcome, State, read_state, write_outcome
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_machine, this_process
 from tests.ucxx import segments
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,8 @@ def test_too_little_shared_memory_is_an_error_in_words() -> None:
 def test_a_process_that_only_attached_leaves_the_arena_alone() -> None:
     """Python 3.11's SharedMemory would unlink it at that process's exit."""
     with segments.arena() as made:
-        code = "from asyncdp.transports.ucxx.arena import Arena\nassert Arena.attach(sys.argv[1], 'h', 7).data[-1] == 9"
+        code = "from asyncdp.transports.ucxx.slots.arena import Arena\n"
+        code += "assert Arena.attach(sys.argv[1], 'h', 7).data[-1] == 9"
         made.data[-1] = 9
         done = run(code, made.name)
         assert done.returncode == 0, done.stderr
@@ -150,10 +151,10 @@ def test_the_header_is_the_one_of_its_version() -> None:
 
 
 CRASH = """
-from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.slot_table import SlotTable
-from asyncdp.transports.ucxx.slot_header import Outcome, write_outcome
-from asyncdp.transports.ucxx.process import Process, this_process
+from asyncdp.transports.ucxx.slots.arena import Arena
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.slots.header import Outcome, write_outcome
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
 made = Arena.create(sys.argv[1], "h", epoch=7, data_bytes=1 << 20)
 table = SlotTable(made, max_slot_bytes=1 << 19)
 segments.put(table, "ready", segments.rows(4, fill=5.0))

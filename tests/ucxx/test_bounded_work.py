@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from asyncdp.block import Block
+from asyncdp.calls.slots import SlotRef
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
-from asyncdp.slots import SlotRef
-from asyncdp.transports.ucxx import connection as connections
-from asyncdp.transports.ucxx import host as hosts
-from asyncdp.transports.ucxx.memory_share import SMALL_BYTES, MemoryShare
-from asyncdp.transports.ucxx.wire import (
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.client import connection as connections
+from asyncdp.transports.ucxx.host import host as hosts
+from asyncdp.transports.ucxx.host.memory_share import SMALL_BYTES, MemoryShare
+from asyncdp.transports.ucxx.wire.messages import (
     MOST_FIELDS,
     MOST_REFS,
     MOST_ROWS,
@@ -167,7 +167,7 @@ async def test_what_is_more_than_one_request_may_name_goes_in_several(monkeypatc
 
 async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """S5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
-    from asyncdp.transports.ucxx import service
+    from asyncdp.transports.ucxx.host import service
 
     monkeypatch.setattr(service, "_REPEATED_BYTES", 4 << 20)
     async with hosted(inline_bytes=0) as host:

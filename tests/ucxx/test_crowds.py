@@ -13,8 +13,8 @@ import pytest
 import structlog
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.descriptor_watch import most_sessions
-from asyncdp.transports.ucxx.operator_log import Seldom, log_to
+from asyncdp.transports.ucxx.host.descriptor_watch import most_sessions
+from asyncdp.transports.ucxx.host.operator_log import Seldom, log_to
 from tests.ucxx.hosts import hosted, pool_of, ref_of
 
 pytestmark = pytest.mark.anyio
@@ -82,7 +82,7 @@ async def test_sessions_are_as_many_as_there_are_descriptors_for() -> None:
 
 async def test_work_of_the_host_that_ends_is_told_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """S10: a heartbeat whose own report of a failure fails is not the last one."""
-    from asyncdp.transports.ucxx import host as hosts
+    from asyncdp.transports.ucxx.host import host as hosts
 
     monkeypatch.setattr(hosts, "_AGAIN_S", 0.01)
     async with hosted(beat_s=0.01) as host:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from asyncdp.block import FieldSpec
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.slots import HostRef, Publish, Resolved, SlotRef
 from asyncdp.errors import (
     ClaimLost,
     DataPlaneBadRequest,
@@ -18,7 +18,7 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.slots import HostRef, Publish, Resolved, SlotRef
+from asyncdp.rows.block import FieldSpec
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, Op, Published

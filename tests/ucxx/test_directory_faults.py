@@ -15,8 +15,8 @@ import anyio
 import pytest
 
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.slots import Publish
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed, DataPlaneUnavailable
-from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer, Op

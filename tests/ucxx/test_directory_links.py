@@ -15,8 +15,8 @@ import pytest
 
 from asyncdp import stack
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.slots import Publish
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable, DataPlaneUnsupported
-from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 
 from asyncdp.answers import claim_try
-from asyncdp.block import PICKLE, Block, FieldSpec
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.slots import Publish, SlotRef, TryClaim
 from asyncdp.errors import DataPlaneError
 from asyncdp.meta import ClaimInfo, PartitionInfo, RowHandle
-from asyncdp.slots import Publish, SlotRef, TryClaim
+from asyncdp.rows.block import PICKLE, Block, FieldSpec
 from asyncdp.transports.memory.host import Host, State
 from asyncdp.transports.memory.plane import Plane
 

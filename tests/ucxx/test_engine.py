@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import needs_ucx
 
 pytestmark = [pytest.mark.anyio, *needs_ucx()]

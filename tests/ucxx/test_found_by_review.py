@@ -14,19 +14,19 @@ import msgspec
 import pytest
 import torch
 
-from asyncdp.block import PICKLE, Block
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
-from asyncdp.transports.ucxx import access as access_module
-from asyncdp.transports.ucxx.access import Access, Door
-from asyncdp.transports.ucxx.adoption import adopt
-from asyncdp.transports.ucxx.arena import Arena, arena_name
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.layout import bound
-from asyncdp.transports.ucxx.process import Process, this_machine
-from asyncdp.transports.ucxx.shares import cut
-from asyncdp.transports.ucxx.slot_header import Outcome, read_dead, write_outcome
-from asyncdp.transports.ucxx.slot_table import SlotTable
-from asyncdp.transports.ucxx.wire import Read, Reserve, Rows, SlotRows, WireError, unpack_body
+from asyncdp.rows.block import PICKLE, Block
+from asyncdp.transports.ucxx.client import host_client as access_module
+from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.payload.layout import bound
+from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
+from asyncdp.transports.ucxx.slots.header import Outcome, read_dead, write_outcome
+from asyncdp.transports.ucxx.slots.slot_split import cut
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_machine
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.messages import Read, Reserve, Rows, SlotRows, WireError, unpack_body
 from tests.ucxx import segments
 from tests.ucxx.clients import get, value
 from tests.ucxx.clients import put as to_host
@@ -191,7 +191,9 @@ async def test_a_writer_that_the_host_cannot_see_gets_no_lane(monkeypatch: pytes
         for name, process in (("unseen", Process(2**22 + 7, 1)), ("seen", None)):
             with monkeypatch.context() as patch, pool_of() as pool:
                 if process is not None:
-                    patch.setattr("asyncdp.transports.ucxx.connection.this_process", lambda process=process: process)
+                    patch.setattr(
+                        "asyncdp.transports.ucxx.client.connection.this_process", lambda process=process: process
+                    )
                 async with pool.use(LOCAL, here.ports[0]) as connection:
                     granted = await connection.reserve(here, name, A, [32], 0, ttl_s=5.0, wait_s=0.0, lane=True)
                 told[name] = granted.lane
@@ -253,7 +255,8 @@ async def test_rows_that_are_not_there_are_an_error_of_their_slot_alone() -> Non
 
 def test_a_request_has_fewer_messages_than_tags() -> None:
     """Tags of one request that reached into those of the next would let its messages be taken for theirs."""
-    from asyncdp.transports.ucxx import engine, wire
+    from asyncdp.transports.ucxx.wire import engine
+    from asyncdp.transports.ucxx.wire import messages as wire
 
     slot = len(msgspec.msgpack.encode(SlotRows(0, 0, 0, 0, 0)))
     assert wire.BODY_BYTES / slot < engine._TAGS_PER_REQUEST
@@ -268,7 +271,7 @@ def test_the_arena_of_another_user_is_an_error_in_words(monkeypatch: pytest.Monk
     def refused(name: str, flags: int) -> int:
         raise PermissionError(errno.EACCES, "Permission denied", name)
 
-    monkeypatch.setattr("asyncdp.transports.ucxx.arena._open", refused)
+    monkeypatch.setattr("asyncdp.transports.ucxx.slots.arena._open", refused)
     name = arena_name("host-0")
     for work in (
         lambda: Arena.adopt(name, "host-0"),

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdp.transports.ucxx.control import Control
-from asyncdp.transports.ucxx.handshake import knock
-from asyncdp.transports.ucxx.process import this_machine, this_process
-from asyncdp.transports.ucxx.wire import Read, Rows, SlotRows, Tie
+from asyncdp.transports.ucxx.slots.writer_process import this_machine, this_process
+from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.handshake import knock
+from asyncdp.transports.ucxx.wire.messages import Read, Rows, SlotRows, Tie
 from tests.ucxx.clients import LOCAL, client, cpu_of, put, value
 from tests.ucxx.hosts import ROOT, SECRET, hosted, needs_ucx, ref_of, spawned
 from tests.ucxx.segments import rows
 
 if TYPE_CHECKING:
-    from asyncdp.slots import HostRef
-    from asyncdp.transports.ucxx.host import Host
-    from asyncdp.transports.ucxx.pool import Pool
+    from asyncdp.calls.slots import HostRef
+    from asyncdp.transports.ucxx.client.connection_pool import Pool
+    from asyncdp.transports.ucxx.host.host import Host
 
 pytestmark = [pytest.mark.anyio, *needs_ucx()]
 
@@ -139,7 +139,7 @@ async def test_a_host_is_as_small_and_idle_as_before() -> None:
 
 KILLED = """
 import asyncio, json, sys
-from asyncdp.slots import HostRef, SlotRef
+from asyncdp.calls.slots import HostRef, SlotRef
 from tests.ucxx.clients import LOCAL, client, put
 from tests.ucxx.segments import rows
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from asyncdp.block import Block
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
-from asyncdp.transports.ucxx.engine import Engine
-from asyncdp.transports.ucxx.host_directory import HostReport
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.host.registration import HostReport
+from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.clients import LOCAL, client, get, put, value
 from tests.ucxx.hosts import hosted, needs_ucx, ref_of
 from tests.ucxx.segments import rows

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdp.block import Block
+from asyncdp.calls.slots import HostRef
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
-from asyncdp.slots import HostRef
+from asyncdp.rows.block import Block
 from tests.ucxx.clients import LOCAL, client, cpu_of, end, get, hammer, put, value
 from tests.ucxx.hosts import Spawned, needs_ucx, ref_of, spawned
 from tests.ucxx.segments import rows
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.pool import Pool
+    from asyncdp.transports.ucxx.client.connection_pool import Pool
 
 pytestmark = [pytest.mark.anyio, *needs_ucx()]
 
@@ -189,8 +189,8 @@ async def test_a_host_ends_in_order_with_reads_in_flight(by: str) -> None:
 #: A host whose first life believes that UCX's thread spins, whatever is done about it.
 SPOILT = """
 import os
-from asyncdp.transports.ucxx.spin_watch import SpinWatch
-from asyncdp.transports.ucxx.host_process import main
+from asyncdp.transports.ucxx.host.spin_watch import SpinWatch
+from asyncdp.transports.ucxx.host.main import main
 if "ASYNCDP_BEGUN_ANEW" not in os.environ:
     SpinWatch.look = lambda *args, **options: True
 main()

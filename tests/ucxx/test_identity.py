@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from asyncdp.calls.slots import SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneWriteError
-from asyncdp.slots import SlotRef
-from asyncdp.transports.ucxx import connection as connections
-from asyncdp.transports.ucxx.process import Process, holds_socket, this_process
+from asyncdp.transports.ucxx.client import connection as connections
+from asyncdp.transports.ucxx.slots.writer_process import Process, holds_socket, this_process
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of
 from tests.ucxx.segments import rows
 

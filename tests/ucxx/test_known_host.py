@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdp.calls import RegisterPartition
-from asyncdp.slots import Publish, SlotRef
+from asyncdp.calls.slots import Publish, SlotRef
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of, spawned
 from tests.ucxx.segments import rows
 
@@ -35,8 +35,8 @@ async def register(directory: "Directory") -> None:
 
 async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Callable[..., Directory]") -> None:
     """Its report is in the directory; what was published is kept, unpublished and cleared rows go, by that clock."""
+    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
     from asyncdp.transports.ucxx.directory import Op
-    from asyncdp.transports.ucxx.known_host import KnownHost
 
     directory = connect()
     await register(directory)

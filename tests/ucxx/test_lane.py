@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 import torch
 
-from asyncdp.block import PICKLE, Block
+from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef, verify
 from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
-from asyncdp.slots import HostRef, ReadSlots, SlotRef, verify
-from asyncdp.transports.ucxx import lane as lane_module
-from asyncdp.transports.ucxx import payload as payload_module
-from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.lane import Lane
-from asyncdp.transports.ucxx.process import Process, this_process
-from asyncdp.transports.ucxx.slot import Grant
-from asyncdp.transports.ucxx.slot_header import Outcome, State, read_outcome, read_state
-from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.rows.block import PICKLE, Block
+from asyncdp.transports.ucxx.client import lane as lane_module
+from asyncdp.transports.ucxx.client.lane import Lane
+from asyncdp.transports.ucxx.payload import payload as payload_module
+from asyncdp.transports.ucxx.slots.arena import Arena
+from asyncdp.transports.ucxx.slots.header import Outcome, State, read_outcome, read_state
+from asyncdp.transports.ucxx.slots.slot import Grant
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from tests.ucxx import segments
 from tests.ucxx.segments import put, rows
 
@@ -227,13 +227,13 @@ async def test_damage_in_a_slot_is_corrupt_not_stale(table: SlotTable, lane: Lan
 
 WRITER = """
 import asyncio, sys
-from asyncdp.block import PICKLE
-from asyncdp.slots import HostRef, SlotRef
+from asyncdp.rows.block import PICKLE
+from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.transports.ucxx import payload as payload_module
-from asyncdp.transports.ucxx.arena import Arena
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.lane import Lane
-from asyncdp.transports.ucxx.process import this_process
+from asyncdp.transports.ucxx.slots.arena import Arena
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.client.lane import Lane
+from asyncdp.transports.ucxx.slots.writer_process import this_process
 from tests.ucxx import segments
 payload_module.PIECE_BYTES = 4096
 lane = Lane(Arena.attach(sys.argv[1], "h", 7), BufferPool(), PICKLE)

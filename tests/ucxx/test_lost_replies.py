@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.slots import Resolved
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.slots import Resolved
 from tests.ucxx.test_directory import op, put, slots
 
 if TYPE_CHECKING:

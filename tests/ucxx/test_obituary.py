@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
+from asyncdp.calls.slots import HostRef
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
-from asyncdp.slots import HostRef
+from asyncdp.transports.ucxx.client.host_resolver import Place
+from asyncdp.transports.ucxx.client.invalidation import Obituary
 from asyncdp.transports.ucxx.directory import DeadCells, HostInfo, SlotName
-from asyncdp.transports.ucxx.obituary import Obituary
-from asyncdp.transports.ucxx.reach import Place
 
 pytestmark = pytest.mark.anyio
 CTX: Any = None

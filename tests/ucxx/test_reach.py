@@ -8,13 +8,13 @@ import pytest
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
+from asyncdp.calls.slots import HostRef
 from asyncdp.config import UcxxSettings
 from asyncdp.errors import StaleSlotError
-from asyncdp.slots import HostRef
+from asyncdp.transports.ucxx.client.host_resolver import Place, Reach
 from asyncdp.transports.ucxx.directory import HostInfo
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.reach import Place, Reach
+from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
+from asyncdp.transports.ucxx.wire.handshake import Secret
 
 pytestmark = pytest.mark.anyio
 
@@ -90,14 +90,15 @@ async def test_a_secret_is_asked_for_only_where_none_is_known() -> None:
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:
     """An engine costs half a second and, on a host's own machine, is never used."""
-    from asyncdp.transports.ucxx.reach import _EngineOnDemand
+    from asyncdp.transports.ucxx.client.host_resolver import _EngineOnDemand
 
     made: list[Any] = []
     engine = _EngineOnDemand("lo")
     assert engine.made is None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "asyncdp.transports.ucxx.reach.Engine", lambda devices: made.append(devices) or SimpleNamespace(polls=7)
+            "asyncdp.transports.ucxx.client.host_resolver.Engine",
+            lambda devices: made.append(devices) or SimpleNamespace(polls=7),
         )
         assert engine.next_tag() != engine.next_tag()
         assert made == []

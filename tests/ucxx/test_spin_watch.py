@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from asyncdp.transports.ucxx.spin_watch import SpinWatch
+from asyncdp.transports.ucxx.host.spin_watch import SpinWatch
 
 Looks = Callable[..., list[bool]]
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from asyncdp.transports.ucxx.engine import Engine
-from asyncdp.transports.ucxx.wire import Ready, Write
+from asyncdp.transports.ucxx.wire.engine import Engine
+from asyncdp.transports.ucxx.wire.messages import Ready, Write
 from tests.ucxx.clients import LOCAL, client, get, put, value
 from tests.ucxx.hosts import needs_ucx, spawned
 from tests.ucxx.segments import rows
 from tests.ucxx.strangers import flood, rss_mib
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.pool import Pool
+    from asyncdp.transports.ucxx.client.connection_pool import Pool
     from tests.ucxx.hosts import Spawned
 
 pytestmark = [pytest.mark.anyio, *needs_ucx()]

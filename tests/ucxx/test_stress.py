@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from asyncdp.block import PICKLE
+from asyncdp.calls.slots import ReadSlots, SlotRef, verify
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
-from asyncdp.slots import ReadSlots, SlotRef, verify
-from asyncdp.transports.ucxx.access import Access, Door
-from asyncdp.transports.ucxx.buffers import BufferPool
-from asyncdp.transports.ucxx.engine import Engine
+from asyncdp.rows.block import PICKLE
+from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import needs_ucx, pool_of, spawned
 from tests.ucxx.segments import rows
 

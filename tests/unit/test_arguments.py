@@ -13,9 +13,9 @@ from tensordict import LazyStackedTensorDict, NonTensorData, TensorDict
 from typer.testing import CliRunner
 
 from asyncdp import DataPlaneBadRequest, MemoryTransport, stack
-from asyncdp import arguments as check
-from asyncdp.commands import app
-from asyncdp.pack import column_from_leaf
+from asyncdp.cli.app import app
+from asyncdp.rows.pack import column_from_leaf
+from asyncdp.settings import verb_arguments as check
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

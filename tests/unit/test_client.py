@@ -30,8 +30,8 @@ from asyncdp import (
     layers_of,
     stack,
 )
+from asyncdp.calls.slots import TryPartition
 from asyncdp.protocol import VERBS
-from asyncdp.slots import TryPartition
 from asyncdp.testing import run_virtual
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensordict import NonTensorData, NonTensorStack, TensorDict
 
-from asyncdp.codec import (
+from asyncdp.batching.padding import (
     materialize,
     pack_jagged_fields,
     pack_per_token_field,

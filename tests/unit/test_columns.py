@@ -8,12 +8,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asyncdp.block import Block, FieldSpec
-from asyncdp.codec import materialize
-from asyncdp.columns import kv_first_write, read_columns, write_columns
+from asyncdp.batching.columns import kv_first_write, read_columns, write_columns
+from asyncdp.batching.padding import materialize
+from asyncdp.batching.sharding import shard_meta_for_dp
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import KVBatchMeta, RowHandle
-from asyncdp.shard import shard_meta_for_dp
+from asyncdp.rows.block import Block, FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence

@@ -23,7 +23,7 @@ from asyncdp import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.block import Block
+from asyncdp.rows.block import Block
 from asyncdp.testing.contract.same import check_same, jagged, rows_of
 
 CLASSES = [getattr(asyncdp.errors, name) for name in asyncdp.errors.__all__]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdp.private_files import check_path, private_folder, read_private, write_private
+from asyncdp.process.private_files import check_path, private_folder, read_private, write_private
 
 #: Another user of the machine.
 OTHER = 12345
@@ -74,7 +74,7 @@ def test_a_link_is_replaced_and_what_it_points_to_stays(tmp_path: Path) -> None:
 
 def test_drafts_that_somebody_foresaw_are_not_written_through(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even a draft's name that was guessed is no way in: the draft is made exclusively."""
-    monkeypatch.setattr("asyncdp.private_files.secrets.token_hex", lambda _: "guessed")
+    monkeypatch.setattr("asyncdp.process.private_files.secrets.token_hex", lambda _: "guessed")
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / ".plane.json.guessed").symlink_to(victim)

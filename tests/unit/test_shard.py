@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdp.batching.sharding import ELEM_COUNTS_PER_GB, MICRO_BATCH_INDICES, MICRO_BATCH_LENGTHS, shard_meta_for_dp
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import KVBatchMeta, RowHandle
-from asyncdp.shard import ELEM_COUNTS_PER_GB, MICRO_BATCH_INDICES, MICRO_BATCH_LENGTHS, shard_meta_for_dp
 
 ALGORITHMS = ["concatenative", "first_fit_decreasing", "first_fit_shuffle", "modified_first_fit_decreasing"]
 ORDERS = ["packer", "largest_first"]

@@ -6,12 +6,12 @@ import heapq
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.directory.core import Core
-from asyncdp.transports.directory.rows import Claim
+from .core import Core
+from .rows import Claim
 
 if TYPE_CHECKING:
-    from asyncdp.transports.directory.partition import Partition
-    from asyncdp.transports.directory.ready import ReadyIndex
+    from .partition import Partition
+    from .ready import ReadyIndex
 
 __all__ = ["Claims"]
 

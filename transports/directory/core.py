@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar
 
-from asyncdp.transports.directory.partition import Partition, Refused
+from .partition import Partition, Refused
 
 __all__ = ["KEEP_S", "Core"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from asyncdp.transports.directory.claims import Claims
-from asyncdp.transports.directory.listing import count_complete, describe
-from asyncdp.transports.directory.partition import Partition, Spec
-from asyncdp.transports.directory.rows import Cell, Group, Row, Tags
+from .claims import Claims
+from .listing import count_complete, describe
+from .partition import Partition, Spec
+from .rows import Cell, Group, Row, Tags
 
 __all__ = ["Bound", "Directory", "Piece", "Published"]
 

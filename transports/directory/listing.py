@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from asyncdp.transports.directory.partition import Partition
-    from asyncdp.transports.directory.rows import Cell, Group
+    from .partition import Partition
+    from .rows import Cell, Group
 
 __all__ = ["Found", "count_complete", "describe", "find", "page"]
 

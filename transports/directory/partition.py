@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
-from asyncdp.transports.directory.ready import ReadyIndex
+from .ready import ReadyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdp.transports.directory.rows import Claim, Group, Row
+    from .rows import Claim, Group, Row
 
 __all__ = ["Partition", "Refused", "Spec"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.directory.rows import Group, Row
+from .rows import Group, Row
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

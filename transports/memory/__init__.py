@@ -1,5 +1,5 @@
 """The embedded plane: the whole contract in one process, with slots, hosts, ports and epochs."""
 
-from asyncdp.transports.memory.transport import MemoryTransport
+from .transport import MemoryTransport
 
 __all__ = ["MemoryTransport"]

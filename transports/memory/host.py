@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
-from asyncdp.slots import HostRef, SlotRef
 
 if TYPE_CHECKING:
-    from asyncdp.block import Block
+    from asyncdp.rows.block import Block
     from asyncdp.transports.directory.rows import Cell
 
 __all__ = ["Host", "ReadAttempt", "Slot", "State", "Use"]

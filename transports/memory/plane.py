@@ -9,21 +9,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.answers import group_meta, published, refusal
+from asyncdp.calls.slots import HostRef, Located, Placement, Publish, Published, SlotRef
 from asyncdp.clock import AnyioClock
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError
-from asyncdp.field_spec import FieldSpec
-from asyncdp.forks import on_fork
 from asyncdp.meta import DataPlaneGroupMeta, RowHandle
-from asyncdp.slots import HostRef, Located, Placement, Publish, Published, SlotRef
+from asyncdp.process.forks import on_fork
+from asyncdp.rows.field_spec import FieldSpec
 from asyncdp.transports.directory.core import KEEP_S
 from asyncdp.transports.directory.directory import Directory, Piece
 from asyncdp.transports.directory.listing import find, page
-from asyncdp.transports.memory.host import Use, least_loaded
+
+from .host import Use, least_loaded
 
 if TYPE_CHECKING:
     from asyncdp.calls import Only
     from asyncdp.transports.directory.rows import Cell
-    from asyncdp.transports.memory.host import Host
+
+    from .host import Host
 
 __all__ = ["PLANES", "Plane"]
 

@@ -12,15 +12,16 @@ import anyio
 import anyio.lowlevel
 
 from asyncdp import calls as c
-from asyncdp import slots as s
 from asyncdp.answers import claim_try
 from asyncdp.calls import CallContext, handles
+from asyncdp.calls import slots as s
 from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, PartitionInfo
 from asyncdp.service import Service
-from asyncdp.transports.memory.host import Host
-from asyncdp.transports.memory.plane import PLANES, Plane
+
+from .host import Host
+from .plane import PLANES, Plane
 
 if TYPE_CHECKING:
     from asyncdp.meta import DataPlaneGroupMeta

@@ -9,6 +9,6 @@ if importlib.util.find_spec("transfer_queue") is None:
     # Not imported here: that takes seconds, and its knobs have to be set before.
     raise ImportError("No module named 'transfer_queue'")
 
-from asyncdp.transports.transfer_queue.transport import TQTransport
+from .transport import TQTransport
 
 __all__ = ["TQTransport"]

@@ -12,9 +12,10 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
-from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
-from asyncdp.transports.transfer_queue.ray_connection import RayConnection
-from asyncdp.transports.transfer_queue.shipping import by_value
+
+from .endpoints import Endpoints, Server
+from .ray_connection import RayConnection
+from .shipped import by_value
 
 if TYPE_CHECKING:
     from asyncdp.config import Config, TransferQueueSettings

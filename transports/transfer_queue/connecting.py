@@ -12,12 +12,14 @@ import anyio.to_thread
 from zmq.sugar.context import Context
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.transports.transfer_queue.canary import Canary
-from asyncdp.transports.transfer_queue.private import Client
+
+from .heartbeat import Canary
+from .private import Client
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
-    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+    from .endpoints import Endpoints
 
 __all__ = ["connect"]
 

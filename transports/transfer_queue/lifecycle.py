@@ -15,12 +15,13 @@ import structlog
 from asyncdp.config import Config, TransferQueueSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.service import Service
-from asyncdp.transports.transfer_queue.directory_server import DirectoryServer
-from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
-from asyncdp.transports.transfer_queue.link import Link
-from asyncdp.transports.transfer_queue.private import META, prepare_environment
-from asyncdp.transports.transfer_queue.read_pool import ReadPool
-from asyncdp.transports.transfer_queue.session import Session, in_a_loop_of_its_own
+
+from .directory_server import DirectoryServer
+from .endpoints import Endpoints, Server
+from .link import Link
+from .private import META, prepare_environment
+from .read_pool import ReadPool
+from .session import Session, in_a_loop_of_its_own
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext
@@ -64,7 +65,7 @@ class Lifecycle(Service):
         endpoints = None if self._settings.endpoints is None else Endpoints.from_config(self._settings.endpoints)
         find = None
         if endpoints is None or parsed.controller_address is not None:
-            from asyncdp.transports.transfer_queue.cluster import Cluster
+            from .cluster import Cluster
 
             self._cluster = Cluster(parsed, self._settings)
             find = self._cluster.find

@@ -14,17 +14,19 @@ from zmq.constants import SocketOption, SocketType
 
 from asyncdp.answers import refusal
 from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
-from asyncdp.forks import keep_for_ever, on_fork
-from asyncdp.transports.transfer_queue.canary import Canary
-from asyncdp.transports.transfer_queue.connecting import connect
-from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, LEAVES_GARBAGE, VERSION
-from asyncdp.transports.transfer_queue.directory_server import PORT
-from asyncdp.transports.transfer_queue.endpoints import Server
+from asyncdp.process.forks import keep_for_ever, on_fork
+
+from .connecting import connect
+from .directory.requests import ARGUMENT, LEAVES_GARBAGE, VERSION
+from .directory_server import PORT
+from .endpoints import Server
+from .heartbeat import Canary
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
-    from asyncdp.transports.transfer_queue.endpoints import Endpoints
-    from asyncdp.transports.transfer_queue.private import Client
+
+    from .endpoints import Endpoints
+    from .private import Client
 
 __all__ = ["Link"]
 

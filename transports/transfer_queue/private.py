@@ -28,11 +28,12 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.forks import silence
-from asyncdp.transports.transfer_queue.public import PublicUnits
+from asyncdp.process.forks import silence
+
+from .public import PublicUnits
 
 if TYPE_CHECKING:
-    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+    from .endpoints import Endpoints
 
 __all__ = ["ERROR_TABLE", "Client", "prepare_environment", "self_test"]
 

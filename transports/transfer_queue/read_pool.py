@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncdp.forks import on_fork
+from asyncdp.process.forks import on_fork
 
 __all__ = ["ReadPool"]
 

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.to_thread
 import torch
 
-from asyncdp import slots as s
 from asyncdp.answers import refusal
 from asyncdp.calls import CallContext, handles
+from asyncdp.calls import slots as s
 from asyncdp.errors import DataPlaneError, DataPlaneReadError, StaleSlotError
 from asyncdp.meta import RowHandle
-from asyncdp.transports.transfer_queue.checksums import MARK, beside, check
-from asyncdp.transports.transfer_queue.lifecycle import Lifecycle
-from asyncdp.transports.transfer_queue.read_pool import POOLED_BYTES
-from asyncdp.transports.transfer_queue.rows import Keys, Target, decode, spec_from_wire
+
+from .checksums import MARK, beside, check
+from .lifecycle import Lifecycle
+from .read_pool import POOLED_BYTES
+from .rows import Keys, Target, decode, spec_from_wire
 
 if TYPE_CHECKING:
-    from asyncdp.transports.transfer_queue.link import Link
+    from .link import Link
 
 __all__ = ["Reading", "maybe_in_a_thread", "nbytes_of"]
 

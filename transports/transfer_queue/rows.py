@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from asyncdp.block import Block, Column, Dense, FieldSpec, Objects, PickleCodec, Ragged
 from asyncdp.errors import CorruptPayload
+from asyncdp.rows.block import Block, Column, Dense, FieldSpec, Objects, PickleCodec, Ragged
 
 __all__ = [
     "SMALL_ROW_BYTES",

@@ -15,7 +15,7 @@ from typing import Any
 
 from transfer_queue.sampler import BaseSampler
 
-from asyncdp.transports.transfer_queue.directory.door import ARGUMENT, answer
+from .directory.requests import ARGUMENT, answer
 
 __all__ = ["DirectorySampler"]
 

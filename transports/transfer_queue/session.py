@@ -15,13 +15,15 @@ import anyio
 import anyio.to_thread
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported
-from asyncdp.forks import on_fork_of_loop
-from asyncdp.loop_end import at_loop_end, end_at_once
-from asyncdp.transports.transfer_queue.link import Link
+from asyncdp.process.forks import on_fork_of_loop
+from asyncdp.process.loop_end import at_loop_end, end_at_once
+
+from .link import Link
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
-    from asyncdp.transports.transfer_queue.endpoints import Endpoints
+
+    from .endpoints import Endpoints
 
 __all__ = ["Session", "in_a_loop_of_its_own"]
 

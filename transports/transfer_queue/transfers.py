@@ -10,29 +10,30 @@ import torch
 
 from asyncdp import calls as c
 from asyncdp.answers import published
-from asyncdp.block import Block, field_names, raw_leaf
 from asyncdp.calls import CallContext, handles
+from asyncdp.compose.writes import written
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneError,
     DataPlaneWriteError,
 )
-from asyncdp.transports.transfer_queue.checksums import MARK, sums_of
-from asyncdp.transports.transfer_queue.reading import Reading, maybe_in_a_thread, nbytes_of
-from asyncdp.transports.transfer_queue.rows import (
+from asyncdp.rows.block import Block, field_names, raw_leaf
+
+from .checksums import MARK, sums_of
+from .reading import Reading, maybe_in_a_thread, nbytes_of
+from .rows import (
     encode,
     form_of,
     sizes_of,
     spec_from_wire,
     spec_to_wire,
 )
-from asyncdp.writes import written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncdp.column import Column
     from asyncdp.meta import KVBatchMeta
+    from asyncdp.rows.column import Column
 
 __all__ = ["Transfers"]
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncdp import calls as c
-from asyncdp import slots as s
 from asyncdp.answers import claim_try, group_meta
 from asyncdp.calls import CallContext, handles
+from asyncdp.calls import slots as s
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, PartitionInfo
-from asyncdp.transports.transfer_queue.private import ERROR_TABLE
-from asyncdp.transports.transfer_queue.rows import RowCodec
-from asyncdp.transports.transfer_queue.transfers import Transfers
+
+from .private import ERROR_TABLE
+from .rows import RowCodec
+from .transfers import Transfers
 
 if TYPE_CHECKING:
-    from asyncdp.block import ObjectCodec
+    from asyncdp.rows.block import ObjectCodec
 
 __all__ = ["CAPABILITIES", "TQTransport"]
 

@@ -8,26 +8,27 @@ import uuid
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import calls as c
-from asyncdp import slots as s
 from asyncdp.calls import CallContext, handles
+from asyncdp.calls import slots as s
 from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
-from asyncdp.transports.ucxx.bootstrap import EmbeddedPlane, attach_config, directory_settings
-from asyncdp.transports.ucxx.directory import ERROR_TABLE, Directory
-from asyncdp.transports.ucxx.handshake import Secret
-from asyncdp.transports.ucxx.obituary import Obituary
-from asyncdp.transports.ucxx.objects import MsgpackCodec
-from asyncdp.transports.ucxx.placing import Placing
-from asyncdp.transports.ucxx.reach import Reach, on_asyncio, running_loop
-from asyncdp.transports.ucxx.slot_calls import SlotCalls, op_of
+
+from .client.host_resolver import Reach, on_asyncio, running_loop
+from .client.invalidation import Obituary
+from .client.placing import Placing
+from .client.slot_calls import SlotCalls, op_of
+from .directory import ERROR_TABLE, Directory
+from .payload.objects import MsgpackCodec
+from .process.embedded import EmbeddedPlane, attach_config, directory_settings
+from .wire.handshake import Secret
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Mapping
 
-    from asyncdp.block import ObjectCodec
     from asyncdp.calls import Call
     from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
+    from asyncdp.rows.block import ObjectCodec
     from asyncdp.service import R
 
 __all__ = ["CAPABILITIES", "UCXXTransport"]

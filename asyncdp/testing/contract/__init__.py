@@ -3,7 +3,7 @@
 A transport that somebody else wrote is tested by a class with one fixture, and pytest with anyio's plugin::
 
     import pytest
-    from asyncdp.testing.contract import DataPlaneContract, Opener, by_config
+    from . import DataPlaneContract, Opener, by_config
     from my_plane import MyTransport
 
     class TestMyTransport(DataPlaneContract):
@@ -45,36 +45,36 @@ import pytest
 # Before the modules are imported: their asserts then show values when they fail.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
 
-from asyncdp.testing.contract.asyncio_native import AsyncioNative
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.bound import Bound
-from asyncdp.testing.contract.cancels import Cancels
-from asyncdp.testing.contract.claim_faults import ClaimFaults
-from asyncdp.testing.contract.claim_release import ClaimRelease
-from asyncdp.testing.contract.claim_waits import ClaimWaits
-from asyncdp.testing.contract.claims import Claims
-from asyncdp.testing.contract.clears import Clears
-from asyncdp.testing.contract.closing import Closing
-from asyncdp.testing.contract.deadlines import Deadlines
-from asyncdp.testing.contract.errors import Errors
-from asyncdp.testing.contract.forks import Forks
-from asyncdp.testing.contract.groups import Groups
-from asyncdp.testing.contract.interleavings import Interleavings
-from asyncdp.testing.contract.many_loops import ManyLoops
-from asyncdp.testing.contract.metadata import Metadata
-from asyncdp.testing.contract.misuse import Misuse
-from asyncdp.testing.contract.objects import Objects
-from asyncdp.testing.contract.observers import Observers
-from asyncdp.testing.contract.plain_names import PlainNames
-from asyncdp.testing.contract.put_faults import PutFaults
-from asyncdp.testing.contract.put_limits import PutLimits
-from asyncdp.testing.contract.puts import Puts
-from asyncdp.testing.contract.read_faults import ReadFaults
-from asyncdp.testing.contract.reads import Reads
-from asyncdp.testing.contract.recovery_verbs import RecoveryVerbs
-from asyncdp.testing.contract.rig import Opener, Plane, Rig, by_config
-from asyncdp.testing.contract.rows import Rows
-from asyncdp.testing.contract.stale import Stale
+from .asyncio_native import AsyncioNative
+from .base import Contract
+from .bound import Bound
+from .cancels import Cancels
+from .claim_faults import ClaimFaults
+from .claim_release import ClaimRelease
+from .claim_waits import ClaimWaits
+from .claims import Claims
+from .clears import Clears
+from .closing import Closing
+from .deadlines import Deadlines
+from .errors import Errors
+from .forks import Forks
+from .groups import Groups
+from .interleavings import Interleavings
+from .many_loops import ManyLoops
+from .metadata import Metadata
+from .misuse import Misuse
+from .objects import Objects
+from .observers import Observers
+from .plain_names import PlainNames
+from .put_faults import PutFaults
+from .put_limits import PutLimits
+from .puts import Puts
+from .read_faults import ReadFaults
+from .reads import Reads
+from .recovery_verbs import RecoveryVerbs
+from .rig import Opener, Plane, Rig, by_config
+from .rows import Rows
+from .stale import Stale
 
 __all__ = [
     "AsyncioNative",

@@ -11,16 +11,17 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneTimeout
-from asyncdp.slots import Resolve
-from asyncdp.testing.contract.faults import CLAIM, GET, PUT, Fail, Hold, Straggle, Watch
-from asyncdp.testing.contract.rig import declare, until
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import TICK_S
-from asyncdp.testing.contract.verbs import VERBS
+from asyncdp.calls.slots import Resolve
+
+from .faults import CLAIM, GET, PUT, Fail, Hold, Straggle, Watch
+from .rig import declare, until
+from .same import check_same
+from .steps import TICK_S
+from .verbs import VERBS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract, asyncio_only
+    from .rig import Rig
+from .base import Contract, asyncio_only
 
 __all__ = ["AsyncioNative"]
 

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 
-from asyncdp.testing.contract.rig import Opener, Rig
+from .rig import Opener, Rig
 
 __all__ = ["Contract", "asyncio_only"]
 

@@ -21,17 +21,19 @@ from asyncdp import (
     kv_first_write,
     write_columns,
 )
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.faults import CLEAR, PUT, Hold, LoseReply, LoseRequest, Straggle, Watch
-from asyncdp.testing.contract.rig import at_once, declare
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import claim, claimed_by, put
+
+from .base import Contract
+from .faults import CLEAR, PUT, Hold, LoseReply, LoseRequest, Straggle, Watch
+from .rig import at_once, declare
+from .same import check_same
+from .steps import claim, claimed_by, put
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
+
+    from .rig import Rig
 
 __all__ = ["Bound"]
 

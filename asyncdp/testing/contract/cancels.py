@@ -15,16 +15,17 @@ from asyncdp import (
     PortRotation,
     layers_of,
 )
-from asyncdp.slots import Reserve, Resolve, WriteSlots
-from asyncdp.testing.contract.faults import PUT, Hold, Straggle
-from asyncdp.testing.contract.rig import declare
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import TICK_S
-from asyncdp.testing.contract.verbs import VERBS
+from asyncdp.calls.slots import Reserve, Resolve, WriteSlots
+
+from .faults import PUT, Hold, Straggle
+from .rig import declare
+from .same import check_same
+from .steps import TICK_S
+from .verbs import VERBS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Cancels"]
 

@@ -13,14 +13,16 @@ from asyncdp import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
 )
-from asyncdp.testing.contract.faults import CLAIM, Fail, Hold, LoseReply, LoseRequest
-from asyncdp.testing.contract.rig import at_once, declare
-from asyncdp.testing.contract.steps import SHORT_S, claim, claimed_by, put
+
+from .faults import CLAIM, Fail, Hold, LoseReply, LoseRequest
+from .rig import at_once, declare
+from .steps import SHORT_S, claim, claimed_by, put
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["ClaimFaults"]
 

@@ -13,12 +13,13 @@ from asyncdp import (
     ClaimLost,
     DataPlaneBadRequest,
 )
-from asyncdp.testing.contract.rig import declare, until
-from asyncdp.testing.contract.steps import claim, claimed_by, put
+
+from .rig import declare, until
+from .steps import claim, claimed_by, put
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["ClaimRelease"]
 

@@ -15,13 +15,14 @@ from asyncdp import (
     DataPlaneBadRequest,
     DataPlaneUnavailable,
 )
-from asyncdp.testing.contract.faults import CLAIM, Fail, Watch
-from asyncdp.testing.contract.rig import at_once, declare
-from asyncdp.testing.contract.steps import SHORT_S, TICK_S, claim, claimed_by, not_ready, put
+
+from .faults import CLAIM, Fail, Watch
+from .rig import at_once, declare
+from .steps import SHORT_S, TICK_S, claim, claimed_by, not_ready, put
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["ClaimWaits"]
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import claim, put
+from .rig import at_once, declare, table
+from .same import check_same
+from .steps import claim, put
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Claims"]
 

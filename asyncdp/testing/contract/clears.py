@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneBadRequest, DataPlaneClearError, DataPlaneError, SampleNotFound
-from asyncdp.testing.contract.faults import CLEAR, Fail, LoseReply, LoseRequest
-from asyncdp.testing.contract.rig import declare
-from asyncdp.testing.contract.same import check_same
+
+from .faults import CLEAR, Fail, LoseReply, LoseRequest
+from .rig import declare
+from .same import check_same
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Clears"]
 

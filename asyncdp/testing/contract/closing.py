@@ -13,15 +13,16 @@ import torch
 from asyncdp import (
     DataPlaneClosed,
 )
-from asyncdp.slots import Resolve
-from asyncdp.testing.contract.faults import CLAIM, CLEAR, GET, PUT, Hold, Straggle
-from asyncdp.testing.contract.rig import at_once, declare, until
-from asyncdp.testing.contract.steps import TICK_S
-from asyncdp.testing.contract.verbs import VERBS
+from asyncdp.calls.slots import Resolve
+
+from .faults import CLAIM, CLEAR, GET, PUT, Hold, Straggle
+from .rig import at_once, declare, until
+from .steps import TICK_S
+from .verbs import VERBS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Closing"]
 

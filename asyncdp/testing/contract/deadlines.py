@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from asyncdp import ClaimNotReady, DataPlaneTimeout, DataPlaneUnavailable
-from asyncdp.testing.contract.faults import CLAIM, GET, Fail, Hold, Watch
-from asyncdp.testing.contract.rig import at_once, declare
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import TICK_S
-from asyncdp.testing.contract.verbs import MUTATIONS, VERBS
+
+from .faults import CLAIM, GET, Fail, Hold, Watch
+from .rig import at_once, declare
+from .same import check_same
+from .steps import TICK_S
+from .verbs import MUTATIONS, VERBS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Deadlines"]
 

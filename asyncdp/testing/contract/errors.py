@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneError, DataPlaneReadError, PartialReadError
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.faults import GET, Fail
-from asyncdp.testing.contract.rig import Rig, declare, table
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import fill
-from asyncdp.tracebacks import FULL
+from asyncdp.process.tracebacks import FULL
+
+from .base import Contract
+from .faults import GET, Fail
+from .rig import Rig, declare, table
+from .same import check_same
+from .steps import fill
 
 __all__ = ["Errors"]
 

@@ -25,7 +25,7 @@ from asyncdp import (
     ReadSlots,
     TryClaim,
 )
-from asyncdp.slots import Publish
+from asyncdp.calls.slots import Publish
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

@@ -13,16 +13,18 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneBadRequest, DataPlaneError, stack
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.children import Child, fork, forked
-from asyncdp.testing.contract.rig import declare, until
-from asyncdp.testing.contract.verbs import VERBS
+
+from .base import Contract
+from .children import Child, fork, forked
+from .rig import declare, until
+from .verbs import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
+
+    from .rig import Rig
 
 __all__ = ["Forks"]
 

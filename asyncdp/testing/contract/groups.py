@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneBadRequest
-from asyncdp.testing.contract.rig import at_once, declare
-from asyncdp.testing.contract.steps import SHORT_S, claim, not_ready, put
+
+from .rig import at_once, declare
+from .steps import SHORT_S, claim, not_ready, put
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Groups"]
 

@@ -11,14 +11,16 @@ import torch
 
 from asyncdp import DataPlaneError, DataPlaneUnavailable, ReleaseClaim, ReleaseClaims, SampleNotFound
 from asyncdp.calls import DropPartition
-from asyncdp.slots import Reserve, Resolve, WriteSlots
-from asyncdp.testing.contract.faults import CLAIM, CLEAR, PUT, Fail, Hold, LoseReply, Straggle
-from asyncdp.testing.contract.rig import at_once, declare
+from asyncdp.calls.slots import Reserve, Resolve, WriteSlots
+
+from .faults import CLAIM, CLEAR, PUT, Fail, Hold, LoseReply, Straggle
+from .rig import at_once, declare
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Interleavings"]
 

@@ -12,14 +12,15 @@ import pytest
 import sniffio
 import torch
 
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.rig import PATIENCE_S, declare
+from .base import Contract
+from .rig import PATIENCE_S, declare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
+
+    from .rig import Rig
 
 __all__ = ["ManyLoops"]
 

@@ -9,14 +9,16 @@ import pytest
 import torch
 
 from asyncdp import DataPlaneBadRequest
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.steps import claim
+
+from .rig import at_once, declare, table
+from .steps import claim
 
 if TYPE_CHECKING:
     from asyncdp import DataPlaneGroupMeta
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Metadata"]
 

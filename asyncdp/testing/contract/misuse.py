@@ -20,15 +20,16 @@ from asyncdp import (
     Layer,
     handles,
 )
-from asyncdp.testing.contract.faults import Fault
-from asyncdp.testing.contract.rig import declare, table
-from asyncdp.testing.contract.same import check_same
+
+from .faults import Fault
+from .rig import declare, table
+from .same import check_same
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Misuse"]
 

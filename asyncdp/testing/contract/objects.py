@@ -13,9 +13,10 @@ import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
 from asyncdp import DataPlaneBadRequest, DataPlaneReadError
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.rig import Rig, declare, table
-from asyncdp.testing.contract.same import check_same, jagged, rows_of
+
+from .base import Contract
+from .rig import Rig, declare, table
+from .same import check_same, jagged, rows_of
 
 __all__ = ["Objects"]
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from asyncdp.testing.contract.rig import declare
+from .rig import declare
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Observers"]
 

@@ -13,14 +13,15 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import DataPlaneBadRequest
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.rig import declare
-from asyncdp.testing.contract.same import rows_of
+
+from .base import Contract
+from .rig import declare
+from .same import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from asyncdp.testing.contract.rig import Rig
+    from .rig import Rig
 
 __all__ = ["PlainNames"]
 

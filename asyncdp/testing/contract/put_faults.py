@@ -13,14 +13,15 @@ from asyncdp import (
     DataPlaneWriteError,
     SampleNotFound,
 )
-from asyncdp.slots import Abort, Place, Reserve, Resolve, WriteSlots
-from asyncdp.testing.contract.faults import PUT, Fail, Hold, LoseReply, LoseRequest, Straggle
-from asyncdp.testing.contract.rig import declare, table
-from asyncdp.testing.contract.same import check_same
+from asyncdp.calls.slots import Abort, Place, Reserve, Resolve, WriteSlots
+
+from .faults import PUT, Fail, Hold, LoseReply, LoseRequest, Straggle
+from .rig import declare, table
+from .same import check_same
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["PutFaults"]
 

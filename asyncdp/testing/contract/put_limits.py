@@ -14,12 +14,13 @@ from asyncdp import (
     DataPlaneNotReady,
     SampleNotFound,
 )
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.same import check_same
+
+from .rig import at_once, declare, table
+from .same import check_same
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["PutLimits"]
 

@@ -14,13 +14,14 @@ from asyncdp import (
     PartialReadError,
     SampleNotFound,
 )
-from asyncdp.testing.contract.faults import PUT, Hold
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.same import check_same
+
+from .faults import PUT, Hold
+from .rig import at_once, declare, table
+from .same import check_same
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Puts"]
 

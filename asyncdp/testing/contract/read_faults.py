@@ -17,15 +17,16 @@ from asyncdp import (
     PartialReadError,
     ReadSlots,
 )
-from asyncdp.slots import ReadResult
-from asyncdp.testing.contract.faults import GET, Fail, LoseReply, Tamper
-from asyncdp.testing.contract.rig import declare
-from asyncdp.testing.contract.same import check_same, rows_of
-from asyncdp.testing.contract.steps import IDS, fill
+from asyncdp.calls.slots import ReadResult
+
+from .faults import GET, Fail, LoseReply, Tamper
+from .rig import declare
+from .same import check_same, rows_of
+from .steps import IDS, fill
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["ReadFaults"]
 

@@ -13,13 +13,14 @@ from asyncdp import (
     PartialReadError,
     SampleNotFound,
 )
-from asyncdp.testing.contract.rig import declare, table
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import fill
+
+from .rig import declare, table
+from .same import check_same
+from .steps import fill
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Reads"]
 

@@ -15,13 +15,14 @@ from asyncdp import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
 )
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.same import check_same, rows_of
-from asyncdp.testing.contract.verbs import VERBS
+
+from .rig import at_once, declare, table
+from .same import check_same, rows_of
+from .verbs import VERBS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["RecoveryVerbs"]
 

@@ -10,10 +10,11 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import DataPlaneBadRequest
-from asyncdp.testing.contract.base import Contract
-from asyncdp.testing.contract.faults import PUT, Hold
-from asyncdp.testing.contract.rig import Rig, at_once, declare, table
-from asyncdp.testing.contract.same import check_same, jagged, rows_of
+
+from .base import Contract
+from .faults import PUT, Hold
+from .rig import Rig, at_once, declare, table
+from .same import check_same, jagged, rows_of
 
 __all__ = ["Rows"]
 

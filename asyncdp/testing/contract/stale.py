@@ -12,14 +12,15 @@ from asyncdp import (
     PartialReadError,
     StaleSlotError,
 )
-from asyncdp.testing.contract.faults import GET, Hold, Watch
-from asyncdp.testing.contract.rig import at_once, declare, table
-from asyncdp.testing.contract.same import check_same
-from asyncdp.testing.contract.steps import IDS, fill
+
+from .faults import GET, Hold, Watch
+from .rig import at_once, declare, table
+from .same import check_same
+from .steps import IDS, fill
 
 if TYPE_CHECKING:
-    from asyncdp.testing.contract.rig import Rig
-from asyncdp.testing.contract.base import Contract
+    from .rig import Rig
+from .base import Contract
 
 __all__ = ["Stale"]
 

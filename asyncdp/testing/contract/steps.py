@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from asyncdp import ClaimNotReady, DataPlaneTimeout
-from asyncdp.testing.contract.rig import declare
+
+from .rig import declare
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from asyncdp import KVBatchMeta
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Rig
+
+    from .rig import Rig
 
 __all__ = ["IDS", "SHORT_S", "TICK_S", "claim", "claimed_by", "fill", "not_ready", "put"]
 

@@ -18,18 +18,18 @@ The same on all cores: ``python -m asyncdp.testing.simulate --seconds 60``. For 
 
 from __future__ import annotations
 
-from asyncdp.testing.simulation.checks import CHECKS, check
-from asyncdp.testing.simulation.fabric import Fabric, Simulated
-from asyncdp.testing.simulation.history import Budgets, Event, History, Lost
-from asyncdp.testing.simulation.network import Conditions, DoorState, Network
-from asyncdp.testing.simulation.operation import Operation
-from asyncdp.testing.simulation.recorded import Recorded
-from asyncdp.testing.simulation.report import Report
-from asyncdp.testing.simulation.scenario import Scenario, draw
-from asyncdp.testing.simulation.trouble import Trouble
-from asyncdp.testing.simulation.violation import Violation
-from asyncdp.testing.simulation.wire_request import WireRequest
-from asyncdp.testing.simulation.world import simulate
+from .checks import CHECKS, check
+from .fabric import Fabric, Simulated
+from .fault_schedule import Trouble
+from .history import Budgets, Event, History, Lost
+from .network import Conditions, DoorState, Network
+from .operation import Operation
+from .recorded import Recorded
+from .report import Report
+from .scenario import Scenario, draw
+from .violation import Violation
+from .wire_request import WireRequest
+from .world import simulate
 
 __all__ = [
     "CHECKS",

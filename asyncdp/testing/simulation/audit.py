@@ -7,15 +7,17 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.middleware.permit import Health
-from asyncdp.testing.simulation.flow_work import Scorer, Trainer
-from asyncdp.testing.simulation.violation import Violation
-from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values
+from asyncdp.middleware.policy.permit import Health
+
+from .flow_work import Scorer, Trainer
+from .violation import Violation
+from .worker import FLOW, REGISTERS, TAGS, Values
 
 if TYPE_CHECKING:
     from asyncdp import KVBatchMeta
-    from asyncdp.testing.simulation.fabric import Fabric
-    from asyncdp.testing.simulation.scenario import Scenario
+
+    from .fabric import Fabric
+    from .scenario import Scenario
 
 __all__ = ["Audit"]
 

@@ -12,18 +12,19 @@ import anyio
 
 from asyncdp.errors import DataPlaneError
 from asyncdp.factory import DEFAULT_LAYERS, layers_of, stack
-from asyncdp.middleware.budget import RetryBudget
+from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.middleware.port_rotation import PortRotation
-from asyncdp.middleware.settle import Settle
-from asyncdp.testing.simulation.history import Budgets, Event, History
-from asyncdp.testing.simulation.link import Link, Tap
-from asyncdp.testing.simulation.network import Conditions, Network
-from asyncdp.testing.simulation.recorded import Recorded
-from asyncdp.testing.simulation.serving import slow_to_serve
-from asyncdp.testing.simulation.simulated_clock import SimulatedClock
+from asyncdp.middleware.reconcile import Settle
 from asyncdp.transports.memory import MemoryTransport
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane
+
+from .history import Budgets, Event, History
+from .link import Link, Tap
+from .network import Conditions, Network
+from .recorded import Recorded
+from .serving import slow_to_serve
+from .simulated_clock import SimulatedClock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import anyio
 
 from asyncdp.errors import ClaimLost, DataPlaneError, PartialReadError, SampleNotFound, StaleSlotError
-from asyncdp.testing.simulation.worker import FLOW, Worker
+
+from .worker import FLOW, Worker
 
 if TYPE_CHECKING:
     from asyncdp.meta import KVBatchMeta

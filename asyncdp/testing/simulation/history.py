@@ -10,10 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.testing.simulation.operation import Operation
+
+from .operation import Operation
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.wire_request import WireRequest
+    from .wire_request import WireRequest
 
 __all__ = ["Budgets", "Event", "History", "Lost"]
 

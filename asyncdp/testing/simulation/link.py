@@ -6,21 +6,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
+from asyncdp.calls.slots import ClaimTry, ReadResult, ReadSlots
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.service import Layer
-from asyncdp.slots import ClaimTry, ReadResult, ReadSlots
-from asyncdp.testing.payload import damaged
-from asyncdp.testing.simulation.network import DoorState
-from asyncdp.testing.simulation.wire_request import SlotKey, WireRequest
+
+from ..faults.damage import damaged
+from .network import DoorState
+from .wire_request import SlotKey, WireRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncdp.calls import Call, CallContext, Sink
+    from asyncdp.calls.slots import SlotRef
     from asyncdp.client import Client
     from asyncdp.service import Service
-    from asyncdp.slots import SlotRef
-    from asyncdp.testing.simulation.fabric import Fabric
+
+    from .fabric import Fabric
 
 __all__ = ["Link", "Tap"]
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from asyncdp.meta import RowHandle, Tags
     from asyncdp.protocol import DataPlaneClient
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+
+    from .history import History
+    from .operation import Operation
 
 __all__ = ["Recorded", "row_values"]
 

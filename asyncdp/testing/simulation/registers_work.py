@@ -6,7 +6,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.testing.simulation.worker import REGISTERS, Worker
+
+from .worker import REGISTERS, Worker
 
 if TYPE_CHECKING:
     from asyncdp.meta import KVBatchMeta

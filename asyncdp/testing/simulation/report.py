@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.scenario import Scenario
-    from asyncdp.testing.simulation.violation import Violation
+    from .history import History
+    from .scenario import Scenario
+    from .violation import Violation
 
 __all__ = ["Report"]
 

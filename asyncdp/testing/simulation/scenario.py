@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from asyncdp.testing.simulation.network import Conditions
-from asyncdp.testing.simulation.trouble import Trouble, draw_troubles
+from .fault_schedule import Trouble, draw_troubles
+from .network import Conditions
 
 __all__ = ["ClientPlan", "Scenario", "draw"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.operation import Operation
+    from .operation import Operation
 
 __all__ = ["Violation"]
 

@@ -14,8 +14,8 @@ from asyncdp.errors import DataPlaneError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdp.testing.simulation.recorded import Recorded
-    from asyncdp.testing.simulation.scenario import Scenario
+    from .recorded import Recorded
+    from .scenario import Scenario
 
 __all__ = ["FLOW", "REGISTERS", "TAGS", "Values", "Worker"]
 

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from asyncdp.client import Client
-from asyncdp.testing.clock import run_virtual
-from asyncdp.testing.simulation.audit import Audit
-from asyncdp.testing.simulation.checks import check
-from asyncdp.testing.simulation.fabric import Fabric
-from asyncdp.testing.simulation.flow_work import Producer, Scorer, Trainer, Watcher
-from asyncdp.testing.simulation.registers_work import Registers
-from asyncdp.testing.simulation.report import Report
-from asyncdp.testing.simulation.scenario import ClientPlan, Scenario, draw
-from asyncdp.testing.simulation.trouble import make_trouble
-from asyncdp.testing.simulation.violation import Violation
-from asyncdp.testing.simulation.worker import FLOW, REGISTERS, TAGS, Values, Worker
+
+from ..clock import run_virtual
+from .audit import Audit
+from .checks import check
+from .fabric import Fabric
+from .fault_schedule import make_trouble
+from .flow_work import Producer, Scorer, Trainer, Watcher
+from .registers_work import Registers
+from .report import Report
+from .scenario import ClientPlan, Scenario, draw
+from .violation import Violation
+from .worker import FLOW, REGISTERS, TAGS, Values, Worker
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -136,7 +137,7 @@ def simulate(
         replace: Classes to be used instead of others, see :class:`~asyncdp.testing.simulation.fabric.Fabric`.
         scenario: To be run instead of the one that the seed stands for.
     """
-    from asyncdp.testing.simulation.history import History
+    from .history import History
 
     chosen = draw(seed, steps=steps) if scenario is None else scenario
     report = Report(chosen, backend, History())

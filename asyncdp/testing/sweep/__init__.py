@@ -2,9 +2,9 @@
 
 ::
 
-    from asyncdp.testing import run_virtual
-    from asyncdp.testing.contract import by_config
-    from asyncdp.testing.sweep import cancellation_sweep
+    from .. import run_virtual
+    from ..contract import by_config
+    from . import cancellation_sweep
 
     async def main() -> None:
         swept = await cancellation_sweep(by_config(MyTransport), "put_samples")
@@ -17,9 +17,9 @@ A real transport polls, so that two runs of a verb have different numbers of che
 
 from __future__ import annotations
 
-from asyncdp.testing.sweep.leftovers import leftovers
-from asyncdp.testing.sweep.sweep import Swept, cancellation_sweep
-from asyncdp.testing.sweep.verbs import VERBS, SweptVerb
-from asyncdp.testing.sweep.ways import WAYS
+from .leftovers import leftovers
+from .sweep import Swept, cancellation_sweep
+from .verbs import VERBS, SweptVerb
+from .ways import WAYS
 
 __all__ = ["VERBS", "WAYS", "Swept", "SweptVerb", "cancellation_sweep", "leftovers"]

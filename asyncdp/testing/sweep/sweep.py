@@ -14,16 +14,18 @@ import sniffio
 import torch
 
 from asyncdp.factory import stack
-from asyncdp.testing.plan import FaultPlan
-from asyncdp.testing.stacks import faulty_stack
-from asyncdp.testing.sweep.checkpoints import Checkpoints
-from asyncdp.testing.sweep.leftovers import leftovers
-from asyncdp.testing.sweep.verbs import IDS, TASK, VERBS, SweptVerb
-from asyncdp.testing.sweep.ways import ASYNCIO_ONLY, WAYS
+
+from ..faults.plan import FaultPlan
+from ..faults.stacks import faulty_stack
+from .checkpoints import Checkpoints
+from .leftovers import leftovers
+from .verbs import IDS, TASK, VERBS, SweptVerb
+from .ways import ASYNCIO_ONLY, WAYS
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from asyncdp.testing.contract.rig import Opener, Plane
+
+    from ..contract.rig import Opener, Plane
 
 __all__ = ["Swept", "cancellation_sweep"]
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from asyncdp.calls.slots import Resolve
+from asyncdp.compose.outcomes import Debt
 from asyncdp.errors import DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, SampleNotFound
-from asyncdp.ledger import Debt
 from asyncdp.meta import KVBatchMeta
-from asyncdp.slots import Resolve
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

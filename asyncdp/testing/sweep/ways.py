@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 if TYPE_CHECKING:
-    from asyncdp.testing.sweep.checkpoints import Checkpoints
+    from .checkpoints import Checkpoints
 
 __all__ = ["ASYNCIO_ONLY", "WAYS"]
 

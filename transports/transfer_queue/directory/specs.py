@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from asyncdp.field_spec import FieldSpec
+from asyncdp.rows.field_spec import FieldSpec
 from asyncdp.transports.directory.partition import Refused
 
 __all__ = ["Spec"]

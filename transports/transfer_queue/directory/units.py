@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from asyncdp.transports.directory.directory import Bound, Directory, Piece, Published
 from asyncdp.transports.directory.listing import find, page
 from asyncdp.transports.directory.partition import Refused
-from asyncdp.transports.transfer_queue.directory.specs import Spec
+
+from .specs import Spec
 
 if TYPE_CHECKING:
     from asyncdp.transports.directory.rows import Cell, Tags

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import NoPermissionError
 
-from asyncdp.transports.ucxx.directory.link import Link
-from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+from .link import Link
+from .settings import DirectorySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

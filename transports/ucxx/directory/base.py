@@ -14,15 +14,16 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
     DataPlaneWriteError,
 )
-from asyncdp.transports.ucxx.directory.op import Op
-from asyncdp.transports.ucxx.directory.schema import ABSENT, Schema
-from asyncdp.transports.ucxx.directory.texts import load
+
+from .msgpack_codec import load
+from .operation_ids import Op
+from .schema import ABSENT, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from asyncdp.transports.ucxx.directory.link import Link
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from .link import Link
+    from .settings import DirectorySettings
 
 __all__ = ["Answer", "Base"]
 

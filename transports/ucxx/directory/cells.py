@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.transports.ucxx.directory.texts import load, pack
+
+from .msgpack_codec import load, pack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from asyncdp.slots import SlotRef
+    from asyncdp.calls.slots import SlotRef
 
 __all__ = ["DeadCells", "SlotName", "cells_of", "dead_cells", "pieces", "replaced_cells", "slot_name"]
 

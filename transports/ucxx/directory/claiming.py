@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.calls.slots import ClaimTry
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
-from asyncdp.slots import ClaimTry
-from asyncdp.transports.ucxx.directory.op import Op
-from asyncdp.transports.ucxx.directory.rows import full_tags
-from asyncdp.transports.ucxx.directory.texts import load, pack, text
-from asyncdp.transports.ucxx.directory.waiting import Waiting
+
+from .msgpack_codec import load, pack, text
+from .operation_ids import Op
+from .rows import full_tags
+from .waiting import Waiting
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from asyncdp.errors import DataPlaneError
-    from asyncdp.transports.ucxx.directory.schema import Schema
+
+    from .schema import Schema
 
 __all__ = ["Claiming"]
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from asyncdp.calls.slots import Resolved
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
-from asyncdp.slots import Resolved
-from asyncdp.transports.ucxx.directory.base import ERROR, OK
-from asyncdp.transports.ucxx.directory.cells import DeadCells, dead_cells
-from asyncdp.transports.ucxx.directory.listing import Listing
-from asyncdp.transports.ucxx.directory.rows import rid_of
-from asyncdp.transports.ucxx.directory.texts import load, pack
+
+from .base import ERROR, OK
+from .cells import DeadCells, dead_cells
+from .listing import Listing
+from .msgpack_codec import load, pack
+from .rows import rid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdp.transports.ucxx.directory.op import Op
+    from .operation_ids import Op
 
 __all__ = ["Cleared", "Clearing"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from asyncdp.transports.ucxx.directory.acl import excess_rights
-from asyncdp.transports.ucxx.directory.claiming import Claiming
-from asyncdp.transports.ucxx.directory.clearing import Clearing
-from asyncdp.transports.ucxx.directory.link import Link
-from asyncdp.transports.ucxx.directory.locating import Locating
-from asyncdp.transports.ucxx.directory.publishing import Publishing
-from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+from .acl import excess_rights
+from .claiming import Claiming
+from .clearing import Clearing
+from .link import Link
+from .locating import Locating
+from .publishing import Publishing
+from .settings import DirectorySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -21,8 +21,8 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.forks import on_fork, sever
-from asyncdp.private_files import private_folder, write_private
+from asyncdp.process.forks import on_fork, sever
+from asyncdp.process.private_files import private_folder, write_private
 
 __all__ = ["EmbeddedServer"]
 

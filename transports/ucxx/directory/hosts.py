@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
+from asyncdp.calls.slots import HostRef
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.slots import HostRef
-from asyncdp.transports.ucxx.directory.base import OK, Base
-from asyncdp.transports.ucxx.directory.texts import load, pack, text
+
+from .base import OK, Base
+from .msgpack_codec import load, pack, text
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.directory.link import Link
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from .link import Link
+    from .settings import DirectorySettings
 
 __all__ = ["HostInfo", "Hosts"]
 

@@ -21,16 +21,17 @@ from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, Respo
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
-from asyncdp.forks import on_fork, on_fork_of_loop, sever
-from asyncdp.loop_end import abort, at_loop_end
-from asyncdp.transports.ucxx.directory import library
+from asyncdp.process.forks import on_fork, on_fork_of_loop, sever
+from asyncdp.process.loop_end import abort, at_loop_end
+
+from . import lua as library
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from .settings import DirectorySettings
 
 __all__ = ["Link"]
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from asyncdp.meta import DataPlaneGroupMeta, RowHandle
-from asyncdp.transports.ucxx.directory.cells import pieces, slot_name
-from asyncdp.transports.ucxx.directory.hosts import Hosts
-from asyncdp.transports.ucxx.directory.rows import Rows
-from asyncdp.transports.ucxx.directory.texts import load, pack, text
+
+from .cells import pieces, slot_name
+from .hosts import Hosts
+from .msgpack_codec import load, pack, text
+from .rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from asyncdp.transports.ucxx.directory.link import Link
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from .link import Link
+    from .settings import DirectorySettings
 
 __all__ = ["Listing"]
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.meta import RowHandle
-from asyncdp.slots import Located, SlotRef
-from asyncdp.transports.ucxx.directory.cells import SlotName, pieces, slot_name
-from asyncdp.transports.ucxx.directory.hosts import Hosts
-from asyncdp.transports.ucxx.directory.texts import load, pack
-from asyncdp.transports.ucxx.wire import MOST_PICKED
+
+from ..wire.messages import MOST_PICKED
+from .cells import SlotName, pieces, slot_name
+from .hosts import Hosts
+from .msgpack_codec import load, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from asyncdp.transports.ucxx.directory.schema import Schema
+    from .schema import Schema
 
 __all__ = ["Locating"]
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio.connection import AbstractConnection
 
-    from asyncdp.transports.ucxx.directory.link import Link
+    from .link import Link
 
 __all__ = ["Ear", "Notices"]
 

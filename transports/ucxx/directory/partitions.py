@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import PartitionInfo
-from asyncdp.transports.ucxx.directory.base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
-from asyncdp.transports.ucxx.directory.cells import DeadCells, dead_cells
-from asyncdp.transports.ucxx.directory.schema import ABSENT, Schema
-from asyncdp.transports.ucxx.directory.texts import load, pack, text
+
+from .base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
+from .cells import DeadCells, dead_cells
+from .msgpack_codec import load, pack, text
+from .schema import ABSENT, Schema
 
 if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
-    from asyncdp.transports.ucxx.directory.op import Op
+
+    from .operation_ids import Op
 
 __all__ = ["Partitions"]
 

@@ -7,23 +7,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from asyncdp.calls.slots import living_rows, stale_rows
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.meta import RowHandle
-from asyncdp.slots import living_rows, stale_rows
-from asyncdp.transports.ucxx.directory.cells import DeadCells, cells_of, replaced_cells
-from asyncdp.transports.ucxx.directory.hosts import HostInfo, Hosts
-from asyncdp.transports.ucxx.directory.partitions import Partitions
-from asyncdp.transports.ucxx.directory.rows import rid_of
-from asyncdp.transports.ucxx.directory.texts import load, pack, pack_tags, text
+
+from .cells import DeadCells, cells_of, replaced_cells
+from .hosts import HostInfo, Hosts
+from .msgpack_codec import load, pack, pack_tags, text
+from .partitions import Partitions
+from .rows import rid_of
 
 if TYPE_CHECKING:
-    from asyncdp.block import FieldSpec
     from asyncdp.calls import Only
-    from asyncdp.slots import Publish
-    from asyncdp.transports.ucxx.directory.link import Link
-    from asyncdp.transports.ucxx.directory.op import Op
-    from asyncdp.transports.ucxx.directory.schema import Schema
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from asyncdp.calls.slots import Publish
+    from asyncdp.rows.block import FieldSpec
+
+    from .link import Link
+    from .operation_ids import Op
+    from .schema import Schema
+    from .settings import DirectorySettings
 
 __all__ = ["Places", "Published", "Publishing"]
 

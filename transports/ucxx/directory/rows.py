@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from asyncdp.transports.ucxx.directory.texts import load, load_tags
+from .msgpack_codec import load, load_tags
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.field_spec import FieldSpec
+from asyncdp.rows.field_spec import FieldSpec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from asyncdp.errors import DataPlaneClosed
-from asyncdp.transports.ucxx.directory.base import NO_OP, OK
-from asyncdp.transports.ucxx.directory.notices import Notices
-from asyncdp.transports.ucxx.directory.partitions import Partitions
+
+from .base import NO_OP, OK
+from .notices import Notices
+from .partitions import Partitions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from asyncdp.transports.ucxx.directory.link import Link
-    from asyncdp.transports.ucxx.directory.settings import DirectorySettings
+    from .link import Link
+    from .settings import DirectorySettings
 
 __all__ = ["Waiting"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from asyncdp.testing.simulation.checks.claims import doubled_claims, foreign_pops, misshapen_batches, untagged_claims
-from asyncdp.testing.simulation.checks.liveness import still_failing
-from asyncdp.testing.simulation.checks.lives import groundless_refusals, unbound_puts
-from asyncdp.testing.simulation.checks.outcomes import late_calls, raw_errors, short_batches
-from asyncdp.testing.simulation.checks.ports import doubled_probes
-from asyncdp.testing.simulation.checks.presence import phantom_claims, wrong_listings
-from asyncdp.testing.simulation.checks.registers import wrong_reads
-from asyncdp.testing.simulation.checks.stale_errors import groundless_stale_errors, other_lives
-from asyncdp.testing.simulation.checks.whole_rows import half_puts, torn_rows
-from asyncdp.testing.simulation.checks.wire import (
+from .claims import doubled_claims, foreign_pops, misshapen_batches, untagged_claims
+from .liveness import still_failing
+from .lives import groundless_refusals, unbound_puts
+from .outcomes import late_calls, raw_errors, short_batches
+from .ports import doubled_probes
+from .presence import phantom_claims, wrong_listings
+from .registers import wrong_reads
+from .stale_errors import groundless_stale_errors, other_lives
+from .whole_rows import half_puts, torn_rows
+from .wire import (
     crowded_outages,
     endless_waits,
     overspent_budgets,
@@ -23,8 +23,8 @@ from asyncdp.testing.simulation.checks.wire import (
 )
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.violation import Violation
+    from ..history import History
+    from ..violation import Violation
 
 __all__ = ["CHECKS", "Check", "check"]
 

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.violation import Violation
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
-    from asyncdp.testing.simulation.checks.rows import Rows
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
+    from .rows import Rows
 
 __all__ = ["doubled_claims", "foreign_pops", "misshapen_batches", "untagged_claims"]
 

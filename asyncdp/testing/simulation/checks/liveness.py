@@ -13,12 +13,13 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.operation import READS
-from asyncdp.testing.simulation.violation import Violation
+
+from ..operation import READS
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
+    from ..history import History
 
 __all__ = ["still_failing"]
 

@@ -6,14 +6,15 @@ from collections.abc import Hashable, Iterator
 from typing import TYPE_CHECKING
 
 from asyncdp.errors import StaleSlotError
-from asyncdp.testing.simulation.checks.presence import is_there
-from asyncdp.testing.simulation.checks.rows import Rows, rows_of
-from asyncdp.testing.simulation.checks.stale_errors import first_told
-from asyncdp.testing.simulation.violation import Violation
+
+from ..violation import Violation
+from .presence import is_there
+from .rows import Rows, rows_of
+from .stale_errors import first_told
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
 
 __all__ = ["groundless_refusals", "unbound_puts"]
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from asyncdp.errors import DataPlaneError
-from asyncdp.testing.simulation.operation import READS
-from asyncdp.testing.simulation.violation import Violation
+
+from ..operation import READS
+from ..violation import Violation
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
+    from ..history import History
 
 __all__ = ["SLACK_S", "late_calls", "raw_errors", "short_batches"]
 

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from asyncdp.testing.simulation.violation import Violation
+from ..violation import Violation
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.wire_request import WireRequest
+    from ..history import History
+    from ..wire_request import WireRequest
 
 __all__ = ["doubled_probes"]
 

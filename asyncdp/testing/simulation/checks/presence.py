@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.violation import Violation
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.checks.rows import Rows, Span
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
+    from .rows import Rows, Span
 
 __all__ = ["is_there", "phantom_claims", "wrong_listings"]
 

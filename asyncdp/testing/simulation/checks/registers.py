@@ -15,14 +15,14 @@ from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.operation import ABSENT, REMOVALS
-from asyncdp.testing.simulation.violation import Violation
+from ..operation import ABSENT, REMOVALS
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.checks.rows import Register, Rows, Span
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
+    from .rows import Register, Rows, Span
 
 __all__ = ["wrong_reads"]
 

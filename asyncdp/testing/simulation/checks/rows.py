@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp.errors import SampleNotFound
-from asyncdp.testing.simulation.operation import READS, REMOVALS
+
+from ..operation import READS, REMOVALS
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
 
 __all__ = ["Register", "Rows", "Span", "rows_of"]
 

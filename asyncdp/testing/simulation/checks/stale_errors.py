@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from asyncdp.errors import StaleSlotError
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.operation import READS
-from asyncdp.testing.simulation.violation import Violation
+
+from ..operation import READS
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
 
 __all__ = ["first_told", "groundless_stale_errors", "other_lives"]
 

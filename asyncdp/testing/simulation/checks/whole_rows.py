@@ -6,14 +6,14 @@ from collections.abc import Hashable, Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from asyncdp.testing.simulation.checks.rows import rows_of
-from asyncdp.testing.simulation.operation import READS, REMOVALS
-from asyncdp.testing.simulation.violation import Violation
+from ..operation import READS, REMOVALS
+from ..violation import Violation
+from .rows import rows_of
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.checks.rows import Rows
-    from asyncdp.testing.simulation.history import History
-    from asyncdp.testing.simulation.operation import Operation
+    from ..history import History
+    from ..operation import Operation
+    from .rows import Rows
 
 __all__ = ["half_puts", "torn_rows"]
 

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from asyncdp.testing.simulation.violation import Violation
+from ..violation import Violation
 
 if TYPE_CHECKING:
-    from asyncdp.testing.simulation.history import Budgets, History
-    from asyncdp.testing.simulation.wire_request import SlotKey, WireRequest
+    from ..history import Budgets, History
+    from ..wire_request import SlotKey, WireRequest
 
 __all__ = ["crowded_outages", "endless_waits", "overspent_budgets", "stale_asked_again", "too_many_requests"]
 

@@ -1,0 +1,1 @@
+"""What trainers do with batches: padding, named columns, splitting over data-parallel ranks."""

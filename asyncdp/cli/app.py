@@ -1,0 +1,107 @@
+"""The commands, written with typer.
+
+Needs the extra ``asyncdp[cli]``; :mod:`asyncdp.cli.main` says so where it is missing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from asyncdp import __version__
+
+from .directory import directory
+from .output_file import can_be_written
+from .serve import serve
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from asyncdp.examples.async_grpo import Report
+
+__all__ = ["app"]
+
+app = typer.Typer(name="asyncdp", no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and end.")] = False,  # noqa: FBT002
+) -> None:
+    """A fault-tolerant async data plane for reinforcement-learning post-training."""
+    if version:
+        typer.echo(f"asyncdp {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
+    transport: Annotated[
+        str, typer.Option(help="Where the plane lives: 'memory', one process; 'transfer_queue' or 'ucxx', many.")
+    ] = "memory",
+    seconds: Annotated[
+        float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
+    ] = 45.0,
+    faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
+    chaos: Annotated[bool, typer.Option("--chaos", help="Kill processes on the way.")] = False,  # noqa: FBT002
+    json_file: Annotated[
+        Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
+    ] = None,
+    plot_file: Annotated[
+        Path | None, typer.Option("--plot", callback=can_be_written, help="Write a PNG of reward, depth and age.")
+    ] = None,
+) -> None:
+    """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
+
+    Ends with code 1 if a sample was lost or trained on twice, if the reward did not rise, or if a process failed.
+    """
+    import anyio
+    from rich.console import Console
+
+    from asyncdp.examples import async_grpo, grpo_processes
+    from asyncdp.examples.async_grpo import DemoConfig, be_small
+    from asyncdp.examples.grpo_failure import said
+    from asyncdp.examples.grpo_plane import plane_config
+    from asyncdp.examples.grpo_view import LiveView, PlainView
+
+    config = DemoConfig(seed=seed, transport=transport, seconds=seconds, faults=faults, chaos=chaos)
+    try:
+        plane_config(config)
+    except ValueError as err:
+        raise typer.BadParameter(str(err)) from err
+    be_small()
+    console = Console()
+    view = LiveView(console, config) if console.is_terminal else PlainView(console)
+    example = async_grpo if transport == "memory" else grpo_processes
+    if transport != "memory":
+        console.print("starting the plane and the processes: half a minute or so", highlight=False)
+    try:
+        report = anyio.run(example.run, config, view)
+    except Exception as err:
+        typer.echo(f"asyncdp demo: {said(err)}", err=True)
+        raise typer.Exit(1) from err
+    _tell(console, report)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    if plot_file is not None:
+        from asyncdp.examples.grpo_plot import plot
+
+        plot(report, plot_file)
+    raise typer.Exit(0 if report.balance.adds_up and report.rose else 1)
+
+
+def _tell(console: Console, report: Report) -> None:
+    verdict = "it rose" if report.rose else "IT DID NOT RISE"
+    for line in (
+        *report.balance.lines(),
+        f"reward on held-out prompts {report.reward_start:.2f} -> {report.reward_end:.2f}: {verdict}",
+    ):
+        console.print(line, highlight=False)
+
+
+app.command()(serve)
+app.add_typer(directory)

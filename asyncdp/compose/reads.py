@@ -1,0 +1,233 @@
+"""Reading: locate the rows, read their slots host by host, put them together."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from asyncdp.calls.slots import Locate, Located, ReadResult, ReadSlots, Send, SlotRef, verify
+from asyncdp.errors import DataPlaneError, PartialReadError, StaleSlotError
+from asyncdp.meta import KVBatchMeta, RowHandle
+from asyncdp.rows.block import Block, FieldSpec, assemble
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+    from asyncdp.calls import CallContext, GetSamples
+
+__all__ = ["fan_out", "partial_read", "read_rows"]
+
+
+async def fan_out(
+    send: Callable[[Any, CallContext], Awaitable[Any]], calls: Sequence[Any], ctx: CallContext
+) -> list[Any]:
+    """Send several calls at once and return, for each, its result or its error; errors never cancel their siblings."""
+    out: list[Any] = [None] * len(calls)
+
+    async def one(at: int) -> None:
+        try:
+            out[at] = await send(calls[at], ctx)
+        except Exception as err:  # noqa: BLE001 - as a value: raised in a task group it would cancel the others
+            out[at] = err
+
+    async with anyio.create_task_group() as group:
+        for at in range(len(calls)):
+            group.start_soon(one, at)
+    return out
+
+
+Read = tuple[Block, Sequence[int]]
+#: What a ref asks for: host, epoch, slot, generation, fields, rows.
+Place = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
+
+
+async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
+    """Send one request per host; return each with its answer or its error."""
+    if all(ref.host is refs[0].host for ref in refs):
+        calls = [ReadSlots(refs[0].host, tuple(refs))]
+    else:
+        by_host: dict[tuple[str, int], list[SlotRef]] = {}
+        for ref in refs:
+            by_host.setdefault((ref.host.id, ref.host.epoch), []).append(ref)
+        calls = [ReadSlots(group[0].host, tuple(group)) for group in by_host.values()]
+    if len(calls) > 1:
+        return list(zip(calls, await fan_out(send, calls, ctx), strict=True))
+    try:
+        return [(calls[0], await send(calls[0], ctx))]
+    except DataPlaneError as err:
+        return [(calls[0], err)]
+
+
+async def _read_refs(
+    send: Send, refs: Sequence[SlotRef], ctx: CallContext
+) -> tuple[list[Read], dict[int, DataPlaneError], set[Place]]:
+    """Read refs, grouped by host.
+
+    Returns blocks with the rows they hold, an error per row that failed, and which places were stale.
+    """
+    reads: list[Read] = []
+    failed: dict[int, DataPlaneError] = {}
+    stale: set[Place] = set()
+    for call, answer in await _ask(send, refs, ctx):
+        if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
+            raise answer
+        if isinstance(answer, ReadResult):
+            result = verify(answer, call)
+        else:
+            result = ReadResult((), dict.fromkeys(range(len(call.refs)), answer), verified=True)
+        for at, problem in result.errors.items():
+            if isinstance(problem, StaleSlotError):
+                stale.add(_place(call.refs[at]))
+            for row in call.refs[at].rows:
+                # A stale slot outweighs a fault: the row has to be located again anyway.
+                if row not in failed or isinstance(problem, StaleSlotError):
+                    failed[row] = problem
+        for part in result.parts:
+            rows = call.refs[part.refs[0]].rows
+            if len(part.refs) > 1:
+                rows = [row for at in part.refs for row in call.refs[at].rows]
+            reads.append((part.block, rows))
+    return reads, failed, stale
+
+
+def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read]:
+    """Drop whole rows from what was read."""
+    out: list[Read] = []
+    for block, rows in reads:
+        keep = [at for at, row in enumerate(rows) if row not in gone]
+        if len(keep) == block.n:
+            out.append((block, rows))
+        elif keep:
+            out.append((block.take(keep), [rows[at] for at in keep]))
+    return out
+
+
+async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDict:
+    """Serve GetSamples: locate the rows, read their slots host by host, put them together.
+
+    A stale slot discards its whole rows; they are located and read once more, so that no row is put together from two
+    lives. A row that is gone by then, lives again, or still has the same slot is StaleSlotError.
+
+    Raises:
+        PartialReadError: Not all rows came (also where none came: its ``errors`` tell).
+    """
+    n = len(call.sample_ids)
+    located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles), ctx)
+    failed: dict[int, DataPlaneError] = dict(located.missing)
+    reads: list[Read] = []
+    specs: Mapping[str, FieldSpec] = located.specs
+    if located.refs:
+        reads, broken, places = await _read_refs(send, located.refs, ctx)
+        if broken:
+            stale = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
+            reads = _without(reads, broken)
+            if stale:
+                ctx.emit("stale_slots", rows=len(stale), partition_id=call.partition_id)
+                fresh, broken_again, specs = await _read_again(send, call, located, (stale, places), ctx)
+                reads += fresh
+                for row in stale:
+                    del broken[row]
+                broken.update(broken_again)
+            failed.update(broken)
+    if not failed:
+        return assemble(reads, n, call.fields, specs, ctx.env.codec).to_tensordict()
+    raise _partial(call, located.handles, reads, failed, specs, ctx)
+
+
+async def _read_again(
+    send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[Place]], ctx: CallContext
+) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec]]:
+    """Locate and read the rows once more that were in stale places, by the incarnation that was meant.
+
+    ``gone``: these rows, by their positions in the request, and the places, which nobody asks a second time.
+    """
+    stale, places = gone
+    ids = tuple(call.sample_ids[row] for row in stale)
+    handles = tuple(before.handles[row] for row in stale)
+    try:
+        located = await send(Locate(ids, call.partition_id, call.fields, handles), ctx)
+    except DataPlaneError as err:
+        return [], dict.fromkeys(stale, err), before.specs
+    failed: dict[int, DataPlaneError] = {}
+    for at, problem in located.missing.items():
+        text = f"sample {ids[at]!r} was cleared while it was read"
+        failed[stale[at]] = (
+            problem
+            if isinstance(problem, StaleSlotError)
+            else StaleSlotError(text, sample_ids=(ids[at],), cause=problem)
+        )
+    refs = [replace(ref, rows=[stale[at] for at in ref.rows]) for ref in located.refs]
+    for ref in refs:
+        for row in ref.rows if _place(ref) in places else ():
+            name = call.sample_ids[row]
+            msg = f"the data of sample {name!r} is gone from its slot"
+            failed.setdefault(row, StaleSlotError(msg, sample_ids=(name,)))
+    wanted = [
+        replace(ref, index=[ref.index[i] for i in keep], rows=[ref.rows[i] for i in keep])
+        for ref in refs
+        if (keep := [i for i, row in enumerate(ref.rows) if row not in failed])
+    ]
+    if not wanted:
+        return [], failed, located.specs
+    reads, broken, _ = await _read_refs(send, wanted, ctx)
+    failed.update(broken)
+    return _without(reads, failed), failed, located.specs
+
+
+def _place(ref: SlotRef) -> Place:
+    """What a ref asks for.
+
+    The rows belong to it: of a slot that holds several, one that died makes the whole read stale, and the same slot
+    without that row is another read. So do the fields: without the one that was replaced it is another read, too.
+    """
+    return ref.host.id, ref.host.epoch, ref.slot, ref.generation, ref.fields, tuple(ref.index)
+
+
+def _partial(
+    call: GetSamples,
+    handles: Sequence[RowHandle | None],
+    reads: list[Read],
+    failed: dict[int, DataPlaneError],
+    specs: Mapping[str, FieldSpec],
+    ctx: CallContext,
+) -> PartialReadError:
+    """Keep the rows that came."""
+    n = len(call.sample_ids)
+    came = [row for row in range(n) if row not in failed]
+    where = {row: at for at, row in enumerate(came)}
+    kept = [(block, [where[row] for row in rows]) for block, rows in _without(reads, failed)]
+    block = assemble(kept, len(came), call.fields, specs, ctx.env.codec) if came else Block(0, {})
+    meta = KVBatchMeta(
+        call.partition_id,
+        sample_ids=list(call.sample_ids),
+        fields=list(call.fields),
+        handles=list(call.handles or handles),
+    )
+    return partial_read(meta, block, failed, op=ctx.verb)
+
+
+def partial_read(
+    meta: KVBatchMeta, rows: Block | TensorDict, failed: Mapping[int, DataPlaneError], *, op: str
+) -> PartialReadError:
+    """Make the error that keeps ``rows``, the rows of ``meta`` that are not in ``failed``."""
+    lost = sorted(failed)
+    kinds: dict[str, int] = {}
+    for err in failed.values():
+        kinds[type(err).__name__] = kinds.get(type(err).__name__, 0) + 1
+    tally = ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+    first = failed[lost[0]]
+    msg = f"{len(lost)} of {meta.size} rows did not come ({tally}); {meta.sample_ids[lost[0]]!r}: {first.message}"
+    return PartialReadError(
+        msg,
+        rows=rows,
+        ok=meta.subset([row for row in range(meta.size) if row not in failed]),
+        failed=meta.subset(lost),
+        errors={row: failed[row] for row in lost},
+        sample_ids=[meta.sample_ids[row] for row in lost],
+        op=op,
+        partition_id=meta.partition_id,
+        attempts=max(err.attempts for err in failed.values()),
+    )

@@ -1,0 +1,182 @@
+"""Writing: place, reserve, write, publish."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from asyncdp.calls.slots import Abort, HostRef, Place, Publish, Published, Reserve, Send, SlotRef, WriteSlots
+from asyncdp.errors import (
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+)
+from asyncdp.meta import KVBatchMeta, lengths_of
+from asyncdp.rows.block import Block, FieldSpec, field_names
+
+from .outcomes import Debt
+
+if TYPE_CHECKING:
+    from asyncdp.calls import CallContext, PutSamples
+
+__all__ = ["write_rows", "written"]
+
+
+class _Stored(NamedTuple):
+    """What was written and waits to be published."""
+
+    refs: tuple[SlotRef, ...]
+    specs: Mapping[str, FieldSpec]
+    nbytes: Mapping[str, tuple[int, ...]]
+
+
+async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
+    """Serve PutSamples: place, reserve, write, publish. Nothing is visible before publish, which is all or nothing.
+
+    A host that fails or is full is left for a spare one. What a failed put reserved is given back at once, what a
+    cancelled one reserved with the next mutation.
+    """
+    names = field_names(call.fields)
+    touched: list[Debt] = []
+    try:
+        stored = await _store(send, call, names, touched, ctx) if names else _Stored((), {}, {})
+    except BaseException as err:
+        # Owed from here on only: another mutation of this client would settle it, and this one was still under way.
+        for debt in touched:
+            ctx.env.ledger.owe(debt)
+        if isinstance(err, DataPlaneError):
+            err.ambiguous = False  # nothing is visible before publish
+            await _give_back(send, touched, ctx)
+        raise
+    try:
+        publish = Publish(
+            call.sample_ids,
+            call.partition_id,
+            stored.refs,
+            call.tags,
+            stored.specs,
+            stored.nbytes,
+            only=call.only,
+            lives=call.lives,
+            skip_stale=call.skip_stale,
+        )
+        done = await send(publish, ctx)
+    except DataPlaneError as err:
+        if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
+            for debt in touched:
+                ctx.env.ledger.owe(debt)
+            await _give_back(send, touched, ctx)
+        raise
+    return written(call, names, done)
+
+
+def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
+    """Return the meta of a put: the rows that were written, with their lives and whether they are new."""
+    meta = KVBatchMeta(
+        call.partition_id,
+        sample_ids=list(call.sample_ids),
+        fields=list(names),
+        sequence_lengths=lengths_of(call.tags),
+        tags=None if call.tags is None else [dict(row) for row in call.tags],
+        handles=list(done.handles),
+        created=None if done.created is None else list(done.created),
+    )
+    if None not in done.handles:
+        return meta
+    return meta.subset([at for at, handle in enumerate(done.handles) if handle is not None])
+
+
+async def _store(
+    send: Send, call: PutSamples, names: tuple[str, ...], touched: list[Debt], ctx: CallContext
+) -> _Stored:
+    """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
+    n = len(call.sample_ids)
+    placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
+    fields = call.fields
+    assert fields is not None  # noqa: S101 - there are names
+    block = Block.from_fields(fields, n, placed.specs, ctx.env.codec)
+    by_field = {name: column.row_nbytes() for name, column in block.columns.items()}
+    sizes = tuple(sum(by_field.values(), np.zeros(n, np.int64)).tolist())
+    refs: list[SlotRef] = []
+    first = 0
+    for host, count in placed.shares:
+        part = block if count == n else block.take(range(first, first + count))
+        share = (first, sizes[first : first + count])
+        refs += await _write_share(send, (host, *placed.spare), names, part, share, touched, ctx)
+        first += count
+    nbytes = {name: tuple(sizes_.tolist()) for name, sizes_ in by_field.items()}
+    return _Stored(tuple(refs), block.observed(), nbytes)
+
+
+async def _write_share(
+    send: Send,
+    hosts: Sequence[HostRef],
+    names: tuple[str, ...],
+    block: Block,
+    share: tuple[int, tuple[int, ...]],
+    touched: list[Debt],
+    ctx: CallContext,
+) -> tuple[SlotRef, ...]:
+    """Reserve and write the rows of one share on the first host that takes them; only the last one is waited for."""
+    problem: DataPlaneError | None = None
+    for host in hosts:
+        # Noted before anything is sent, so that a cancel at any await leaves no slot behind.
+        debt = Debt(Abort(host, ctx.op_id), ctx.op_id)
+        touched.append(debt)
+        try:
+            refs = await _write_at(send, host, names, block, share, ctx, spare=host is not hosts[-1])
+        except DataPlaneError as err:
+            if isinstance(err, DataPlaneBadRequest) or not err.retryable or ctx.remaining() <= 0:
+                raise
+            # A host that is full is no fault; what the others say matters more.
+            if problem is None or isinstance(problem, DataPlaneNotReady):
+                problem = err
+            ctx.emit("host_skipped", host=host.id, reason=type(err).__name__)
+            await _give_back(send, [debt], ctx)
+            continue
+        return refs
+    if problem is None:
+        msg = "no slot host is there to take the rows"
+        raise DataPlaneNotReady(msg)
+    raise problem
+
+
+async def _write_at(
+    send: Send,
+    host: HostRef,
+    names: tuple[str, ...],
+    block: Block,
+    share: tuple[int, tuple[int, ...]],
+    ctx: CallContext,
+    *,
+    spare: bool,
+) -> tuple[SlotRef, ...]:
+    """Reserve and write the rows of one share on a host; ``spare``: another one can take them."""
+    first_row, sizes = share
+    reserve = Reserve(host, names, sizes, first_row, spare=spare)
+    refs = await send(reserve, ctx)
+    try:
+        await send(WriteSlots(host, refs, block, spare=spare), ctx)
+    except (DataPlaneUnavailable, DataPlaneTimeout) as err:
+        if not (err.may_reserve_again and err.retryable and ctx.remaining() > 0):
+            raise
+        # It may have died in between, and what it reserved with it: now that it is back, it is asked for space anew.
+        refs = await send(reserve, ctx)
+        await send(WriteSlots(host, refs, block), ctx)
+    return refs
+
+
+async def _give_back(send: Send, debts: Iterable[Debt], ctx: CallContext) -> None:
+    """Send what is owed, as far as time and the backend allow; the rest stays owed."""
+    for debt in debts:
+        if ctx.remaining() <= 0:
+            return
+        try:
+            await send(debt.call, ctx)
+        except DataPlaneError:
+            continue
+        ctx.env.ledger.paid(debt)

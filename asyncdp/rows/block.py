@@ -1,0 +1,268 @@
+"""Rows in columnar form: what travels between the verbs and the storage.
+
+A :class:`Block` holds n rows, one :class:`Column` per field. Three kinds of column carry everything a plane carries:
+
+* :class:`Dense`: rows of one shape, one tensor ``(n, *shape)``;
+* :class:`Ragged`: rows that differ in one dimension, one tensor of all their values and n + 1 offsets;
+* :class:`Objects`: anything that is no tensor, each row encoded to bytes by the transport's codec.
+
+No Python object is made per tensor row. :func:`assemble` puts the columns of many reads together with one allocation
+per field, and none when everything came in one piece.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from asyncdp.errors import DataPlaneError, DataPlaneReadError
+
+from .column import (
+    Column,
+    Dense,
+    Objects,
+    Ragged,
+    Rows,
+    offsets_of,
+    ragged_view,
+    scatter,
+    schema_hash,
+    span_of,
+    steps_of,
+)
+from .field_spec import FieldSpec
+from .objects import PICKLE, ObjectCodec, PickleCodec
+from .pack import column_from_leaf, field_names, leaf_of, raw_leaf
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = [
+    "PICKLE",
+    "Block",
+    "Column",
+    "Dense",
+    "FieldSpec",
+    "ObjectCodec",
+    "Objects",
+    "PickleCodec",
+    "Ragged",
+    "assemble",
+    "field_names",
+    "raw_leaf",
+    "schema_hash",
+]
+
+
+@dataclass(slots=True)
+class Block:
+    """``n`` rows of some fields, in columns; ``specs`` says how leaves look to the user, ``codec`` decodes objects."""
+
+    n: int
+    columns: dict[str, Column]
+    specs: Mapping[str, FieldSpec] = field(default_factory=dict)
+    codec: ObjectCodec = PICKLE
+
+    @classmethod
+    def from_fields(
+        cls,
+        fields: Mapping[str, Any] | TensorDictBase,
+        n: int,
+        specs: Mapping[str, FieldSpec] | None = None,
+        codec: ObjectCodec = PICKLE,
+    ) -> Block:
+        """Turn a user's fields into columns; tensors are shared with the user until somebody copies them.
+
+        Raises:
+            DataPlaneBadRequest: A leaf cannot be carried, or does not fit the spec that the partition fixed.
+        """
+        specs = {} if specs is None else specs
+        columns: dict[str, Column] = {}
+        for name in field_names(fields):
+            leaf = raw_leaf(fields, name)
+            known = specs.get(name)
+            column = columns[name] = column_from_leaf(name, leaf, n, codec, known)
+            if known is not None and known.kind and not known.enum:
+                known.merge(column.spec(), name)
+        return cls(n, columns, specs, codec)
+
+    @property
+    def nbytes(self) -> int:
+        """Payload bytes of all rows."""
+        return sum(column.nbytes for column in self.columns.values())
+
+    def row_nbytes(self) -> npt.NDArray[np.int64]:
+        """Payload bytes of each row, shape ``(n,)``."""
+        total = np.zeros(self.n, dtype=np.int64)
+        for column in self.columns.values():
+            total += column.row_nbytes()
+        return total
+
+    def take(self, rows: Rows, fields: Iterable[str] | None = None) -> Block:
+        """Return a copy of some rows and fields."""
+        names = self.columns if fields is None else fields
+        return Block(len(rows), {f: self.columns[f].take(rows) for f in names}, self.specs, self.codec)
+
+    def observed(self) -> dict[str, FieldSpec]:
+        """What these columns would fix about their fields."""
+        out = {}
+        for name, column in self.columns.items():
+            known = self.specs.get(name)
+            out[name] = FieldSpec("enum", enum=known.enum) if known is not None and known.enum else column.spec()
+        return out
+
+    def schema_hash(self) -> int:
+        """Hash of names, kinds, dtypes and the sizes that rows share; the same in every process."""
+        return schema_hash(self.columns)
+
+    def checksum(self, rows: Rows) -> int:
+        """CRC-32 over the content of these rows, field by field (IEEE 802.3 polynomial, by zlib)."""
+        crc = 0
+        for name in sorted(self.columns):
+            for piece in self.columns[name].content(rows):
+                crc = zlib.crc32(piece, crc)
+        return crc
+
+    def spelled_out(self) -> Block:
+        """Return the same rows with the words of vocabularies instead of their numbers."""
+        columns = dict(self.columns)
+        for name, column in self.columns.items():
+            enum = self.specs[name].enum if name in self.specs else ()
+            if enum and isinstance(column, Dense):
+                columns[name] = Objects([self.codec.dumps(enum[code]) for code in column.values.tolist()])
+        return Block(self.n, columns, {n: s for n, s in self.specs.items() if not s.enum}, self.codec)
+
+    def to_tensordict(self) -> TensorDict:
+        """Make the user's view: dense where rows have one shape, jagged where not or where the field is nested.
+
+        Raises:
+            DataPlaneReadError: An object cannot be decoded in this process; the field is named.
+        """
+        return TensorDict({name: self._leaf(name, column) for name, column in self.columns.items()}, [self.n])
+
+    def _leaf(self, name: str, column: Column) -> Any:
+        try:
+            return leaf_of(column, self.specs.get(name), self.codec)
+        except DataPlaneError:
+            raise
+        except Exception as err:
+            if not isinstance(column, Objects):
+                raise
+            # As a rule its class is not importable here: the bytes are as they were put.
+            msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
+            raise DataPlaneReadError(msg, field=name, cause=err) from err
+
+
+Piece = tuple[Column, Rows]
+
+
+def _in_place(pieces: Sequence[tuple[Dense, Rows]], n: int) -> torch.Tensor | None:
+    """Return the tensor of which the pieces are parts that lie where they belong, if they do: nothing is to copy then.
+
+    A transport that knows all of a read beforehand has its parts arrive in one buffer.
+    """
+    first = pieces[0][0].values
+    storage, per_row, covered = first.untyped_storage().data_ptr(), first[:1].nbytes, 0
+    begins: int | None = None
+    for column, rows in pieces:
+        span, values = span_of(rows), column.values
+        if span is None or values.dtype != first.dtype or not values.is_contiguous():
+            return None
+        begin = values.data_ptr() - span[0] * per_row
+        if values.untyped_storage().data_ptr() != storage or begin != (begin if begins is None else begins):
+            return None
+        begins = begin
+        covered += len(values)
+    if begins is None or covered != n or not per_row:
+        return None
+    offset = (begins - storage) // first.element_size()
+    return first.as_strided((n, *first.shape[1:]), first.new_empty((1, *first.shape[1:])).stride(), offset)
+
+
+def _join_dense(pieces: Sequence[tuple[Dense, Rows]], n: int) -> Dense:
+    whole = _in_place(pieces, n)
+    if whole is not None:
+        return Dense(whole)
+    first = pieces[0][0].values
+    # Only the codes of a vocabulary that has grown differ in dtype.
+    dtype = first.dtype if len({c.values.dtype for c, _ in pieces}) == 1 else torch.int32
+    out = first.new_empty((n, *first.shape[1:]), dtype=dtype)
+    for column, rows in pieces:
+        span = span_of(rows)
+        if span is None:
+            scatter(out, torch.as_tensor(rows, dtype=torch.int64), column.values)
+        else:
+            column.fill(out[span[0] : span[1]])
+    return Dense(out)
+
+
+def _join_ragged(pieces: Sequence[tuple[Ragged, Rows]], n: int) -> Ragged:
+    lengths = np.zeros(n, dtype=np.int64)
+    for column, rows in pieces:
+        lengths[np.asarray(rows, dtype=np.int64)] = np.diff(column.offsets)
+    offsets = offsets_of(lengths)
+    first = pieces[0][0]
+    rest = next((c.values.shape[1:] for c, _ in pieces if len(c)), first.values.shape[1:])
+    out = first.values.new_empty((int(offsets[-1]), *rest))
+    for column, rows in pieces:
+        span = span_of(rows)
+        if span is None:
+            at = torch.from_numpy(steps_of(offsets[np.asarray(rows, dtype=np.int64)], column.offsets))
+            scatter(out, at, column.values)
+        else:
+            column.fill(out[int(offsets[span[0]]) : int(offsets[span[1]])])
+    return Ragged(out, offsets, dim=first.dim, nested=any(c.nested for c, _ in pieces))
+
+
+def join(pieces: Sequence[Piece], n: int, spec: FieldSpec | None) -> Column:
+    """Put the pieces of one field together; their row positions cover 0..n-1 once. One allocation."""
+    if len(pieces) == 1 and span_of(pieces[0][1]) == (0, n):
+        return pieces[0][0]
+    head = pieces[0][0]
+    if isinstance(head, Objects):
+        items: list[bytes] = [b""] * n
+        for column, rows in pieces:
+            for row, item in zip(rows, column.items, strict=True):  # type: ignore[attr-defined]
+                items[row] = item
+        return Objects(items)
+    shapes = {tuple(c.values.shape[1:]) for c, _ in pieces if isinstance(c, Dense)}
+    if len(shapes) <= 1 and all(isinstance(c, Dense) for c, _ in pieces):
+        return _join_dense(pieces, n)  # type: ignore[arg-type]
+    dim = next((c.dim for c, _ in pieces if isinstance(c, Ragged) and len(c)), None)
+    if dim is None:
+        dim = spec.ragged_dim if spec is not None else _differing(shapes)
+    return _join_ragged([(ragged_view(c, dim), rows) for c, rows in pieces], n)
+
+
+def _differing(shapes: Iterable[tuple[int, ...]]) -> int:
+    rows = list(shapes)
+    return next((d for d in range(len(rows[0])) if len({row[d] for row in rows}) > 1), 0)
+
+
+def assemble(
+    reads: Iterable[tuple[Block, Rows]],
+    n: int,
+    fields: Sequence[str],
+    specs: Mapping[str, FieldSpec],
+    codec: ObjectCodec,
+) -> Block:
+    """Put blocks together whose rows, by position, cover each of ``fields`` for rows 0..n-1 exactly once.
+
+    Args:
+        reads: Blocks, each with the positions its rows take in the result.
+        n: Rows of the result.
+        fields: Fields of the result, in order.
+        specs: How the partition defines them.
+        codec: Decodes objects when the user's view is made.
+    """
+    pieces: dict[str, list[Piece]] = {name: [] for name in fields}
+    for block, rows in reads:
+        for name, column in block.columns.items():
+            pieces[name].append((column, rows))
+    return Block(n, {name: join(pieces[name], n, specs.get(name)) for name in fields}, specs, codec)

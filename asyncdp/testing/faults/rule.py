@@ -1,0 +1,279 @@
+"""One rule of a fault plan: which requests it hits, when, and what happens to them."""
+
+from __future__ import annotations
+
+import builtins
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from asyncdp import errors
+from asyncdp.calls import Call, slots
+
+__all__ = ["KINDS", "Rule", "Where", "error_named"]
+
+Check = Callable[[Any], bool]
+
+#: The request that decides about a verb that is made of several, for faults that lose one request or its reply.
+DECIDING: Mapping[str, tuple[str, ...]] = {
+    "put_samples": ("Publish", "PutSamples"),
+    "get_samples": ("ReadSlots", "GetSamples"),
+    "get_data": ("ReadSlots", "GetSamples"),
+    "claim_meta": ("TryClaim", "ClaimMeta"),
+    "wait_partition": ("TryPartition", "WaitPartition"),
+}
+#: Requests that look up where samples lie, or may lie; a rule about one sample spares them, so that it fails alone.
+LOOKUPS = ("Locate", "Place")
+#: Requests that pay a debt of an earlier call; they run under the verb of the call that waits for them.
+DEBTS = ("Abort", "AbandonClaim", "Resolve")
+#: The verbs that make requests, and close, which pays debts.
+VERBS = (
+    "check_consumption_status",
+    "claim_meta",
+    "clear_samples",
+    "close",
+    "depth",
+    "describe",
+    "drop_partition",
+    "evict",
+    "get_data",
+    "get_samples",
+    "list_claims",
+    "list_metadata",
+    "list_partitions",
+    "ping",
+    "pop",
+    "put_samples",
+    "register_partition",
+    "release_claim",
+    "release_claims",
+    "wait_partition",
+)
+
+
+def _number(least: float = 0.0) -> Check:
+    return lambda v: isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and v >= least
+
+
+def _whole(least: int) -> Check:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= least
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+#: Every kind of fault with its own options: {kind: {option: is this value fine}}.
+KINDS: Mapping[str, Mapping[str, Check]] = {
+    "delay": {"seconds": _number(), "p50_s": _number(1e-9), "p99_s": _number(1e-9), "reply": _flag},
+    "error": {"error": _text, "message": lambda v: isinstance(v, str), "attributes": _mapping},
+    "lose_request": {"raises": _text},
+    "lose_reply": {"raises": _text},
+    "refuse": {},
+    "reset": {},
+    "silent": {},
+    "not_ready": {"retry_after_s": _number()},
+    "truncate": {},
+    "corrupt": {"schema": _flag},
+    "stale": {},
+    "recycle": {"how": lambda v: v in ("cleared", "reborn", "moved")},
+    "cut": {},
+    "crash_host": {"restart_at_s": _number(), "adopt": _flag},
+}
+#: Kinds that hit the payload of a single slot; p, after and times count slots.
+SLOT_KINDS = frozenset({"corrupt", "recycle", "stale", "truncate"})
+#: Kinds that are about one host and cannot do without its name.
+HOST_KINDS = frozenset({"crash_host", "cut"})
+
+
+def error_named(name: str) -> type[Exception]:
+    """Find an exception type: one of asyncdp.errors, else a built-in one.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    found = getattr(errors, name, None) if name in errors.__all__ else getattr(builtins, name, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        return found
+    raise ValueError(f"error: {name!r} is neither an error of asyncdp nor a built-in exception")
+
+
+def call_names() -> set[str]:
+    """Names of all calls there are, those on slots among them."""
+    assert issubclass(slots.ReadSlots, Call)  # noqa: S101 - and so they are defined by now
+    found: set[str] = set()
+    todo: list[type[Any]] = [Call]
+    while todo:
+        for kind in todo.pop().__subclasses__():
+            found.add(kind.__name__)
+            todo.append(kind)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Which requests a rule is about; None means any.
+
+    Attributes:
+        verb: The user's verb, such as ``"get_samples"``.
+        call: The request's type, such as ``"ReadSlots"``, or one that it derives from.
+        host, port: The slot host it goes to, and through which of its ports.
+        sample: A sample that it names. Look-ups are spared, and of a read of many slots the others, where the kind
+            allows it, so that the sample fails alone.
+        partition: The partition that it is about.
+    """
+
+    verb: str | None = None
+    call: str | None = None
+    host: str | None = None
+    port: int | None = None
+    sample: str | None = None
+    partition: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check that there is something of that name."""
+        if self.verb is not None and self.verb not in VERBS:
+            raise ValueError(f"verb: {self.verb!r} is not one of {list(VERBS)}")
+        if self.call is not None and self.call not in (known := call_names()):
+            raise ValueError(f"call: {self.call!r} is not one of {sorted(known)}")
+        if self.port is not None and not _whole(0)(self.port):
+            raise ValueError(f"port: must be a port number, not {self.port!r}")
+        for name in ("host", "sample", "partition"):
+            if getattr(self, name) is not None and not _text(getattr(self, name)):
+                raise ValueError(f"{name}: must be a non-empty string, not {getattr(self, name)!r}")
+
+
+_WHEN: Mapping[str, Check] = {
+    "p": lambda v: _number()(v) and v <= 1,
+    "times": _whole(1),
+    "after": _whole(0),
+    "at_s": _number(),
+    "for_s": lambda v: _number()(v) and v > 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One kind of fault, where and when it strikes.
+
+    Attributes:
+        kind: One of :data:`KINDS`.
+        where: Which requests.
+        p: How likely each of them is hit.
+        times: How often at most; None: always.
+        after: How many matching requests are spared first.
+        at_s: When the rule begins, in seconds since the first request under the plan; None: with its first fault.
+        for_s: How long it lasts from then on, in seconds; None: for ever.
+        options: What the kind needs to know.
+
+    Raises:
+        ValueError: A value makes no sense; the message names it.
+    """
+
+    kind: str
+    where: Where = field(default_factory=Where)
+    p: float = 1.0
+    times: int | None = None
+    after: int = 0
+    at_s: float | None = None
+    for_s: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check every value."""
+        if self.kind not in KINDS:
+            raise ValueError(f"kind: {self.kind!r} is not one of {sorted(KINDS)}")
+        for name, fine in _WHEN.items():
+            value = getattr(self, name)
+            if not fine(value) and not (value is None and name in ("times", "at_s", "for_s")):
+                raise ValueError(f"{name}: {value!r} makes no sense for a rule of kind {self.kind!r}")
+        for name, value in self.options.items():
+            if name not in KINDS[self.kind]:
+                raise ValueError(f"{name}: a rule of kind {self.kind!r} has no such option")
+            if not KINDS[self.kind][name](value):
+                raise ValueError(f"{name}: {value!r} makes no sense for a rule of kind {self.kind!r}")
+        self._check_kind()
+
+    def _check_kind(self) -> None:
+        """Check what concerns several values."""
+        options = self.options
+        if self.kind == "delay" and ("seconds" in options) == ("p50_s" in options):
+            raise ValueError("seconds: a delay is either seconds or p50_s and p99_s")
+        if self.kind == "delay" and options.get("p99_s", math.inf) < options.get("p50_s", 0.0):
+            raise ValueError(f"p99_s: {options['p99_s']!r} is below p50_s")
+        if self.kind in HOST_KINDS and self.where.host is None:
+            raise ValueError(f"host: a rule of kind {self.kind!r} is about one host")
+        if self.kind == "crash_host":
+            if options.get("restart_at_s", math.inf) <= (self.at_s or 0.0):
+                raise ValueError(f"restart_at_s: {options['restart_at_s']!r} is not after at_s")
+            if self.where != Where(host=self.where.host) or (self.p, self.times, self.after) != (1.0, None, 0):
+                raise ValueError("crash_host: it happens at its time to one host; it has no other conditions")
+        if self.kind == "error" or "raises" in options:
+            self.make_error()
+
+    def make_error(self) -> Exception | None:
+        """Make the exception that this rule raises; None where it stays silent."""
+        options = self.options
+        name = options.get("error", options.get("raises"))
+        if name is None:
+            return None
+        message = options.get("message", f"injected: {self.kind}")
+        try:
+            return error_named(name)(message, **options.get("attributes", {}))
+        except TypeError as err:
+            raise ValueError(f"error: {name} cannot be made of {dict(options)}: {err}") from err
+
+    def wants(self, kinds: frozenset[str], verb: str) -> bool:
+        """Whether a request under this verb is one that the rule is about, as far as names tell.
+
+        Args:
+            kinds: The names of its type and of the types that this derives from.
+            verb: The user's verb.
+        """
+        where = self.where
+        if where.verb is not None and where.verb != verb:
+            return False
+        if where.call is not None:
+            return where.call in kinds
+        if self.kind in SLOT_KINDS:
+            return "ReadSlots" in kinds
+        if self.kind in ("lose_reply", "lose_request") and where.verb is not None:
+            return not kinds.isdisjoint(DECIDING[verb]) if verb in DECIDING else kinds.isdisjoint(DEBTS)
+        return where.sample is None or kinds.isdisjoint(LOOKUPS)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what differs from the defaults, flat."""
+        flat: dict[str, Any] = {"kind": self.kind}
+        for f in fields(Where):
+            if (value := getattr(self.where, f.name)) is not None:
+                flat[f.name] = value
+        for name, default in (("p", 1.0), ("times", None), ("after", 0), ("at_s", None), ("for_s", None)):
+            if (value := getattr(self, name)) != default:
+                flat[name] = value
+        return {**flat, **self.options}
+
+    @classmethod
+    def from_dict(cls, flat: Mapping[str, Any]) -> Rule:
+        """Read what :meth:`to_dict` wrote.
+
+        Raises:
+            ValueError: Something is unknown or makes no sense; the message names it.
+        """
+        if not isinstance(flat, Mapping):
+            raise ValueError(f"a rule is an object with a kind, not {flat!r:.80}")  # noqa: TRY004
+        rest = dict(flat)
+        if "kind" not in rest:
+            raise ValueError(f"kind: missing in {rest}")
+        kind = rest.pop("kind")
+        where = Where(**{f.name: rest.pop(f.name) for f in fields(Where) if f.name in rest})
+        when = {name: rest.pop(name) for name in _WHEN if name in rest}
+        return cls(kind, where, options=rest, **when)

@@ -1,0 +1,1 @@
+"""The side of a client: which host serves a slot, connections, the shared-memory lane."""

@@ -1,0 +1,136 @@
+"""Connections of a client, kept for the next request: one user at a time, never one that is spent or too old."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable
+
+from .connection import Connection
+
+if TYPE_CHECKING:
+    from asyncdp.rows.block import ObjectCodec
+
+    from ..wire.buffers import BufferPool
+    from ..wire.engine import Engine
+    from ..wire.handshake import Secret
+
+__all__ = ["Pool"]
+
+Address = tuple[str, int]
+
+
+class Pool:
+    """Connections per port of a host.
+
+    A connection that idled for ``idle_share`` of what its host allows is replaced, quietly: that the host would close
+    it is no fault of the port. So is one that the host closed meanwhile.
+
+    Args:
+        engine, secret, codec, buffers: For new connections (no engine: payload travels in frames only).
+        per_port: Connections to one port at the most; further users wait.
+        idle_share: See above.
+        client: Stands for this client at hosts, 16 bytes that nobody else knows; None: drawn.
+    """
+
+    def __init__(
+        self,
+        engine: Engine | None,
+        secret: Secret,
+        codec: ObjectCodec,
+        buffers: BufferPool,
+        *,
+        per_port: int = 8,
+        idle_share: float = 0.5,
+        client: bytes | None = None,
+    ) -> None:
+        """Begin without any."""
+        self._client = os.urandom(16) if client is None else client
+        self._engine = engine
+        self._secret = secret
+        self._codec = codec
+        self._buffers = buffers
+        self._per_port = per_port
+        self._idle_share = idle_share
+        self._idle: dict[Address, list[Connection]] = {}
+        self._busy: dict[Address, set[Connection]] = {}
+        self._places: dict[Address, asyncio.Semaphore] = {}
+        self._closed = False
+        self.opened = 0
+
+    @asynccontextmanager
+    async def use(self, host: str, port: int) -> AsyncIterator[Connection]:
+        """Lend a connection to a port; it comes back by itself unless it is spent.
+
+        Raises:
+            DataPlaneUnavailable: Nobody answers there.
+            DataPlaneClosed: The pool was closed, before or meanwhile.
+        """
+        address = (host, port)
+        places = self._places.setdefault(address, asyncio.Semaphore(self._per_port))
+        async with places:
+            connection = self._take(address) or await self._open(address)
+            busy = self._busy.setdefault(address, set())
+            busy.add(connection)
+            try:
+                if self._closed:
+                    raise DataPlaneClosed("the client was closed")
+                yield connection
+            except DataPlaneUnavailable as err:
+                if self._closed:
+                    raise DataPlaneClosed("the client was closed under this call", cause=err) from err
+                raise
+            finally:
+                busy.discard(connection)
+                if self._closed:
+                    connection.spend()
+                elif not connection.spent:
+                    self._idle.setdefault(address, []).append(connection)
+
+    def _take(self, address: Address) -> Connection | None:
+        """Return the connection that was used last, if it is still good."""
+        if self._closed:
+            raise DataPlaneClosed("the client is closed")
+        idle = self._idle.get(address, [])
+        now = time.monotonic()
+        while idle:
+            connection = idle.pop()
+            if connection.spent:
+                continue
+            if now - connection.used_at > connection.welcome.idle_s * self._idle_share:
+                connection.spend()
+                continue
+            return connection
+        return None
+
+    async def _open(self, address: Address) -> Connection:
+        self.opened += 1
+        return await Connection.open(self._engine, self._secret, address, self._codec, self._buffers, self._client)
+
+    def forget(self, host: str, port: int) -> None:
+        """Close what idles at a port, as when its host has another epoch."""
+        for connection in self._idle.pop((host, port), []):
+            connection.spend()
+
+    def close(self) -> None:
+        """Spend all connections, those in use too: who uses them gets an error. Twice is fine."""
+        self._closed = True
+        for connections in [*self._idle.values(), *self._busy.values()]:
+            for connection in list(connections):
+                connection.spend()
+        self._idle.clear()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed: with its client, or with its event loop."""
+        return self._closed
+
+    @property
+    def idle(self) -> int:
+        """Connections that wait for a user."""
+        return sum(map(len, self._idle.values()))

@@ -1,0 +1,213 @@
+"""How a client reaches slots: over the shared-memory lane where the host's arena can be mapped, else over the wire."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from asyncdp.calls.slots import SlotRef
+from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+
+from ..slots.arena import Arena
+from ..slots.writer_process import this_machine
+from .lane import Lane
+
+if TYPE_CHECKING:
+    from asyncdp.calls.slots import HostRef, ReadResult
+    from asyncdp.rows.block import Block, ObjectCodec
+
+    from ..wire.buffers import BufferPool
+    from .connection import Connection, Dropped
+    from .connection_pool import Pool
+
+__all__ = ["Access", "Door"]
+
+#: Processors that keep stores in order and loads in order. The lane relies on it: elsewhere a reader could take the end
+#: of a copy for older than it is, so there payload goes over the wire.
+_ORDERED: Final = frozenset({"x86_64", "AMD64", "i686", "i386"})
+#: By host and epoch; None: it cannot be mapped.
+Lanes = dict[tuple[str, int], Lane | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """Where a host is.
+
+    Attributes:
+        address: Where its ports listen.
+        boot_id, arena: Its machine and its segment, as it published them.
+    """
+
+    address: str
+    boot_id: str = ""
+    arena: str = ""
+
+
+class Access:
+    """Reads, reserves and writes slots of any host.
+
+    Args:
+        pool: Connections.
+        codec, buffers: For what is read on the lane.
+        lane: Whether to use the lane where it can be had.
+        lanes: Those that are mapped already, by host and epoch: they belong to no event loop.
+    """
+
+    def __init__(
+        self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True, lanes: Lanes | None = None
+    ) -> None:
+        """Begin with the lanes that there are."""
+        self._pool = pool
+        self._codec = codec
+        self._buffers = buffers
+        self._lanes: Lanes = {} if lanes is None else lanes
+        self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
+        #: op_ids whose copies on the lane are under way, and slots that were granted for the lane.
+        self._copying: dict[str, int] = {}
+        self._granted: dict[tuple[str, int, int, int], str] = {}
+
+    def lane_of(self, host: HostRef, door: Door) -> Lane | None:
+        """Return the lane to a host: where its machine is this one, by boot id, and its arena can be mapped."""
+        key = (host.id, host.epoch)
+        if key in self._lanes:
+            lane = self._lanes[key]
+            if lane is None or lane.usable:
+                return lane
+            del self._lanes[key]
+        if self._machine is None or not door.arena:
+            return None
+        self._let_go()
+        lane = None
+        if door.boot_id == self._machine.boot_id:
+            arena = Arena.attach(door.arena, host.id, host.epoch)
+            lane = None if arena is None else Lane(arena, self._buffers, self._codec)
+        self._lanes[key] = lane
+        return lane
+
+    def _let_go(self) -> None:
+        """Unmap arenas of lives that are over: their memory is only free when nobody maps it."""
+        for key, lane in list(self._lanes.items()):
+            if lane is not None and not lane.usable:
+                del self._lanes[key]
+
+    @asynccontextmanager
+    async def _use(self, host: HostRef, door: Door, port: int | None) -> AsyncIterator[Connection]:
+        chosen = port if port is not None else (host.ports[0] if host.ports else None)
+        if chosen is None:
+            raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
+        async with self._pool.use(door.address, chosen) as connection:
+            if connection.welcome.host_id != host.id:  # its slots are numbered like those of any other
+                msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
+                raise StaleSlotError(msg, host=host.id, port=chosen)
+            yield connection
+
+    async def read(self, host: HostRef, door: Door, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
+        """Read rows of slots."""
+        lane = self.lane_of(host, door)
+        if lane is not None:
+            return await lane.read(refs)
+        async with self._use(host, door, port) as connection:
+            return await connection.read(host, refs)
+
+    async def reserve(
+        self,
+        host: HostRef,
+        door: Door,
+        op_id: str,
+        fields: tuple[str, ...],
+        sizes: Sequence[int],
+        first_row: int,
+        *,
+        ttl_s: float,
+        wait_s: float = 1.0,
+        port: int | None = None,
+    ) -> tuple[SlotRef, ...]:
+        """Reserve slots for rows of a put; the same op_id gets the same slots again.
+
+        Args:
+            host: Who has them.
+            door: Where that is.
+            op_id: Of the put.
+            fields: Names of its fields, in the order of the block that will be written.
+            sizes: Data bytes per row.
+            first_row: Position of the first row in the put.
+            ttl_s: How long from now the put may still publish, in seconds.
+            wait_s: How long a full host may wait for space (where its ``on_full`` says so), in seconds; well below an
+                attempt's timeout, so that a full host is DataPlaneNotReady and no port is blamed.
+            port: Which door.
+
+        Returns:
+            A ref per slot; ``rows`` count from ``first_row`` up.
+        """
+        lane = self.lane_of(host, door) is not None
+        async with self._use(host, door, port) as connection:
+            granted = await connection.reserve(
+                host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=wait_s, lane=lane
+            )
+        refs = tuple(
+            SlotRef(host, slot, generation, fields, range(rows), range(first, first + rows))
+            for slot, generation, rows, first in granted.grants
+        )
+        if granted.lane:
+            for ref in refs:
+                self._granted[host.id, host.epoch, ref.slot, ref.generation] = op_id
+        return refs
+
+    async def write(
+        self,
+        host: HostRef,
+        door: Door,
+        op_id: str,
+        refs: Sequence[SlotRef],
+        block: Block,
+        *,
+        port: int | None = None,
+        checksum: bool = False,
+    ) -> None:
+        """Write rows into reserved slots; ``block`` holds the rows of all refs in order."""
+        names = [(host.id, host.epoch, ref.slot, ref.generation) for ref in refs]
+        lane = self.lane_of(host, door) if all(self._granted.get(name) == op_id for name in names) else None
+        if lane is None:
+            async with self._use(host, door, port) as connection:
+                await connection.write(host, op_id, refs, block, checksum=checksum)
+            return
+        self._copying[op_id] = self._copying.get(op_id, 0) + 1
+        try:
+            await lane.write(refs, block)
+        finally:
+            self._copying[op_id] -= 1
+            if not self._copying[op_id]:
+                del self._copying[op_id]
+        for name in names:
+            self._granted.pop(name, None)
+
+    async def abort(self, host: HostRef, door: Door, op_id: str, port: int | None = None) -> int:
+        """Give a put up; returns how many of its slots stay occupied for now."""
+        async with self._use(host, door, port) as connection:
+            idle = op_id not in self._copying
+            left = await connection.abort(op_id, idle=idle)
+            if left and not idle and op_id not in self._copying:  # the copy ended while the host was being told
+                left = await connection.abort(op_id, idle=True)
+        for name in [name for name, op in self._granted.items() if op == op_id and name[0] == host.id]:
+            del self._granted[name]
+        return left
+
+    async def drop(self, host: HostRef, door: Door, cells: Sequence[Dropped], port: int | None = None) -> int:
+        """End the life of rows; returns once the host did it."""
+        async with self._use(host, door, port) as connection:
+            return await connection.drop(host, cells)
+
+    async def ask(self, host: HostRef, door: Door, port: int | None = None) -> Mapping[str, int | float | str]:
+        """Return what a host has and does."""
+        async with self._use(host, door, port) as connection:
+            return await connection.ask()
+
+    async def close(self) -> None:
+        """Unmap all arenas and close the connections. Twice is fine."""
+        self._pool.close()
+        self._lanes.clear()
+        await asyncio.sleep(0)

@@ -1,0 +1,125 @@
+"""Telling slot hosts which rows are nobody's content any more."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from asyncdp.calls.slots import HostRef
+from asyncdp.compose.reads import fan_out
+from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from asyncdp.calls import CallContext
+
+    from ..directory import DeadCells
+    from .host_resolver import Place, Reach
+
+__all__ = ["Obituary"]
+
+#: How long one port may take to hear of it before another is tried, in seconds. A living host needs milliseconds.
+PORT_S: Final = 1.0
+#: Deaths that are remembered at the most for a host that could not be told; the rest is left to its reconciliation.
+MOST_UNTOLD: Final = 10_000
+
+
+class Obituary:
+    """Brings the news of dead rows to the hosts that hold them.
+
+    A clear, or a put that replaces, returns only after the hosts changed their rows' live words: from then on no
+    reader, however old its reference, gets the old bytes. A host that is dead cannot serve them and learns by its own
+    reconciliation. What a cancel or a fault kept from a host is told with the next news.
+
+    Args:
+        reach: The way to hosts.
+    """
+
+    def __init__(self, reach: Reach) -> None:
+        """Nobody died yet."""
+        self._reach = reach
+        self._untold: dict[HostRef, list[DeadCells]] = {}
+
+    async def tell(self, cells: Sequence[DeadCells], ctx: CallContext) -> None:
+        """Return when each host that lives did it.
+
+        Raises:
+            DataPlaneUnavailable: A host that seems to live did not answer; the mutation itself has happened.
+        """
+        if not cells and not self._untold:
+            return
+        news, self._untold = self._untold, {}
+        late = set(news)
+        for cell in cells:
+            host = HostRef(cell.slot.host, cell.slot.epoch, ())
+            news.setdefault(host, []).append(cell)
+            late.discard(host)
+
+        async def one(host: HostRef, ctx: CallContext) -> None:
+            del ctx
+            await self._tell_one(host, news[host])
+            del news[host]
+
+        try:
+            hosts = list(news)
+            if len(hosts) == 1 and not late:
+                await one(hosts[0], ctx)
+                return
+            for host, problem in zip(hosts, await fan_out(one, hosts, ctx), strict=True):
+                if problem is not None and host not in late:
+                    raise problem
+        finally:
+            self._keep(news)
+
+    def _keep(self, news: dict[HostRef, list[DeadCells]]) -> None:
+        """Write down what could not be told."""
+        for host, cells in news.items():
+            kept = self._untold.setdefault(host, [])
+            kept += cells
+            del kept[:-MOST_UNTOLD]
+
+    async def _tell_one(self, host: HostRef, cells: Sequence[DeadCells]) -> None:
+        try:
+            place = await self._reach.find(host)
+        except StaleSlotError:
+            return
+        if place is None:  # struck off: nobody is there to serve those slots
+            return
+        await self._tell_at(host, place, cells)
+
+    async def _tell_at(self, host: HostRef, place: Place, cells: Sequence[DeadCells]) -> None:
+        news = [(cell.slot.slot, cell.slot.generation, cell.index, cell.fields or ()) for cell in cells]
+        problem: DataPlaneUnavailable | None = None
+        refused = True
+        for port in place.info.ports:
+            try:
+                async with asyncio.timeout(PORT_S):
+                    await self._reach.access.drop(host, place.door, news, port)
+            except StaleSlotError:  # another host answers there, or another life of this one
+                moved = await self._reach.moved(host, place)
+                if moved is not None:
+                    await self._tell_at(host, moved, cells)
+                return
+            except TimeoutError as err:
+                problem = DataPlaneUnavailable("the slot host does not answer", host=host.id, port=port, cause=err)
+                refused = False
+            except DataPlaneUnavailable as err:
+                problem = err
+                refused = refused and isinstance(err.__cause__, ConnectionRefusedError)
+            else:
+                return
+        self._reach.forget(host)
+        if problem is not None and await self._may_serve(host, place, refused=refused):
+            problem.ambiguous = True
+            raise problem
+
+    async def _may_serve(self, host: HostRef, before: Place, *, refused: bool) -> bool:
+        """Whether a host that could not be told may still serve: it lives, or was just started anew elsewhere."""
+        try:
+            place = await self._reach.find(host)
+        except StaleSlotError:
+            return False
+        if place is None or not place.info.alive:
+            return False
+        return not refused or place.info.ports != before.info.ports

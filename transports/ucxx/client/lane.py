@@ -1,0 +1,249 @@
+"""The shared-memory lane: a process on the host's own machine reads and writes its arena without asking it.
+
+A reader copies out and checks before and after that each slot still holds its generation and each row still lives; what
+changed in between is StaleSlotError, never another sample's bytes. A writer copies into slots that the host reserved
+for it and says in the header when it is done; the host uses a slot for something else only after that, or after the
+writer's death, so that a writer that was paused for hours still hurts nobody.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from asyncdp.calls.slots import Part, ReadResult
+from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
+
+from ..payload.blocks import block_of, layout_of, pack, rows_of
+from ..payload.cooperative_copy import in_turns
+from ..payload.gather import Gather, Selection, gathers
+from ..payload.layout import Layout, read_layout, spans
+from ..payload.payload import Payload
+from ..slots.arena import WORDS
+from ..slots.header import (
+    DEAD,
+    DONE,
+    STATE,
+    Header,
+    Outcome,
+    State,
+    read_outcome,
+    read_state,
+    write_outcome,
+)
+from ..slots.slot import live_at
+
+if TYPE_CHECKING:
+    from asyncdp.calls.slots import SlotRef
+    from asyncdp.rows.block import Block, ObjectCodec
+
+    from ..slots.arena import Arena
+    from ..wire.buffers import BufferPool
+
+__all__ = ["Lane"]
+
+#: Heads up to this many bytes are remembered during a read: those of a few columns whose rows do not differ in length.
+_HEAD: Final = 256
+_STATE_BITS: Final = np.uint64(8)
+_OUTCOME_BITS: Final = np.uint64(2)
+#: Layouts by the length of their heads and by these.
+Heads = dict[int, dict[bytes, Layout]]
+
+
+class Lane:
+    """One arena, mapped by a client.
+
+    Args:
+        arena: Attached, not owned.
+        buffers: Where results go.
+        codec: Decodes objects of results.
+    """
+
+    def __init__(self, arena: Arena, buffers: BufferPool, codec: ObjectCodec) -> None:
+        """Hold them."""
+        self.arena = arena
+        self._buffers = buffers
+        self._codec = codec
+        self._pid = os.getpid()
+        self._table = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)
+
+    @property
+    def usable(self) -> bool:
+        """False once the host removed the arena, or another life of it began."""
+        return not self.arena.given_up
+
+    # -- reading
+
+    async def read(self, refs: Sequence[SlotRef]) -> ReadResult:
+        """Copy rows out of slots; an error per ref that could not be read, as from the host itself."""
+        errors: dict[int, DataPlaneError] = {}
+        foreign = [at for at, ref in enumerate(refs) if not self._known(ref)]
+        for at in foreign:
+            errors[at] = _stale(refs[at])
+        asked = [at for at in range(len(refs)) if at not in errors]
+        self._check(refs, asked, errors)
+        picks: list[Selection] = []
+        heads: Heads = {}
+        for at in asked:
+            if at in errors:
+                continue
+            try:
+                picks.append(Selection(at, self._look(refs[at], heads), refs[at].fields, refs[at].index))
+            except CorruptPayload as err:
+                errors[at] = self._state_problem(refs[at]) or err
+        made, unfit = gathers(picks)
+        for at, error in unfit.items():
+            errors[at] = self._state_problem(refs[at]) or error
+        parts = []
+        for gather in made:
+            out = self._buffers.empty(gather.layout.nbytes)
+            await in_turns(gather.fill(out))
+            part = self._part(gather, Payload(gather.layout, out), refs, errors)
+            if part is not None:
+                parts.append(part)
+        return ReadResult(tuple(parts), errors)
+
+    def _known(self, ref: SlotRef) -> bool:
+        return ref.host.epoch == self.arena.epoch and 0 <= ref.slot < self.arena.units
+
+    def _look(self, ref: SlotRef, heads: Heads) -> Payload:
+        """See where the rows of a slot lie. Slots of one shape begin with the same bytes: ``heads`` remembers those."""
+        data = self.arena.data[self.arena.payload_at(ref.slot) :]
+        head = data[:_HEAD].tobytes()
+        for size, known in heads.items():
+            layout = known.get(head[:size])
+            if layout is not None:
+                return Payload(layout, data)
+        layout = read_layout(data)
+        if layout.head_bytes <= _HEAD:
+            heads.setdefault(layout.head_bytes, {})[head[: layout.head_bytes]] = layout
+        return Payload(layout, data)
+
+    def _part(
+        self, gather: Gather, copied: Payload, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]
+    ) -> Part | None:
+        """Check after the copy; what is stale by now goes."""
+        numbers = [pick.ref for pick in gather.picks]
+        self._check(refs, numbers, errors)
+        block = block_of(copied, self._codec)
+        sizes = gather.nbytes
+        if any(at in errors for at in numbers):
+            kept = [place for place, at in enumerate(numbers) if at not in errors]
+            if not kept:
+                return None
+            marks = spans(gather.counts)
+            block = block.take([row for place in kept for row in range(*marks[place])])
+            numbers, sizes = [numbers[place] for place in kept], tuple(sizes[place] for place in kept)
+        return Part(tuple(numbers), block, sizes, copied.schema())
+
+    def _check(self, refs: Sequence[SlotRef], numbers: Sequence[int], errors: dict[int, DataPlaneError]) -> None:
+        """Note each ref whose slot does not hold its generation, or whose rows are nobody's content.
+
+        Rows are looked at before the state: a slot that is used again first stops being READY.
+        """
+        if self.arena.given_up:
+            errors.update({at: _stale(refs[at]) for at in numbers})
+            return
+        slots = [refs[at].slot for at in numbers]
+        dead = self._table[slots, DEAD].nonzero()[0].tolist()
+        for place in dead:
+            ref = refs[numbers[place]]
+            if not self._live(ref):
+                errors[numbers[place]] = StaleSlotError(
+                    f"slot {ref.slot} does not hold these rows any more", host=ref.host.id
+                )
+        generations = np.asarray([refs[at].generation for at in numbers], np.uint64)
+        state = self._table[slots, STATE]
+        good = state == generations << _STATE_BITS | np.uint64(State.READY)
+        if not good.all():  # what a lane wrote is good before the host has taken note of it
+            written = self._table[slots, DONE] == generations << _OUTCOME_BITS | np.uint64(Outcome.WRITTEN)
+            good |= written & (state == generations << _STATE_BITS | np.uint64(State.WRITING))
+        for place in (~good).nonzero()[0].tolist():
+            problem = self._state_problem(refs[numbers[place]])
+            if problem is not None:
+                errors[numbers[place]] = problem
+
+    def _state_problem(self, ref: SlotRef) -> DataPlaneError | None:
+        """Why a slot does not hold a finished payload of this generation, or None."""
+        arena = self.arena
+        state, generation = read_state(arena, ref.slot)
+        if generation != ref.generation or state not in (State.READY, State.WRITING):
+            return _stale(ref)
+        if state is State.READY or read_outcome(arena, ref.slot, generation) is Outcome.WRITTEN:
+            return None
+        # It may have become READY between the two looks.
+        if read_state(arena, ref.slot) == (State.READY, ref.generation):
+            return None
+        return DataPlaneNotReady(f"slot {ref.slot} is still being written", host=ref.host.id, retry_after_s=0.01)
+
+    def _live(self, ref: SlotRef) -> bool:
+        """Whether all rows and fields of a ref are somebody's content."""
+        header = Header.read(self.arena, ref.slot, ref.generation)
+        if header is None or live_at(self.arena, ref.slot, header.capacity) > self.arena.nbytes:
+            return False
+        try:
+            layout = self._look(ref, {}).layout
+        except CorruptPayload:
+            return False
+        begin = live_at(self.arena, ref.slot, header.capacity)
+        live = self.arena.slice(begin, header.rows * header.cols).reshape(header.rows, header.cols)
+        columns = [at for name in ref.fields if (at := layout.column(name)) is not None and at < header.cols]
+        rows = [row for row in ref.index if 0 <= row < header.rows]
+        return bool(live[rows][:, columns].all())
+
+    # -- writing
+
+    async def write(self, refs: Sequence[SlotRef], block: Block) -> None:
+        """Copy rows into slots that were reserved for this process; ``block`` holds the rows of all refs in order.
+
+        Cut off, it leaves them reserved: the write may be tried again, or its put given up. Tried again after it was
+        done, it does nothing.
+
+        Raises:
+            DataPlaneWriteError: A slot is not reserved for this any more; nothing of the put may be published.
+        """
+        if sum(len(ref.rows) for ref in refs) != block.n:
+            raise DataPlaneWriteError(f"{block.n} rows do not fit the slots that were reserved for them")
+        if all(self._known(ref) and self._state_problem(ref) is None for ref in refs):
+            return
+        finished = False
+        try:
+            first = 0
+            for ref in refs:
+                stop = first + len(ref.rows)
+                await in_turns(self._copy_in(ref, rows_of(block, first, stop)))
+                first = stop
+            finished = True
+        finally:
+            for ref in refs:
+                if self._mine(ref, State.WRITING) and finished:
+                    write_outcome(self.arena, ref.slot, ref.generation, Outcome.WRITTEN)
+                elif self._mine(ref, State.GIVEN_UP):
+                    write_outcome(self.arena, ref.slot, ref.generation, Outcome.STOPPED)
+
+    def _copy_in(self, ref: SlotRef, block: Block) -> Iterator[int]:
+        header = Header.read(self.arena, ref.slot, ref.generation) if self._mine(ref, State.WRITING) else None
+        layout = layout_of(block)
+        if header is None or header.rows != block.n or header.capacity < layout.nbytes:
+            raise DataPlaneWriteError(f"slot {ref.slot} is not reserved for this write any more", host=ref.host.id)
+        out = self.arena.slice(self.arena.payload_at(ref.slot), layout.nbytes)
+        for copied in pack(block, layout, out):
+            yield copied
+            if not self._mine(ref, State.WRITING):
+                raise DataPlaneWriteError("this write was given up while it was under way", host=ref.host.id)
+
+    def _mine(self, ref: SlotRef, state: State) -> bool:
+        """Whether a slot is in this state and generation; where the put was given up its word is still the writer's.
+
+        Never in a child that was forked in mid-copy: the slot is its parent's, which still writes.
+        """
+        if self._pid != os.getpid():
+            return False
+        return self._known(ref) and read_state(self.arena, ref.slot) == (state, ref.generation)
+
+
+def _stale(ref: SlotRef) -> StaleSlotError:
+    return StaleSlotError(f"slot {ref.slot} holds another generation", host=ref.host.id)

@@ -1,0 +1,189 @@
+"""The half of the transport that moves rows: where they may go, where they are, in and out of slots."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from asyncdp.calls import CallContext, handles
+from asyncdp.calls import slots as s
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
+from asyncdp.service import Service
+
+from ..directory import Op
+from ..slots.writer_process import this_machine
+from ..wire.messages import LONGEST_PUT_S
+
+if TYPE_CHECKING:
+    from ..directory import Directory
+    from .host_resolver import Place, Reach
+    from .invalidation import Obituary
+    from .placing import Placing
+
+__all__ = ["SlotCalls", "op_of"]
+
+R = TypeVar("R")
+
+#: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
+FULL_SHARE: Final = 0.25
+FULL_S: Final = 1.0
+#: Giving space back may take this share of what is left of a call, and this many seconds at the most: it is owed by an
+#: earlier call, and a host that is paused must not cost this one its time.
+ABORT_SHARE: Final = 0.2
+ABORT_S: Final = 1.0
+
+
+def op_of(ctx: CallContext) -> Op:
+    """Name the user's call to the directory."""
+    return Op(ctx.op_id, ctx.remaining())
+
+
+class SlotCalls(Service):
+    """Serves slot calls; what it holds is made by the transport."""
+
+    _owner: str
+    _checksum: bool
+    _directory: Directory
+    _reach: Reach
+    _obituary: Obituary
+    _placing: Placing
+
+    # -- where
+
+    @handles(s.Locate)
+    async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
+        del ctx
+        return await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+
+    @handles(s.Place)
+    async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
+        places = await self._directory.place(call.partition_id, call.sample_ids, call.fields, call.only)
+        taking = [host for host in places.hosts if not host.draining]
+        hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
+        if not hosts:
+            silent = next(
+                (host.id for host in await self._directory.hosts() if host.supervised and not host.alive), None
+            )
+            msg = "no slot host is registered that takes rows"
+            told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # it will be back: see Probe
+            raise DataPlaneUnavailable(msg, partition_id=call.partition_id, **told)
+        return s.Placement(((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
+
+    # -- slots
+
+    async def _find(self, host: s.HostRef, port: int | None) -> Place:
+        place = await self._reach.find(host)
+        if place is None:
+            msg = f"slot host {host.id!r} is not registered"
+            raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
+        return place
+
+    async def _at(self, host: s.HostRef, port: int | None, work: Callable[[Place, int | None], Awaitable[R]]) -> R:
+        """Do something at a host, and where another life or another host answers, once more where it is by now.
+
+        If nobody answers, ask where it is before it is asked again: it may have been started anew.
+        """
+        place = await self._find(host, port)
+        try:
+            try:
+                return await work(place, place.port(port))
+            except StaleSlotError:
+                moved = await self._reach.moved(host, place)
+                if moved is None:
+                    raise
+                return await work(moved, moved.port(port))
+        except DataPlaneUnavailable:
+            self._reach.forget(host)
+            raise
+
+    @handles(s.ReadSlots)
+    async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
+        del ctx
+
+        async def read(place: Place, port: int | None) -> s.ReadResult:
+            return await self._reach.access.read(call.host, place.door, call.refs, port)
+
+        try:
+            return await self._at(call.host, call.port, read)
+        except StaleSlotError as err:
+            return s.ReadResult((), dict.fromkeys(range(len(call.refs)), err))
+
+    @handles(s.Reserve)
+    async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
+        for name in call.fields:
+            _refuse_unwritable(name)
+        left = ctx.remaining()
+
+        async def reserve(place: Place, port: int | None) -> tuple[s.SlotRef, ...]:
+            return await self._reach.access.reserve(
+                call.host,
+                place.door,
+                ctx.op_id,
+                call.fields,
+                call.sizes,
+                call.first_row,
+                ttl_s=max(0.0, min(left, LONGEST_PUT_S)),
+                wait_s=max(0.0, min(left * FULL_SHARE, FULL_S)),
+                port=port,
+            )
+
+        try:
+            refs = await self._at(call.host, call.port, reserve)
+        except DataPlaneNotReady:
+            self._placing.full(call.host.id, ctx.env.clock.now())
+            raise
+        except StaleSlotError as err:
+            raise _replaced(call.host, err) from err
+        self._placing.reserved(call.host.id, sum(call.sizes))
+        return refs
+
+    @handles(s.WriteSlots)
+    async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
+        async def write(place: Place, port: int | None) -> None:
+            told: dict[str, Any] = {"port": port, "checksum": self._checksum}
+            await self._reach.access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
+
+        try:
+            await self._at(call.host, call.port, write)
+        except StaleSlotError as err:
+            raise _replaced(call.host, err) from err
+
+    @handles(s.Abort)
+    async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
+        async def abort(place: Place, port: int | None) -> None:
+            await self._reach.access.abort(call.host, place.door, call.op_id, port)
+
+        try:
+            if await self._reach.find(call.host) is None:  # its own limits free what was reserved there
+                return
+            async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
+                await self._at(call.host, call.port, abort)
+        except StaleSlotError:
+            return
+        except TimeoutError as err:
+            msg = "the slot host does not answer; what was reserved there is given back later"
+            told: dict[str, Any] = {"retryable": False, "blames_port": False, "cause": err}
+            raise DataPlaneUnavailable(msg, host=call.host.id, port=call.port, **told) from err
+
+    @handles(s.Publish)
+    async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
+        left_s = ctx.remaining()
+        if call.refs and ctx.began:  # later its slots may be another's, and the directory refuses to name them
+            left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
+        done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
+        await self._obituary.tell(done.dead, ctx)
+        return s.Published(done.handles, done.created)
+
+
+def _refuse_unwritable(name: str) -> None:
+    """Refuse a field name that payloads, which are UTF-8, cannot hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError as err:
+        raise DataPlaneBadRequest(f"field {name!r}: a name with lone surrogates cannot be kept", field=name) from err
+
+
+def _replaced(host: s.HostRef, err: StaleSlotError) -> DataPlaneUnavailable:
+    """Make of it what it is to a put, which has other hosts to go to."""
+    return DataPlaneUnavailable(f"slot host {host.id!r} is not there: {err.message}", host=host.id, blames_port=False)

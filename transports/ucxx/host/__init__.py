@@ -1,0 +1,1 @@
+"""The slot host: a process that serves slots to clients."""

@@ -1,0 +1,83 @@
+"""UCX connections that nobody knows yet: each has to show a one-time token, soon, or is closed.
+
+The UCX listener binds to every address of the machine and lets anybody connect; all that it takes is sixteen bytes, and
+only so many strangers at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import structlog
+
+if TYPE_CHECKING:
+    from ..wire.engine import Engine
+
+__all__ = ["Claims"]
+
+_TOKEN_BYTES: Final = 16
+_STRANGERS: Final = 64
+
+
+class Claims:
+    """Ties UCX connections to the control streams that their tokens were given to.
+
+    Args:
+        engine: Of the host.
+        patience_s: How long a stranger may take to show its token.
+    """
+
+    def __init__(self, engine: Engine, patience_s: float) -> None:
+        """Begin without any."""
+        self._engine = engine
+        self._patience_s = patience_s
+        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("asyncdp.ucxx")
+
+    def give(self) -> tuple[bytes, asyncio.Future[Any]]:
+        """Make a token; the future gets the connection that shows it."""
+        token = secrets.token_bytes(_TOKEN_BYTES)
+        future: asyncio.Future[Any] = self._engine.loop.create_future()
+        self._waiting[token] = future
+        return token, future
+
+    def withdraw(self, token: bytes) -> None:
+        """The token is good for nothing any more."""
+        future = self._waiting.pop(token, None)
+        if future is not None:
+            future.cancel()
+
+    def accept(self, endpoint: Any) -> None:
+        """Take a connection from the listener."""
+        if len(self._tasks) >= _STRANGERS:
+            self._engine.loop.call_soon(self._engine.abandon, endpoint)
+            return
+        task = self._engine.loop.create_task(self._identify(endpoint))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _identify(self, endpoint: Any) -> None:
+        token = np.zeros(_TOKEN_BYTES, np.uint8)
+        try:
+            async with asyncio.timeout(self._patience_s):
+                await self._engine.receive_token(endpoint, token).wait()
+            future = self._waiting.pop(token.tobytes())
+            if future.done():
+                raise KeyError(token)  # noqa: TRY301 - as if it were unknown
+            future.set_result(endpoint)
+        except Exception as err:  # noqa: BLE001 - whatever a stranger does, the host serves on
+            self._log.info("a UCX connection without a good token was closed", why=type(err).__name__)
+            self._engine.abandon(endpoint)
+
+    async def close(self) -> None:
+        """Send all strangers away."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for future in self._waiting.values():
+            future.cancel()
+        self._waiting.clear()

@@ -1,0 +1,381 @@
+"""A slot host: an arena, N ports, heartbeats. ``python -m asyncdp.transports.ucxx.host.host`` is one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+
+from ..slots.arena import Arena, arena_name, sweep_arenas
+from ..slots.header import State
+from ..slots.table import SlotTable
+from ..slots.writer_process import this_machine
+from ..wire.buffers import BufferPool
+from ..wire.engine import Engine
+from ..wire.handshake import Secret
+from .advertised_address import published_address
+from .descriptor_watch import DescriptorWatch, most_sessions
+from .endpoint_tokens import Claims
+from .port import Port, open_ports
+from .recovery import adopt
+from .registration import HostDirectory, HostReport, NoDirectory
+from .remedies import Remedies, Remedy
+from .service import Service
+from .session import Session
+from .spin_watch import SpinWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from ..wire.control import Control
+    from .settings import HostSettings
+
+__all__ = ["Host"]
+
+#: Refusals of puts that were given up are remembered for longer than any put may take.
+_REFUSALS_S: Final = 3600.0
+#: Memory of replies that nobody used for so many seconds goes back to the system: a burst may have needed much of it.
+_IDLE_S: Final = 5.0
+#: Peers that have not proved yet that they know the secret; the one that came first makes room for the next.
+_GREETED_AT_ONCE: Final = 64
+#: Pause before work of the host that failed begins again, in seconds.
+_AGAIN_S: Final = 1.0
+#: Pause between two words about how far draining is, in seconds.
+TELL_S: Final = 0.5
+
+
+class Host:
+    """A slot host in this process and on its running loop.
+
+    Args:
+        settings: See there.
+        directory: Where it is known; None: it is not (then nothing unpublished is ever taken back).
+        secret: What clients have to know; None: that of the environment, else what the directory tells.
+        anew_from: Monotonic time from which the host may ask for a new process; never, unless somebody gives it one.
+
+    Attributes:
+        ended: Set when the host has to end by itself: another life of it has registered, or it is spoilt.
+        spoilt: Only a new process helps: what strangers left in UCX cannot be got rid of. Its arena is for that one.
+    """
+
+    def __init__(
+        self,
+        settings: HostSettings,
+        directory: HostDirectory | None = None,
+        secret: Secret | None = None,
+        *,
+        anew_from: float = math.inf,
+    ) -> None:
+        """Prepare; :meth:`start` begins."""
+        self.settings = settings
+        self.spoilt = False
+        self._most_sessions = most_sessions()
+        self._anew_from = anew_from if settings.adopt else math.inf
+        self.ended = asyncio.Event()
+        self._hurried = False
+        self._reconciles = directory is not None
+        self._directory: HostDirectory = NoDirectory() if directory is None else directory
+        self._secret = Secret() if secret is None else secret
+        self._engine: Engine | None = None
+        self._claims: Claims | None = None
+        self._ucx_port = 0
+        self._ports: list[Port] = []
+        self._sessions: dict[asyncio.Task[None], Session] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ahead_s = time.time() - time.monotonic()
+        self._address = settings.publish or settings.bind
+        self._log = structlog.get_logger("asyncdp.ucxx").bind(host=settings.host_id)
+        self.arena: Arena
+        self.service: Service
+
+    # -- start
+
+    async def start(self) -> HostReport:
+        """Take or make the arena, listen, register. Returns what it registered.
+
+        Raises:
+            DataPlaneUnavailable: There is too little shared memory or no port, nobody could reach the host, or it lives
+                already.
+        """
+        settings = self.settings
+        self._address = published_address(settings.bind, settings.publish)
+        if not self._secret:
+            self._secret = Secret(await self._directory.shared_secret() or "")
+        for name in sweep_arenas(settings.sweep_arenas_s):
+            self._log.info("removed the arena of a host that never came back", arena=name)
+        self.arena = await self._take_arena()
+        try:
+            await self._listen()
+            report = self.report()
+            await self._beat(report)
+        except BaseException:
+            await self.stop()
+            raise
+        self._keep(lambda: self._every(settings.beat_s, lambda: self._beat(self.report())))
+        self._keep(lambda: self._every(1.0, self._sweep))
+        if settings.ucx and settings.watch_ucx_s:
+            self._keep(self._watch_ucx)
+        if self._reconciles:
+            self._keep(lambda: self._every(settings.grace_s / 2, self.reconcile))
+            self._keep(lambda: self._every(settings.reap_s, self._reap))
+        return report
+
+    def _keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Run work that must not end while the host serves: should it fail, that is said and it begins again."""
+        self._tasks.append(asyncio.create_task(self._kept(work)))
+
+    async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        while True:
+            try:
+                return await work()
+            except Exception:  # noqa: BLE001 - whatever it was, a host without heartbeats is lost to its clients
+                with contextlib.suppress(Exception):
+                    self._log.exception("a host's own work ended; it begins again")
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _take_arena(self) -> Arena:
+        """Adopt what a former life left, or make a fresh arena, and begin the service on it."""
+        settings = self.settings
+        name = arena_name(settings.host_id, settings.plane)
+        arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
+        adopted = arena is not None
+        if arena is not None and arena.units != max(1, settings.arena_bytes // settings.unit_bytes):
+            self._log.warning(
+                "the adopted arena keeps its size; without adoption it would be another", units=arena.units
+            )
+        if arena is None:
+            Arena.discard(name)
+            epoch = await self._directory.next_epoch(settings.host_id)
+            arena = Arena.create(
+                name,
+                settings.host_id,
+                epoch=epoch,
+                data_bytes=settings.arena_bytes,
+                unit_bytes=settings.unit_bytes,
+            )
+        table = SlotTable(
+            arena,
+            max_slot_bytes=settings.max_slot_bytes,
+            rows_per_slot=settings.rows_per_slot,
+            overwrite_oldest=settings.on_full == "overwrite_oldest",
+            on_free=lambda: self.service.space_came_back(),  # noqa: PLW0108 - it is made below
+        )
+        self.service = Service(table, settings, self._directory, BufferPool(), self.clock)
+        if adopted:
+            adopt(table)
+        return arena
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        if settings.ucx:
+            self._start_ucx()
+        self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._serve)
+
+    def _start_ucx(self) -> None:
+        self._engine = Engine(devices=self.settings.devices)
+        self._claims = Claims(self._engine, self.settings.greeting_s)
+        self._ucx_port = self._engine.listen(self._claims.accept, drop=True)
+
+    async def _restart_ucx(self) -> None:
+        """Put a new worker and listener into the place of those that were spoilt; clients connect again."""
+        engine, claims = self._engine, self._claims
+        self._start_ucx()
+        for session in list(self._sessions.values()):
+            session.end()
+        if claims is not None:
+            await claims.close()
+        if engine is not None:
+            await engine.close()
+
+    async def _watch_ucx(self) -> None:
+        """Start UCX anew where its listener, which anybody may talk to, was misused: that closes what was leaked."""
+        seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinWatch(), DescriptorWatch(), 0
+        remedies, remedy = Remedies(seconds, self._anew_from), Remedy.NEW_WORKER
+        while True:
+            await asyncio.sleep(seconds)
+            engine = self._engine
+            idle = engine is not None and not engine.under_way and engine.posted == posted
+            posted = 0 if engine is None else engine.posted
+            why = "its thread spins: it got garbage" if spin.look(seconds, idle=idle) else ""
+            if not why and descriptors.look(len(self._sessions)):
+                why = "strangers hold descriptors"
+            if not why:
+                continue
+            before, remedy = remedy, remedies.next(time.monotonic())
+            if remedy is not Remedy.NOTHING or before is not remedy:
+                self._log.warning("somebody misuses the UCX listener", why=why, therefore=remedy.value)
+            if remedy is Remedy.NEW_WORKER:
+                await self._restart_ucx()
+                spin, posted = SpinWatch(), 0
+            elif remedy is Remedy.NEW_PROCESS:
+                self.spoilt = True
+                self.ended.set()
+                return
+
+    def _serve(self, control: Control) -> None:
+        strangers = [session for session in self._sessions.values() if not session.greeted]
+        if len(strangers) >= _GREETED_AT_ONCE:
+            strangers[0].end()  # the one that has had most time: an honest one needs some milliseconds
+        elif len(self._sessions) >= self._most_sessions:
+            self._log.warning("as many connections as there are descriptors for: a further one is refused")
+            control.end()
+            return
+        session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
+        task = asyncio.get_running_loop().create_task(session.run())
+        self._sessions[task] = session
+        task.add_done_callback(lambda done: self._sessions.pop(done, None))
+
+    # -- what it says of itself
+
+    def clock(self) -> float:
+        """Unix seconds by the directory's clock; this machine's own may be set between two heartbeats."""
+        return time.monotonic() + self._ahead_s
+
+    def report(self) -> HostReport:
+        """What a heartbeat says."""
+        table = self.service.table
+        return HostReport(
+            self.arena.host_id,
+            self.arena.epoch,
+            self._address,
+            tuple(port.number for port in self._ports),
+            table.free_bytes,
+            float(self.arena.units * self.arena.unit_bytes - table.free_bytes),
+            this_machine().boot_id,
+            self.arena.name,
+            self.service.draining,
+            self.settings.supervised,
+        )
+
+    # -- what it does by itself
+
+    async def _every(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
+        failing = False
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                await work()
+                if failing:
+                    self._log.info("the directory can be used again")
+                failing = False
+            except DataPlaneError as err:
+                if not failing:
+                    self._log.warning("the directory cannot be used; serving goes on", why=str(err))
+                failing = True
+                if not err.retryable and isinstance(err, DataPlaneUnavailable):
+                    self._log.error("this host was replaced and ends", why=str(err))
+                    self.ended.set()
+            except Exception:  # noqa: BLE001 - the next beat or sweep may well succeed
+                self._log.exception("a host's own work failed; serving goes on")
+
+    async def _beat(self, report: HostReport) -> None:
+        self.arena.touch()
+        before = time.monotonic()
+        told = await self._directory.beat(report)
+        self._ahead_s = told - (before + time.monotonic()) / 2
+
+    async def _reap(self) -> None:
+        for name in await self._directory.reap():
+            self._log.info("struck off a host that has been silent for long", silent=name)
+
+    async def _sweep(self) -> None:
+        now = self.clock()
+        self.service.buffers.trim(_IDLE_S)
+        self.service.table.sweep(now)
+        self.service.table.forget(now - _REFUSALS_S)
+        self.service.forget_writers()
+
+    async def reconcile(self) -> int:
+        """Take back rows that are nobody's content: never published, or cleared while this host was away.
+
+        Only of slots that have been READY for longer than any put may take, by the directory's clock. Returns how many
+        slots it touched.
+        """
+        table, latest = self.service.table, self.clock() - self.settings.grace_s
+        old = [
+            (slot.number, slot.generation)
+            for slot in list(table.slots.values())
+            if table.settle(slot) is State.READY and slot.ready_since < latest and slot.header.not_after < latest
+        ]
+        if not old:
+            return 0
+        live = await self._directory.live(self.arena.host_id, self.arena.epoch)
+        touched = 0
+        for place in old:
+            slot = table.find(*place)
+            if slot is not None:
+                dead = set(range(slot.header.rows)).difference(live.get(place, ()))
+                if slot.any_live(self.arena, dead):
+                    table.drop(*place, sorted(dead))
+                    touched += 1
+        if touched:
+            self._log.info("took back rows that are nobody's content", slots=touched)
+        return touched
+
+    # -- end
+
+    def fail_port(self, index: int) -> None:
+        """Let a port die; it stays published, as one that a fault took. For tests of what clients make of it."""
+        self._ports[index].fail()
+        self._log.warning("a port was told to fail", port=self._ports[index].number)
+
+    def hurry(self) -> None:
+        """Do not let running requests end: whoever waits for the host to stop has no more time."""
+        self._hurried = True
+
+    async def stop(self) -> None:
+        """Take no more, let running requests end, then close everything in the order that never crashes. Bounded.
+
+        Finish reads, abort connections, wait until UCX is done with all buffers, stop the engine, let go of the arena.
+        """
+        began = time.monotonic()
+        for port in self._ports:
+            port.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if hasattr(self, "service"):
+            self.service.draining = True
+            await self._drain()
+        if self._claims is not None:
+            await self._claims.close()
+        if self._engine is not None:
+            await self._engine.close()
+        if hasattr(self, "arena"):
+            with contextlib.suppress(DataPlaneError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._directory.leave(self.arena.host_id, self.arena.epoch)
+            if self.settings.adopt and (self.settings.keep_arena or self.spoilt):
+                self.arena.close()
+            elif not self.arena.given_up:
+                self.arena.unlink()
+        self._log.info("stopped", seconds=round(time.monotonic() - began, 3))
+
+    async def _drain(self) -> None:
+        """Let sessions that are answering finish, for ``drain_s`` at the most; end the idle ones at once."""
+        until = time.monotonic() + self.settings.drain_s
+        told_at = 0.0
+        while busy := sum(session.busy for session in self._sessions.values()):
+            left = until - time.monotonic()
+            if left <= 0 or self._hurried:
+                self._log.warning("requests are cut off", requests=busy)
+                break
+            if time.monotonic() - told_at >= TELL_S:
+                told_at = time.monotonic()
+                self._log.info("draining", requests=busy, for_at_most_s=round(left, 1))
+            await asyncio.sleep(0.02)
+        for task in list(self._sessions):
+            task.cancel()
+        await asyncio.gather(*self._sessions, return_exceptions=True)
+
+
+if __name__ == "__main__":
+    from .main import main
+
+    main()

@@ -1,0 +1,80 @@
+"""The payloads of one write, on their way into slots."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from ..wire.chunks import AHEAD, batches, post_receives, wait_all
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from ..wire.buffers import BufferPool
+    from ..wire.engine import Engine, Operation
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Incoming"]
+
+
+class Incoming:
+    """Receives large payloads straight into their slots; small ones share messages, and are copied out of these.
+
+    Only so many messages are received at once that what is held for them stays a few times ``JOINED_BYTES``, however
+    many slots one write has.
+
+    Args:
+        engine, endpoint: Where they come from.
+        tag: Of the first message.
+        places: Where each payload goes; its length is the payload's.
+        buffers: For what is joined.
+
+    Attributes:
+        operations: What was posted; until all of it has ended UCX may write into the slots.
+    """
+
+    def __init__(self, engine: Engine, endpoint: Any, tag: int, places: Sequence[Bytes], buffers: BufferPool) -> None:
+        """Post the first receives."""
+        self.operations: list[Operation] = []
+        self._engine = engine
+        self._endpoint = endpoint
+        self._tag = tag
+        self._places = places
+        self._buffers = buffers
+        self._left = deque(batches([len(place) for place in places]))
+        self._under_way: deque[tuple[list[Operation], Sequence[Bytes], Bytes | None]] = deque()
+        for _ in range(AHEAD):
+            self._post()
+
+    def _post(self) -> None:
+        if not self._left:
+            return
+        first, stop = self._left.popleft()
+        parts = self._places[first:stop]
+        joined = None if len(parts) == 1 else self._buffers.empty(sum(map(len, parts)))
+        operations = post_receives(self._engine, self._endpoint, self._tag, parts if joined is None else [joined])
+        self._tag += len(operations)
+        self.operations += operations
+        self._under_way.append((operations, parts, joined))
+
+    async def receive(self, more: Callable[[], Awaitable[object]]) -> None:
+        """Return when all payloads lie in their slots; the first error is raised.
+
+        Args:
+            more: Called each time that one more message is awaited, which may be sent now.
+        """
+        while self._under_way:
+            operations, parts, joined = self._under_way.popleft()
+            await wait_all(operations)
+            if self._left:
+                self._post()
+                await more()
+            if joined is not None:
+                begin = 0
+                for part in parts:
+                    part[:] = joined[begin : begin + len(part)]
+                    begin += len(part)

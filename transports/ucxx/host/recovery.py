@@ -1,0 +1,77 @@
+"""Adoption: a host that starts again takes over the slots that its killed former life left in the arena."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import structlog
+
+from ..slots.arena import PAGE, WORDS
+from ..slots.header import (
+    Header,
+    Outcome,
+    State,
+    read_outcome,
+    read_state,
+    write_dead,
+    write_state,
+)
+from ..slots.slot import Slot, live_at
+
+if TYPE_CHECKING:
+    from ..slots.arena import Arena
+    from ..slots.table import SlotTable
+
+__all__ = ["adopt"]
+
+
+def adopt(table: SlotTable) -> dict[str, int]:
+    """Take over the slots of an adopted arena; to be called once, before anything is reserved.
+
+    READY slots are served on; WRITING ones are kept while their lane writer lives, taken as READY where it has
+    finished, and freed where it is dead or where the former host was the one who received. A header that is damaged, or
+    that overlaps another, costs its slot.
+
+    Returns:
+        How many slots were ``kept``, ``freed``, ``damaged``.
+    """
+    arena = table.arena
+    used = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)[:, 0] & np.uint64(0xFF)
+    counts = {"kept": 0, "freed": 0, "damaged": 0}
+    for number in np.flatnonzero(used).tolist():
+        state, generation = read_state(arena, number)
+        header = Header.read(arena, number, generation)
+        if header is None or not _fits(arena, number, header) or state is State.FREE:
+            outcome = "damaged"
+        elif state is not State.READY and not _still_written(arena, number, generation, header):
+            outcome = "freed"
+        else:
+            slot = Slot(number, generation, header)
+            outcome = "kept" if table.restore(slot) else "damaged"
+            if outcome == "kept":
+                # A host that was killed while it marked rows as dead had not counted them yet.
+                live = slot.live(arena)
+                write_dead(arena, number, live.size - int(np.count_nonzero(live)))
+                table.settle(slot)
+                if table.find(number, generation) is not None and not slot.live(arena).any():
+                    table.drop(number, generation, ())
+        if outcome != "kept":
+            write_state(arena, number, State.FREE, generation)
+        counts[outcome] += 1
+    structlog.get_logger("asyncdp.ucxx").info("adopted an arena", host=arena.host_id, epoch=arena.epoch, **counts)
+    return counts
+
+
+def _fits(arena: Arena, number: int, header: Header) -> bool:
+    """Whether what a header says lies within its own stretch, and that within the arena."""
+    end = live_at(arena, number, header.capacity) + header.rows * header.cols
+    own_end = arena.data_at + (number + header.units) * arena.unit_bytes
+    return header.units > 0 and end <= own_end <= arena.nbytes and header.capacity <= arena.nbytes - PAGE
+
+
+def _still_written(arena: Arena, number: int, generation: int, header: Header) -> bool:
+    """Whether a slot that is not READY has a writer that has finished or still lives."""
+    if header.writer is None:
+        return False
+    return header.writer.lives() or read_outcome(arena, number, generation) is Outcome.WRITTEN

@@ -1,0 +1,295 @@
+"""One client at a port, seen from the host: one request at a time until the stream ends or idles too long."""
+
+from __future__ import annotations
+
+import asyncio
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
+from msgspec.structs import replace
+
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+
+from ..slots.writer_process import Machine, Process, holds_socket, this_machine
+from ..wire.chunks import send_all
+from ..wire.failures import describe
+from ..wire.handshake import Secret, greet
+from ..wire.messages import (
+    Abort,
+    Ask,
+    Done,
+    Drop,
+    Failed,
+    Granted,
+    Message,
+    More,
+    Read,
+    Ready,
+    Reserve,
+    Tie,
+    Tied,
+    Told,
+    Welcome,
+    WireError,
+    Write,
+    Written,
+)
+from .incoming import Incoming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ..wire.control import Control
+    from ..wire.engine import Engine, Operation
+    from .endpoint_tokens import Claims
+    from .service import Service
+
+__all__ = ["Session"]
+
+#: A peer has so many seconds to take a reply, and one more for so many bytes of it: 8 MiB/s, a tenth of a slow network.
+_TAKES_S: Final = 10.0
+_TAKES_BYTES: Final = 8 << 20
+
+
+class Session:
+    """Serves one control stream.
+
+    Args:
+        control: The stream.
+        service: What does the work.
+        engine, claims: For payload over UCX; None where the host has none.
+        secret: What a client has to know.
+        ucx_port: Where the UCX listener is.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        service: Service,
+        engine: Engine | None,
+        claims: Claims | None,
+        secret: Secret,
+        ucx_port: int,
+    ) -> None:
+        """Prepare to serve."""
+        self.busy = False
+        self.greeted = False
+        self._control = control
+        self._service = service
+        self._engine = engine
+        self._claims = claims
+        self._secret = secret
+        self._ucx_port = ucx_port
+        self._endpoint: Any = None
+        self._token = b""
+        self._arrived: asyncio.Future[Any] | None = None
+        self._client: Process | None = None
+        self._proved = False
+        self._owner = ""
+        self._log = structlog.get_logger("asyncdp.ucxx").bind(peer=control.peer)
+
+    async def run(self) -> None:
+        """Serve until the stream ends. Nothing that a peer does gets out of here."""
+        self._control.on_lost = self._abandon
+        try:
+            async with asyncio.timeout(self._service.settings.greeting_s):
+                await self._greet()
+            self.greeted = True
+            await self._serve()
+        except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
+            self._log.debug("a connection ended", why=f"{type(err).__name__}: {err}")
+        except Exception as err:  # noqa: BLE001 - one peer's trouble, whatever it is, must not end the host
+            if type(err).__name__.startswith("UCXX"):
+                self._log.debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
+            else:
+                self._log.exception("serving a connection failed")
+        finally:
+            self.busy = False
+            self._abandon()
+            if self._claims is not None:
+                self._claims.withdraw(self._token)
+            if not self._control.lost:
+                self._control.close()
+
+    def end(self) -> None:
+        """End it now, as if the client had gone."""
+        self._control.end()
+
+    def _abandon(self) -> None:
+        endpoint, self._endpoint = self._endpoint, None
+        arrived = self._arrived
+        if endpoint is None and arrived is not None:
+            if arrived.done() and not arrived.cancelled():
+                endpoint, self._arrived = arrived.result(), None
+            else:
+                arrived.cancel()  # who waits for it holds a whole reply
+        if endpoint is not None and self._engine is not None:
+            self._engine.abandon(endpoint)
+
+    async def _greet(self) -> None:
+        arena, settings, machine = self._service.table.arena, self._service.settings, this_machine()
+        self._token = b"\0" * 16
+        if self._claims is not None:
+            self._token, self._arrived = self._claims.give()
+        welcome = Welcome(
+            b"\0" * 32,
+            arena.host_id,
+            arena.epoch,
+            machine.boot_id,
+            arena.name,
+            self._ucx_port,
+            self._token,
+            settings.idle_s,
+            settings.inline_bytes,
+        )
+        answer = await greet(self._control, self._secret, welcome)
+        # A process that cannot be seen from here (of another pid namespace, or hidden from this user) could not be
+        # proved dead, so it may not copy into the arena itself.
+        client = Process(answer.pid, answer.start)
+        if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid and client.lives():
+            self._client = client
+        self._owner = blake2b(answer.client, digest_size=16).hexdigest()
+
+    async def _writer(self) -> Process | None:
+        """Return the client's process, where it is proved to be that: by the socket of this very connection.
+
+        Looked up when it first matters (a millisecond): what is reserved in the name of a process stays while it lives.
+        """
+        client, address = self._client, self._control.peer_address
+        if client is not None and not self._proved:
+            self._proved = await asyncio.to_thread(holds_socket, client, address)
+            if not self._proved:
+                self._client = None
+        return self._client
+
+    def _own(self, op_id: str) -> str:
+        """Name a put so that only who reserved for it can: by what this client showed, which no other knows."""
+        return f"{self._owner}:{op_id}"
+
+    async def _serve(self) -> None:
+        while not self._service.draining:
+            if self._control.crowds:  # it did not wait for its replies: all such peers share one turn
+                async with self._service.crowd:
+                    await self._serve_one()
+                    await asyncio.sleep(0)
+            else:
+                await self._serve_one()
+
+    async def _serve_one(self) -> None:
+        async with asyncio.timeout(self._service.settings.idle_s):
+            request = await self._control.receive()
+        self.busy = True
+        # What a peer that takes nothing any more may cost: the same as one that asks nothing.
+        async with asyncio.timeout(self._service.settings.idle_s):
+            await self._answer(request)
+        self.busy = False
+
+    async def _answer(self, request: Message) -> None:
+        reply: Message | None
+        try:
+            reply = await self._handle(request)
+        except DataPlaneError as err:
+            reply = Failed(*describe(err))
+        if reply is not None:
+            await self._control.send(reply)
+
+    async def _handle(self, request: Message) -> Message | None:  # noqa: PLR0911 - a table, in words
+        service = self._service
+        if isinstance(request, Read):
+            await self._read(request)
+            return None
+        if isinstance(request, Reserve):
+            writer = await self._writer() if request.lane else None
+            request = replace(request, op_id=self._own(request.op_id))
+            grants = await service.reserve(request, writer, self._owner)
+            told = [(grant.slot, grant.generation, grant.rows, grant.first_row) for grant in grants]
+            return Granted(told, lane=writer is not None)
+        if isinstance(request, Write):
+            return await self._write(replace(request, op_id=self._own(request.op_id)))
+        if isinstance(request, Abort):
+            return Done(await service.abort(replace(request, op_id=self._own(request.op_id)), await self._writer()))
+        if isinstance(request, Drop):
+            return Done(await service.drop(request))
+        if isinstance(request, Tie):
+            await self._tie()
+            return Tied()
+        if isinstance(request, Ask):
+            return Told(service.facts())
+        raise WireError(f"{type(request).__name__} is no request")
+
+    async def _tie(self) -> None:
+        if self._endpoint is not None:
+            return
+        if self._arrived is None:
+            raise DataPlaneUnavailable("this host has no UCX, or the token was used already", blames_port=False)
+        arrived = self._arrived
+        try:
+            async with asyncio.timeout(self._service.settings.greeting_s):
+                self._endpoint = await asyncio.shield(arrived)
+        except TimeoutError as err:
+            raise DataPlaneUnavailable("the UCX connection did not arrive", cause=err) from err
+        except asyncio.CancelledError:
+            if not self._control.lost or (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            raise ConnectionResetError("the client is gone") from None
+        self._arrived = None
+
+    def _over_ucx(self) -> tuple[Engine, Any]:
+        if self._engine is None or self._endpoint is None:
+            raise WireError("payload over UCX without a UCX connection")
+        return self._engine, self._endpoint
+
+    async def _read(self, request: Read) -> None:
+        in_frame = self._engine is None or not request.tag
+        async with self._service.read(request, in_frame=in_frame) as (reply, payloads):
+            # Memory that others wait for is not kept for a peer that does not take it.
+            async with asyncio.timeout(_TAKES_S + sum(map(len, payloads)) / _TAKES_BYTES):
+                await self._control.send(reply)
+                if payloads:
+                    if self._endpoint is None:  # the client ties it when it learns that it needs it
+                        tie = await self._control.expect(Tie)
+                        await self._answer(tie)
+                    engine, endpoint = self._over_ucx()
+                    await send_all(engine, endpoint, request.tag, payloads)
+
+    async def _write(self, request: Write) -> Message:
+        service = self._service
+        if service.is_written(request):
+            return Written()
+        if request.inline is not None:
+            service.write_inline(request)
+            return Written()
+        engine, endpoint = self._over_ucx()
+        places = service.begin_write(request)
+        incoming: Incoming | None = None
+        try:
+            tag = engine.next_tag()
+            incoming = Incoming(engine, endpoint, tag, [data for _, data in places], service.buffers)
+            await self._control.send(Ready(tag))
+            await incoming.receive(lambda: self._control.send(More()))
+        except BaseException:
+            # However this ended, UCX may still be writing: the slots are ours again only when it is done.
+            self._abandon()
+            _when_ended([] if incoming is None else incoming.operations, lambda: service.release(places))
+            raise
+        service.finish_write(request, places)
+        return Written()
+
+
+def _when_ended(operations: Sequence[Operation], then: Callable[[], object]) -> None:
+    """Call ``then`` once UCX is done with all of these."""
+    left = [operation for operation in operations if not operation.ended.done()]
+    if not left:
+        then()
+        return
+    waiting = len(left)
+
+    def ended(_: object) -> None:
+        nonlocal waiting
+        waiting -= 1
+        if not waiting:
+            then()
+
+    for operation in left:
+        operation.ended.add_done_callback(ended)

@@ -1,0 +1,191 @@
+"""Blocks of rows packed into payloads, and payloads seen as blocks again: a client's side, where there is torch.
+
+Packing copies each tensor once, piece by piece, so that an event loop is never held up for long; seeing a payload as a
+block copies no tensor at all. No Python object is made per tensor row.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneReadError
+from asyncdp.rows.block import PICKLE, Block, Column, Dense, Objects, Ragged
+
+from . import payload as payloads
+from .layout import (
+    DENSE,
+    ITEM_BYTES,
+    MAX_RANK,
+    OBJECTS,
+    RAGGED,
+    ColumnMeta,
+    Layout,
+    dense_of,
+    ends,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import numpy.typing as npt
+
+    from asyncdp.rows.block import ObjectCodec
+
+    from .payload import Payload
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["block_of", "layout_of", "pack", "packed", "rows_of"]
+
+
+def layout_of(block: Block) -> Layout:
+    """Lay out a block.
+
+    Raises:
+        DataPlaneBadRequest: A column cannot be kept; the message names the field.
+    """
+    metas = tuple(_meta_of(name, column) for name, column in block.columns.items())
+    offsets: list[npt.NDArray[np.int64] | None] = []
+    for column in block.columns.values():
+        if isinstance(column, Ragged):
+            offsets.append(column.offsets)
+        elif isinstance(column, Objects):
+            offsets.append(ends(column.row_nbytes()))
+        else:
+            offsets.append(None)
+    if all(steps is None for steps in offsets):
+        return dense_of(block.n, metas)
+    layout = Layout.make(block.n, metas, offsets)
+    layout.refuse_unreadable()
+    return layout
+
+
+def _meta_of(name: str, column: Column) -> ColumnMeta:
+    """Describe a column."""
+    if isinstance(column, Objects):
+        return ColumnMeta(name, OBJECTS)
+    if not isinstance(column, (Dense, Ragged)):
+        raise TypeError(f"a column of type {type(column).__name__} cannot travel")
+    dtype = str(column.values.dtype).removeprefix("torch.")
+    if dtype not in ITEM_BYTES or column.values.ndim > MAX_RANK:
+        msg = f"field {name!r}: a tensor of {dtype} with {column.values.ndim} dimensions cannot be kept unchanged"
+        raise DataPlaneBadRequest(msg, field=name)
+    shape = tuple(column.values.shape[1:])
+    if isinstance(column, Dense):
+        return ColumnMeta(name, DENSE, dtype, shape)
+    return ColumnMeta(name, RAGGED, dtype, shape, column.dim, column.nested)
+
+
+def _dtype_of(meta: ColumnMeta) -> torch.dtype:
+    """Return the dtype itself, of which a layout has the name."""
+    dtype = getattr(torch, meta.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        msg = f"field {meta.name!r} is of {meta.dtype}, which torch {torch.__version__} of this process does not have"
+        raise DataPlaneReadError(msg, field=meta.name)
+    return dtype
+
+
+def pack(block: Block, layout: Layout, out: Bytes) -> Iterator[int]:
+    """Write a block into ``out``; a generator that yields after each piece how many bytes it copied.
+
+    ``out`` holds at least ``layout.nbytes``. Strided, expanded and read-only tensors are right too.
+    """
+    head = layout.head()
+    out[: len(head)] = np.frombuffer(head, np.uint8)
+    for begin, end in layout.gaps():
+        out[begin:end] = 0
+    for column, meta, at, size in zip(
+        block.columns.values(), layout.metas, layout.data_at, layout.data_bytes, strict=True
+    ):
+        if isinstance(column, (Dense, Ragged)) and 0 < size <= payloads.PIECE_BYTES and column.values.is_contiguous():
+            out[at : at + size] = _flat(column.values)  # most are like this, and a slot may hold little
+            yield size
+        elif size:
+            yield from _copy(column, meta, out[at : at + size])
+
+
+def rows_of(block: Block, first: int, stop: int) -> Block:
+    """See some rows of a block as a block of its own; no tensor is copied."""
+    if first == 0 and stop == block.n:
+        return block
+    columns: dict[str, Column] = {}
+    for name, column in block.columns.items():
+        if isinstance(column, Dense):
+            columns[name] = Dense(column.values[first:stop])
+        elif isinstance(column, Ragged):
+            begin, end = int(column.offsets[first]), int(column.offsets[stop])
+            offsets = column.offsets[first : stop + 1] - begin
+            columns[name] = Ragged(column.values[begin:end], offsets, dim=column.dim, nested=column.nested)
+        else:
+            columns[name] = column.take(range(first, stop))
+    return Block(stop - first, columns, block.specs, block.codec)
+
+
+def packed(block: Block) -> Bytes:
+    """Return a block as a payload of its own."""
+    layout = layout_of(block)
+    out = np.empty(layout.nbytes, np.uint8)
+    for _ in pack(block, layout, out):
+        pass
+    return out
+
+
+def _copy(column: Column, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
+    """Copy the rows of one column."""
+    if isinstance(column, Objects):
+        data = np.frombuffer(b"".join(column.items), np.uint8)
+    else:
+        assert isinstance(column, (Dense, Ragged))  # noqa: S101 - the layout was made from it
+        values = column.values
+        if not values.is_contiguous():
+            yield from _copy_strided(values, meta, out)
+            return
+        data = _flat(values)
+    yield from payloads.copy_pieces(out, data)
+
+
+def _flat(values: torch.Tensor) -> Bytes:
+    """See a contiguous tensor as bytes. Flattening it first takes twice as long, where views will do."""
+    # In dimensions of one element a contiguous tensor may have any stride, and no view as bytes.
+    flat = values if values.stride(-1) == 1 else values.reshape(-1)
+    return flat.view(torch.uint8).numpy().reshape(-1)
+
+
+def _copy_strided(values: torch.Tensor, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
+    """Copy a tensor whose elements do not lie in order."""
+    target = torch.from_numpy(out).view(_dtype_of(meta)).view(values.shape)
+    row = out.nbytes // values.shape[0]
+    step = max(1, payloads.PIECE_BYTES // row)
+    for begin in range(0, values.shape[0], step):
+        part = values[begin : begin + step]
+        target[begin : begin + step].copy_(part)
+        yield part.shape[0] * row
+
+
+def block_of(payload: Payload, codec: ObjectCodec = PICKLE) -> Block:
+    """See a payload as a block whose tensors share its bytes.
+
+    Raises:
+        DataPlaneReadError: A field is of a dtype that only a newer torch has; it is named.
+    """
+    columns = {meta.name: _column(payload, at) for at, meta in enumerate(payload.layout.metas)}
+    return Block(payload.layout.n, columns, codec=codec)
+
+
+def _column(payload: Payload, at: int) -> Column:
+    meta, n, offsets = payload.layout.metas[at], payload.layout.n, payload.layout.offsets[at]
+    data = payload.bytes_of(at)
+    if meta.kind == OBJECTS:
+        assert offsets is not None  # noqa: S101 - not dense
+        raw, marks = data.tobytes(), offsets.tolist()
+        return Objects([raw[marks[row] : marks[row + 1]] for row in range(n)])
+    steps = n if offsets is None else int(offsets[-1])
+    shape, dtype = (steps, *meta.shape), _dtype_of(meta)
+    values = torch.from_numpy(data).view(dtype).view(shape) if data.nbytes else torch.empty(shape, dtype=dtype)
+    if meta.kind == DENSE:
+        return Dense(values)
+    assert offsets is not None  # noqa: S101 - not dense
+    return Ragged(values, offsets, dim=meta.dim, nested=meta.nested)

@@ -1,0 +1,23 @@
+"""Long copies and the event loop take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from . import payload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["in_turns"]
+
+
+async def in_turns(copies: Iterator[int]) -> None:
+    """Run a generator of copies, which yields how many bytes each had; the loop runs after each 16 MiB."""
+    done = 0
+    for copied in copies:
+        done += copied
+        if done >= payload.PIECE_BYTES:
+            done = 0
+            await asyncio.sleep(0)

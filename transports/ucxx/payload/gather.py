@@ -1,0 +1,197 @@
+"""Gather: rows of many payloads, put end to end in one payload.
+
+This is what serves a read of many slots, in the slot host (into a message) as on the shared-memory lane (into the
+reader's own memory). Slots whose columns look alike go together; others get a payload of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from asyncdp.errors import CorruptPayload
+
+from .layout import ColumnMeta, Layout, ends, spans
+from .payload import PIECE_BYTES, Payload, copy_pieces
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Gather", "Selection", "gathers"]
+
+#: Scattered rows below this many bytes are picked by numpy at once; larger ones are copied one by one (1 us each).
+_PICK_BYTES: Final = 2048
+
+
+class Selection(NamedTuple):
+    """Rows and fields of one payload.
+
+    Attributes:
+        ref: The caller's number for it.
+        payload: Where they lie.
+        fields: Which columns.
+        rows: Which rows, in this order; a range or integers.
+    """
+
+    ref: int
+    payload: Payload
+    fields: tuple[str, ...]
+    rows: Sequence[int]
+
+
+Span = tuple[int, int]
+
+
+def span_of(index: Sequence[int]) -> Span | None:
+    """Return (first, stop) where the index counts up by one."""
+    if isinstance(index, range):
+        return (index.start, index.stop) if index.step == 1 else None
+    if not index:
+        return 0, 0
+    first, count = index[0], len(index)
+    if index[-1] - first != count - 1 or list(index) != list(range(first, first + count)):
+        return None
+    return first, first + count
+
+
+@dataclass(slots=True)
+class Gather:
+    """One payload to be made of selections whose columns look alike.
+
+    Attributes:
+        picks: The selections, in order.
+        layout: Of the payload to be made.
+        nbytes: Data bytes per selection.
+    """
+
+    picks: list[Selection]
+    layout: Layout
+    nbytes: tuple[int, ...]
+    _spans: list[Span | None]
+    _columns: list[list[int]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, picks: list[Selection], metas: tuple[ColumnMeta, ...]) -> Gather:
+        """Lay out the payload that holds these selections."""
+        marks = [span_of(pick.rows) for pick in picks]
+        counts = [len(pick.rows) for pick in picks]
+        places: dict[bytes, list[int]] = {}
+        for pick in picks:
+            layout = pick.payload.layout
+            if layout.schema not in places:
+                places[layout.schema] = [layout.metas.index(meta) for meta in metas]
+        columns = [[places[pick.payload.layout.schema][at] for pick in picks] for at in range(len(metas))]
+        sizes = np.zeros(len(picks), np.int64)
+        offsets: list[npt.NDArray[np.int64] | None] = []
+        firsts = np.asarray([first for first, _ in spans(counts)], np.int64)
+        for meta, column in zip(metas, columns, strict=True):
+            if picks[0].payload.layout.offsets[column[0]] is None:
+                offsets.append(None)
+                sizes += np.asarray(counts, np.int64) * meta.unit
+                continue
+            lengths = np.concatenate(
+                [_lengths(pick, at, mark) for pick, at, mark in zip(picks, column, marks, strict=True)]
+            )
+            steps = ends(lengths)
+            offsets.append(steps)
+            sizes += (steps[firsts + counts] - steps[firsts]) * meta.unit
+        layout = Layout.make(sum(counts), metas, offsets)
+        return cls(picks, layout, tuple(sizes.tolist()), marks, columns)
+
+    @property
+    def counts(self) -> list[int]:
+        """Rows per selection."""
+        return [len(pick.rows) for pick in self.picks]
+
+    def fill(self, out: Bytes) -> Iterator[int]:
+        """Write the payload into ``out``; a generator that yields after each piece how many bytes it copied."""
+        head = self.layout.head()
+        out[: len(head)] = np.frombuffer(head, np.uint8)
+        for begin, end in self.layout.gaps():
+            out[begin:end] = 0
+        since = 0
+        for number, meta in enumerate(self.layout.metas):
+            if not self.layout.data_bytes[number]:
+                continue
+            at = self.layout.data_at[number]
+            for pick, place, mark in zip(self.picks, self._columns[number], self._spans, strict=True):
+                for piece in _pieces(pick, place, mark, meta.unit):
+                    size = len(piece)
+                    if size > PIECE_BYTES:
+                        yield from copy_pieces(out[at : at + size], piece)
+                    else:
+                        out[at : at + size] = piece
+                        since += size
+                        if since >= PIECE_BYTES:
+                            yield since
+                            since = 0
+                    at += size
+        yield since
+
+
+def _lengths(pick: Selection, at: int, mark: Span | None) -> npt.NDArray[np.int64]:
+    offsets = pick.payload.layout.offsets[at]
+    assert offsets is not None  # noqa: S101 - not dense
+    if mark is not None:
+        return np.diff(offsets[mark[0] : mark[1] + 1])
+    return np.diff(offsets)[np.asarray(pick.rows, np.int64)]
+
+
+def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterable[Bytes]:
+    """The bytes of the selected rows of one column, in order."""
+    layout = pick.payload.layout
+    offsets = layout.offsets[at]
+    if mark is not None:
+        begin, end = mark if offsets is None else (int(offsets[mark[0]]), int(offsets[mark[1]]))
+        base = layout.data_at[at]
+        return (pick.payload.data[base + begin * unit : base + end * unit],)
+    return _scattered(pick, pick.payload.bytes_of(at), offsets, unit)
+
+
+def _scattered(pick: Selection, data: Bytes, offsets: npt.NDArray[np.int64] | None, unit: int) -> Iterator[Bytes]:
+    if offsets is not None:
+        marks = (offsets * unit).tolist()
+        for row in pick.rows:
+            yield data[marks[row] : marks[row + 1]]
+    elif unit > _PICK_BYTES:
+        for row in pick.rows:
+            yield data[row * unit : (row + 1) * unit]
+    elif unit:
+        rows = data.reshape(pick.payload.layout.n, unit)
+        yield rows[np.asarray(pick.rows, np.int64)].reshape(-1)
+
+
+def _within(index: Sequence[int], n: int) -> bool:
+    if isinstance(index, range) and index.step == 1:
+        return index.start >= 0 and index.stop <= n
+    return min(index, default=0) >= 0 and max(index, default=-1) < n
+
+
+def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, CorruptPayload]]:
+    """Group selections by how their columns look, keeping their order within a group.
+
+    Returns the payloads to be made, and an error per selection whose payload lacks a field or a row.
+    """
+    groups: dict[tuple[ColumnMeta, ...], list[Selection]] = {}
+    known: dict[tuple[bytes, tuple[str, ...]], tuple[ColumnMeta, ...] | str] = {}
+    errors: dict[int, CorruptPayload] = {}
+    for pick in selections:
+        layout = pick.payload.layout
+        key = (layout.schema, pick.fields)
+        metas = known.get(key)
+        if metas is None:
+            by_name = {meta.name: meta for meta in layout.metas}
+            lacking = next((name for name in pick.fields if name not in by_name), None)
+            metas = known[key] = tuple(by_name[name] for name in pick.fields) if lacking is None else lacking
+        if isinstance(metas, str):
+            errors[pick.ref] = CorruptPayload(f"the slot holds no field {metas!r}", field=metas)
+        elif not _within(pick.rows, layout.n):
+            errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not all that were asked for")
+        else:
+            groups.setdefault(metas, []).append(pick)
+    return [Gather.of(picks, metas) for metas, picks in groups.items()], errors

@@ -1,0 +1,330 @@
+"""Where the parts of a payload lie.
+
+A payload is what one slot holds and what one message carries: n rows of some columns::
+
+    prefix     32 B   magic, version, flags, head bytes, CRC-32 of the head, rows, whole length
+    schema            msgpack: per column name, kind, dtype, the sizes that rows share
+    lengths           int64 per row, for each column whose rows differ in length
+    data              per column all rows end to end, each column on a 64-byte boundary
+
+All offsets follow from schema, rows and lengths, so that nothing from outside is used as an address.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import numpy as np
+
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+__all__ = ["ALIGN", "ITEM_BYTES", "MAX_HEAD_BYTES", "MAX_RANK", "ColumnMeta", "Layout", "bound", "read_layout"]
+
+ALIGN: Final = 64
+#: Columns of a payload are described in at most this many bytes: a few thousand columns.
+MAX_HEAD_BYTES: Final = 1 << 20
+_PREFIX: Final = struct.Struct("<4sBBHIQQI")
+PREFIX_BYTES: Final = 32
+_MAGIC: Final = b"ADPP"
+_VERSION: Final = 1
+#: Dimensions of a tensor, that of the rows among them.
+MAX_RANK: Final = 16
+#: Rows that hold no bytes (a size of 0 in their shape) could claim any length.
+_MAX_EMPTY_STEPS: Final = 1 << 26
+
+DENSE, RAGGED, OBJECTS = range(3)
+
+#: Bytes per element of every dtype that can travel, by torch's name of it. Written out, since a slot host has no torch.
+ITEM_BYTES: Final = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float4_e2m1fn_x2": 1,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+    "float8_e8m0fnu": 1,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "complex32": 4,
+    "complex64": 8,
+    "complex128": 16,
+}
+
+
+class ColumnMeta(msgspec.Struct, array_like=True, frozen=True):
+    """One column, without its rows.
+
+    Attributes:
+        name: Of the field.
+        kind: 0 dense, 1 ragged, 2 objects.
+        dtype: Torch's name of it; empty for objects.
+        shape: Of a row; for ragged columns without the dimension in which rows differ.
+        dim, nested: As in :class:`~asyncdp.rows.block.Ragged`.
+    """
+
+    name: str
+    kind: int
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    dim: int = 0
+    nested: bool = False
+
+    @property
+    def unit(self) -> int:
+        """Bytes of one row (dense), of one step along the ragged dimension, or of one byte (objects)."""
+        return 1 if self.kind == OBJECTS else math.prod(self.shape) * ITEM_BYTES[self.dtype]
+
+
+def _up(value: int) -> int:
+    return -(-value // ALIGN) * ALIGN
+
+
+@dataclass(slots=True)
+class Layout:
+    """Where the parts of one payload lie.
+
+    Attributes:
+        n: Rows.
+        metas: The columns.
+        offsets: Per column int64 ``(n + 1,)``, in steps of its unit; None for dense columns.
+        schema: The encoded columns.
+        data_at: Per column where its data begins, in bytes from the payload's begin.
+        data_bytes: Per column how long its data is.
+        head_bytes: Where the data of all columns begins.
+        nbytes: Length of the whole payload.
+    """
+
+    n: int
+    metas: tuple[ColumnMeta, ...]
+    offsets: tuple[npt.NDArray[np.int64] | None, ...]
+    schema: bytes
+    data_at: tuple[int, ...]
+    data_bytes: tuple[int, ...]
+    head_bytes: int
+    nbytes: int
+    _head: bytes | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def make(
+        cls,
+        n: int,
+        metas: tuple[ColumnMeta, ...],
+        offsets: Sequence[npt.NDArray[np.int64] | None],
+        schema: bytes | None = None,
+    ) -> Layout:
+        """Lay out ``n`` rows."""
+        if schema is None:
+            schema = msgspec.msgpack.encode(metas)
+        ragged = sum(column is not None for column in offsets)
+        head = at = _up(_up(PREFIX_BYTES + len(schema)) + ragged * n * 8)
+        places, sizes = [], []
+        for meta, steps in zip(metas, offsets, strict=True):
+            size = (n if steps is None else int(steps[-1])) * meta.unit
+            places.append(at)
+            sizes.append(size)
+            at = _up(at + size)
+        return cls(n, metas, tuple(offsets), schema, tuple(places), tuple(sizes), head, at)
+
+    def refuse_unreadable(self) -> None:
+        """Refuse, before anything is written, what :func:`read_layout` would not take.
+
+        Raises:
+            DataPlaneBadRequest: It says what is wrong, and with which column.
+        """
+        if len(self.schema) > MAX_HEAD_BYTES:
+            msg = f"{len(self.metas)} fields are described in {len(self.schema)} bytes, {MAX_HEAD_BYTES} are the most"
+            raise DataPlaneBadRequest(msg)
+        try:
+            _metas(self.schema)
+        except ValueError as err:
+            raise DataPlaneBadRequest(str(err)) from err
+        for meta, offsets in zip(self.metas, self.offsets, strict=True):
+            if offsets is not None and not meta.unit and offsets[-1] > _MAX_EMPTY_STEPS:
+                msg = f"field {meta.name!r}: rows without bytes that are {offsets[-1]} long in all cannot be kept"
+                raise DataPlaneBadRequest(msg, field=meta.name)
+
+    def head(self) -> bytes:
+        """Prefix, schema and lengths, padded to where the data begins."""
+        if self._head is not None:
+            return self._head
+        parts = [self.schema, bytes(_up(PREFIX_BYTES + len(self.schema)) - PREFIX_BYTES - len(self.schema))]
+        parts += [np.diff(steps).tobytes() for steps in self.offsets if steps is not None]
+        body = b"".join(parts)
+        body += bytes(self.head_bytes - PREFIX_BYTES - len(body))
+        crc = zlib.crc32(body)
+        head = _PREFIX.pack(_MAGIC, _VERSION, 0, 0, len(self.schema), self.n, self.nbytes, crc) + body
+        if all(steps is None for steps in self.offsets):
+            self._head = head
+        return head
+
+    def gaps(self) -> list[tuple[int, int]]:
+        """Where the padding after each column lies: (begin, end)."""
+        ends_ = [at + size for at, size in zip(self.data_at, self.data_bytes, strict=True)]
+        begins = [*self.data_at[1:], self.nbytes] if ends_ else []
+        return [(end, begin) for end, begin in zip(ends_, begins, strict=True) if end < begin]
+
+    def column(self, name: str) -> int | None:
+        """Position of a column, or None."""
+        return next((at for at, meta in enumerate(self.metas) if meta.name == name), None)
+
+
+def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the n + 1 offsets of rows with these lengths."""
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
+
+
+def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
+    """Bytes that a payload of these fields never exceeds, where ``sizes`` are the data bytes of its rows."""
+    names = sum(len(name.encode()) for name in fields)
+    described = names + len(fields) * (48 + 9 * MAX_RANK)
+    lengths = 8 * len(sizes) * len(fields)
+    return _up(_up(PREFIX_BYTES + 16 + described) + lengths) + sum(sizes) + ALIGN * len(fields)
+
+
+@lru_cache(maxsize=1024)
+def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
+    """Decode and check the columns; a pure function of bytes, remembered since a put's slots share them."""
+    metas = msgspec.msgpack.decode(schema, type=tuple[ColumnMeta, ...])
+    if len({meta.name for meta in metas}) != len(metas):
+        raise ValueError("two columns have one name")
+    for meta in metas:
+        if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in ITEM_BYTES):
+            raise ValueError(f"column {meta.name!r} is of an unknown kind or dtype")
+        # Sizes of 0 hide the others from a count of bytes, not from the strides of a tensor.
+        steps = math.prod(max(size, 1) for size in meta.shape)
+        if len(meta.shape) > MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
+            raise ValueError(f"column {meta.name!r} has a shape that cannot be")
+        if meta.kind == RAGGED and not 0 <= meta.dim <= len(meta.shape):
+            raise ValueError(f"column {meta.name!r} is ragged in a dimension that it has not")
+    return metas
+
+
+@lru_cache(maxsize=1024)
+def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
+    """What ``Block.schema_hash`` gives for rows of these columns: names, kinds, dtypes and ranks, in order of name."""
+    parts = []
+    for meta in sorted(metas, key=lambda meta: meta.name):
+        rank = len(meta.shape) + (meta.kind == RAGGED)
+        parts.append(f"{meta.name}:object" if meta.kind == OBJECTS else f"{meta.name}:torch.{meta.dtype}:{rank}")
+    return zlib.crc32("|".join(parts).encode())
+
+
+@lru_cache(maxsize=1024)
+def _dense(n: int, schema: bytes) -> Layout:
+    """Lay out rows of which none differs in length; a pure function, remembered since a batch of slots shares it."""
+    metas = _metas(schema)
+    return Layout.make(n, metas, (None,) * len(metas), schema)
+
+
+@lru_cache(maxsize=1024)
+def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
+    """As :func:`_dense`, for who writes them; what could not be read is refused, and that is not remembered."""
+    layout = Layout.make(n, metas, (None,) * len(metas))
+    layout.refuse_unreadable()
+    return layout
+
+
+def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layout:
+    """Read prefix, schema and lengths of a payload; every length is checked before it is used.
+
+    Args:
+        buffer: Bytes that begin with a payload.
+        rows: How many rows are expected, where known.
+
+    Raises:
+        CorruptPayload: The bytes are no payload, or not one of so many rows.
+    """
+    try:
+        return _read(buffer, rows)
+    except CorruptPayload:
+        raise
+    except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError) as err:
+        raise _corrupt(str(err)) from err
+
+
+def _corrupt(why: str) -> CorruptPayload:
+    return CorruptPayload(f"not a payload: {why}")
+
+
+def _prefix(buffer: npt.NDArray[np.uint8], rows: int | None) -> tuple[int, int, int, int]:
+    """Return bytes of schema, rows, bytes of the payload and CRC-32 of its head."""
+    magic, version, flags, spare, schema_bytes, n, nbytes, crc = _PREFIX.unpack(buffer[:PREFIX_BYTES].tobytes())
+    if magic != _MAGIC or version != _VERSION or flags or spare:
+        raise _corrupt(f"magic {magic!r}, version {version}")
+    size = len(buffer)
+    if nbytes > size or schema_bytes > min(MAX_HEAD_BYTES, size - PREFIX_BYTES):
+        raise _corrupt(f"it announces {nbytes} bytes, {schema_bytes} of schema, in {size}")
+    if n >= 1 << 40 or (rows is not None and n != rows):
+        raise _corrupt(f"{n} rows where {rows} were expected")
+    return schema_bytes, n, nbytes, crc
+
+
+def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt.NDArray[np.int64]:
+    """Check the lengths of a column's rows against the bytes that are there."""
+    most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
+    if len(lengths) and (lengths.min() < 0 or lengths.max() > most or lengths.sum(dtype=np.float64) > most):
+        raise _corrupt(f"lengths of column {meta.name!r} do not fit")
+    return ends(lengths)
+
+
+def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
+    size = len(buffer)
+    if size < PREFIX_BYTES:
+        raise _corrupt(f"{size} bytes are too few")
+    schema_bytes, n, nbytes, crc = _prefix(buffer, rows)
+    schema = buffer[PREFIX_BYTES : PREFIX_BYTES + schema_bytes].tobytes()
+    metas = _metas(schema)
+    begin = _up(PREFIX_BYTES + schema_bytes)
+    lengthy = sum(meta.kind != DENSE for meta in metas)
+    head = _up(begin + lengthy * n * 8)
+    if head > size:
+        raise _corrupt(f"the lengths of {n} rows do not fit into {size} bytes")
+    if zlib.crc32(buffer[PREFIX_BYTES:head].data) != crc:
+        raise _corrupt("the checksum of its head does not match")
+    if not lengthy:
+        layout = _dense(n, schema)
+    else:
+        offsets: list[npt.NDArray[np.int64] | None] = []
+        for meta in metas:
+            if meta.kind == DENSE:
+                offsets.append(None)
+            else:
+                # A copy: another process may still change what lies there.
+                lengths = buffer[begin : begin + n * 8].view(np.int64).copy()
+                offsets.append(_offsets(lengths, meta, size))
+                begin += n * 8
+        layout = Layout.make(n, metas, offsets, schema)
+    if layout.nbytes != nbytes:
+        raise _corrupt(f"{nbytes} bytes where its columns need {layout.nbytes}")
+    return layout
+
+
+def spans(counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Turn counts into (first, stop) pairs that follow each other."""
+    marks = [0]
+    for count in counts:
+        marks.append(marks[-1] + count)
+    return list(pairwise(marks))

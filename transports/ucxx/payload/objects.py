@@ -1,0 +1,371 @@
+"""Values that are no tensors, as bytes: msgpack, with extension types for what msgpack itself would change.
+
+msgpack keeps None, bool, 64-bit ints, floats, str, bytes, lists and dicts. Tuples, sets, frozensets, bytearrays, ints
+of any size, complex numbers and numpy arrays and scalars travel as extension types, so that each comes back as it was.
+Subclasses (an OrderedDict, an IntEnum, a named tuple) would come back as their base class: they are refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from asyncdp.errors import CorruptPayload, DataPlaneError
+
+__all__ = ["MsgpackCodec"]
+
+_TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _BYTEARRAY, _ARRAY, _SCALAR = range(1, 9)
+#: Set apart from the rest, since reading it runs what the writer chose.
+_PICKLE = 100
+#: How deeply tuples, sets and arrays may be nested, lists and dicts between them not counted: each is another pass.
+_MAX_PASSES = 64
+#: How deeply all of them may be nested; far below where Python's own stack ends.
+_MAX_DEPTH = 256
+#: Lists, dicts, tuples and sets (which count four times) of one value: so many, or one for each so many bytes that it
+#: takes packed. An empty list is one byte, and takes 56 where it is read; an empty set is four, and takes 216.
+_FREE: Final = 1 << 16
+_BYTES_EACH: Final = 4
+_SET_COUNTS: Final = 4
+#: Longer ones are made only when all that a value says of lengths was added up: memory is taken by what they say.
+_LONG: Final = 1 << 17
+#: Members of one set, or keys of one dict, that may share a hash: those of ints and tuples can be foretold, and each
+#: further one is compared with all before it.
+_MOST_ALIKE: Final = 64
+_LAST_CODE_POINT: Final = 0x10FFFF
+_TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} levels deep, or {_MAX_PASSES} of tuples and sets"
+#: Kinds of numpy dtypes that are plain bytes: bool, ints, floats, complex, times, fixed-size strings.
+_PLAIN_KINDS = frozenset("biufcmMSU")
+_NO_PICKLES: Final = (
+    "a pickled value came, and allow_pickle is off: turn ucxx.allow_pickle on in this process' own config, if it trusts"
+    " whoever may put"
+)
+#: What msgpack takes for bytes whatever it is told.
+_BUFFERS = frozenset({bytearray, memoryview})
+_NESTING: Final = frozenset({list, tuple, dict, set, frozenset})
+_LOOKED_INTO: Final = _NESTING | _BUFFERS
+_SETS: Final = (bytes([_SET]), bytes([_FROZENSET]))
+#: Numbers, None, bools: what is neither text, bytes, extension nor container.
+_NUMBERS: Final = re.compile(
+    rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8})*+"
+)
+#: By their first byte, of all others: how many bytes their length takes, and how many follow beside what is so long.
+_TEXTS: Final = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
+_TEXTS.update({0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)})
+_TEXTS.update({0xD4 + power: (0, 1 + (1 << power)) for power in range(5)})
+
+
+class MsgpackCodec:
+    """Encodes values exactly or refuses them; an :class:`~asyncdp.rows.block.ObjectCodec`.
+
+    Args:
+        allow_pickle: Whether values of other types travel as pickles. Then a peer that may write can run code in every
+            process that reads: only among processes that trust each other.
+
+    Raises:
+        ImportError: msgpack is not installed; the message names the extra.
+    """
+
+    def __init__(self, *, allow_pickle: bool = False) -> None:
+        """Load msgpack."""
+        try:
+            import msgpack
+        except ImportError as err:
+            raise ImportError(
+                f"objects travel as msgpack; it needs the extra: pip install 'asyncdp[ucxx]' ({err})"
+            ) from err
+        self._msgpack: Any = msgpack
+        self.allow_pickle = allow_pickle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by what it was made with: an error that holds rows which came travels with their codec."""
+        return _made, (self.allow_pickle,)
+
+    def dumps(self, value: Any) -> bytes:
+        """Encode one value.
+
+        Raises:
+            TypeError, ValueError: It cannot be kept as it is; the message says what it is.
+        """
+        try:
+            nest = _Nest()
+            nest.look_at((value,), 0)
+            packed = self._pack(value, 0, nest)
+        except RecursionError as err:
+            raise ValueError(f"{_TOO_DEEP}, or within itself") from err
+        _check_count(nest.count, len(packed))
+        return packed
+
+    def loads(self, data: bytes) -> Any:
+        """Decode what ``dumps`` made.
+
+        Raises:
+            CorruptPayload: The bytes are no such value, or are a pickle and ``allow_pickle`` is off.
+        """
+        try:
+            heads = _heads(data)
+            value = self._read(data, heads)
+            if heads > _MAX_DEPTH:
+                _Nest().look_at((value,), 0)
+        except DataPlaneError:
+            raise
+        except RecursionError as err:
+            raise CorruptPayload(f"an object cannot be decoded: {_TOO_DEEP}", cause=err) from err
+        except Exception as err:
+            raise CorruptPayload(f"an object cannot be decoded: {type(err).__name__}: {err}", cause=err) from err
+        return value
+
+    def _read(self, data: bytes, heads: int) -> Any:
+        if heads <= _FREE:
+            try:
+                return self._unpack(data, 0, None)
+            except ValueError as err:
+                if "exceeds max_" not in str(err):
+                    raise
+        return self._unpack(data, 0, _Survey(len(data)))
+
+    # -- out
+
+    def _pack(self, value: Any, passes: int, nest: _Nest) -> bytes:
+        if passes > _MAX_PASSES:
+            raise RecursionError
+        if nest.buffers:
+            value = self._swap(value, passes, nest)
+
+        def extend(inner: Any) -> Any:
+            return self._extend(inner, passes + 1, nest)
+
+        packed: bytes = self._msgpack.packb(
+            value, default=extend, strict_types=True, use_bin_type=True, unicode_errors="surrogatepass"
+        )
+        return packed
+
+    def _swap(self, value: Any, passes: int, nest: _Nest) -> Any:
+        """Replace the bytearrays in lists and dicts, which msgpack would turn into bytes even with strict_types."""
+        kind = type(value)
+        if kind is list:
+            return [self._swap(item, passes, nest) for item in value]
+        if kind is dict:
+            return {key: self._swap(item, passes, nest) for key, item in value.items()}
+        return self._extend(value, passes, nest) if kind in _BUFFERS else value
+
+    def _extend(self, value: Any, passes: int, nest: _Nest) -> Any:  # noqa: PLR0911 - a table, in words
+        ext: Callable[[int, bytes], Any] = self._msgpack.ExtType
+        kind = type(value)
+        if kind is tuple:
+            return ext(_TUPLE, self._pack(list(value), passes, nest))
+        if kind is set or kind is frozenset:
+            return ext(_SET if kind is set else _FROZENSET, self._pack(list(value), passes, nest))
+        if kind is int:
+            return ext(_INT, value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))
+        if kind is complex:
+            return ext(_COMPLEX, np.complex128(value).tobytes())
+        if kind is bytearray:
+            return ext(_BYTEARRAY, bytes(value))
+        if kind is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
+            nest.count += 2  # of the list that it travels as, and of its shape
+            parts = [value.dtype.str, list(value.shape), _readable(value.tobytes(), value.dtype)]
+            return ext(_ARRAY, self._pack(parts, passes, nest))
+        if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
+            nest.count += 1
+            return ext(_SCALAR, self._pack([value.dtype.str, _readable(value.tobytes(), value.dtype)], passes, nest))
+        if self.allow_pickle:
+            return ext(_PICKLE, pickle.dumps(value, protocol=5))
+        raise TypeError(
+            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept unchanged (allow_pickle=True would)"
+        )
+
+    # -- in
+
+    def _unpack(self, data: bytes, passes: int, survey: _Survey | None) -> Any:
+        if passes > _MAX_PASSES:
+            raise RecursionError
+        longest = _LONG
+        if survey is not None:
+            survey.add(data)  # before anything is made of it
+            longest = len(data)
+
+        def restore(code: int, body: bytes) -> Any:
+            return self._restore(code, body, passes + 1, survey)
+
+        return self._msgpack.unpackb(
+            data,
+            ext_hook=restore,
+            object_pairs_hook=_dict,
+            raw=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+            max_array_len=longest,
+            max_map_len=longest,
+        )
+
+    def _restore(self, code: int, body: bytes, passes: int, survey: _Survey | None) -> Any:  # noqa: PLR0911 - a table, in words
+        if code == _TUPLE:
+            return tuple(self._unpack(body, passes, survey))
+        if code in (_SET, _FROZENSET):
+            members = self._unpack(body, passes, survey)
+            _apart(members)
+            return set(members) if code == _SET else frozenset(members)
+        if code == _INT:
+            return int.from_bytes(body, "little", signed=True)
+        if code == _COMPLEX:
+            return complex(np.frombuffer(body, np.complex128, count=1)[0])
+        if code == _BYTEARRAY:
+            return bytearray(body)
+        if code == _ARRAY:
+            dtype, shape, raw = self._unpack(body, passes, survey)
+            return np.frombuffer(_readable(raw, _plain(dtype)), _plain(dtype)).reshape(shape).copy()
+        if code == _SCALAR:
+            dtype, raw = self._unpack(body, passes, survey)
+            # Of an empty text there are no bytes; its type holds one element all the same.
+            kind = _plain(dtype)
+            return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
+        if code == _PICKLE and self.allow_pickle:
+            return pickle.loads(body)  # noqa: S301 - the user turned it on
+        if code == _PICKLE:
+            raise CorruptPayload(_NO_PICKLES, retryable=False, blames_port=False)
+        raise ValueError(f"unknown extension type {code}")
+
+
+def _made(allow_pickle: bool) -> MsgpackCodec:  # noqa: FBT001 - called by pickle
+    return MsgpackCodec(allow_pickle=allow_pickle)
+
+
+def _heads(data: bytes) -> int:
+    """Count the bytes with which lists and dicts begin, wherever they are found: without many there are not many."""
+    if len(data) <= _MAX_DEPTH:
+        return len(data)
+    all_ = np.frombuffer(data, np.uint8)
+    return int(np.count_nonzero(all_ - np.uint8(0x80) < 0x20) + np.count_nonzero(all_ - np.uint8(0xDC) < 4))  # noqa: PLR2004
+
+
+def _check_count(count: int, nbytes: int) -> None:
+    if count > max(_FREE, nbytes // _BYTES_EACH):
+        raise ValueError(
+            f"{count} lists, dicts, tuples and sets in {nbytes} bytes: so many small ones take far more memory where"
+            " they are read; put them as a tensor or a numpy array"
+        )
+
+
+class _Nest:
+    """What lies in a value.
+
+    Attributes:
+        count: Lists, dicts, tuples and sets.
+        buffers: Whether a bytearray or memoryview lies in it, in its lists or in its dicts.
+    """
+
+    __slots__ = ("buffers", "count")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.buffers = False
+
+    def look_at(self, items: Iterable[Any], depth: int) -> None:
+        """Note values and what lies in them.
+
+        Raises:
+            RecursionError: They are nested too deeply.
+            ValueError: Many members of a set, or keys of a dict, have one hash.
+        """
+        for item in items:
+            kind = type(item)
+            if kind in _NESTING:
+                self.count += 1
+                if depth >= _MAX_DEPTH:
+                    raise RecursionError
+                if kind is dict:
+                    if len(item) > _MOST_ALIKE:
+                        _apart(item)
+                    if not _LOOKED_INTO.isdisjoint(map(type, item)):
+                        self.look_at(item, depth + 1)
+                    item = item.values()  # noqa: PLW2901 - the rest of it
+                elif kind is not list and kind is not tuple:
+                    self.count += _SET_COUNTS - 1
+                    _apart(item)
+                if not _LOOKED_INTO.isdisjoint(map(type, item)):
+                    self.look_at(item, depth + 1)
+            elif kind in _BUFFERS:
+                self.buffers = True
+
+
+class _Survey:
+    """What a packed value says of its lengths, added up before anything is made of it.
+
+    Args:
+        packed: Bytes of it.
+    """
+
+    __slots__ = ("_count", "_packed")
+
+    def __init__(self, packed: int) -> None:
+        self._packed = packed
+        self._count = 0
+
+    def add(self, data: bytes) -> None:
+        """Note what one pass over ``data`` would make; extensions in it are surveyed when they are read.
+
+        Raises:
+            ValueError: It is too much, or lists are said to hold more than there is.
+        """
+        at, end, items = 0, len(data), 0
+        while at < end:
+            at = _NUMBERS.match(data, at).end()  # type: ignore[union-attr]  # it matches nothing as well
+            if at >= end:
+                break
+            first = data[at]
+            at += 1
+            if 0xA0 <= first < 0xC0:  # noqa: PLR2004 - short texts, of the length in their first byte
+                at += first & 31
+                continue
+            if first in _TEXTS:
+                digits, more = _TEXTS[first]
+                if more and data[at + digits : at + digits + 1] in _SETS:
+                    self._count += _SET_COUNTS - 1
+                at += digits + more + int.from_bytes(data[at : at + digits], "big")
+                continue
+            n = first & 15
+            if first > 0xDB:  # noqa: PLR2004 - lists and dicts of any length
+                digits = 4 if first & 1 else 2
+                n = int.from_bytes(data[at : at + digits], "big")
+                at += digits
+            elif first >= 0xA0:  # noqa: PLR2004
+                raise ValueError("a number is cut off")
+            is_dict = first < 0x90 or first in (0xDE, 0xDF)  # noqa: PLR2004
+            items += 2 * n if is_dict else n
+            self._count += 1
+            if items > end:
+                raise ValueError(f"lists of {items} items in {end} bytes")
+        _check_count(self._count, self._packed)
+
+
+def _apart(members: Collection[Any]) -> None:
+    """Refuse members of which many have one hash: a set of 20,000 such would take minutes."""
+    if len(members) > _MOST_ALIKE and max(Counter(map(hash, members)).values()) > _MOST_ALIKE:
+        raise ValueError(f"more than {_MOST_ALIKE} members of one hash")
+
+
+def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
+    if len(pairs) > _MOST_ALIKE:
+        _apart([key for key, _ in pairs])
+    return dict(pairs)
+
+
+def _readable(raw: bytes, dtype: np.dtype[Any]) -> bytes:
+    """Refuse text of code points that there are not: numpy takes them, and fails when an element is looked at."""
+    if dtype.kind == "U":
+        points = np.frombuffer(raw, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
+        if len(points) and points.max() > _LAST_CODE_POINT:
+            raise ValueError("text of a code point that does not exist")
+    return raw
+
+
+def _plain(text: str) -> np.dtype[Any]:
+    dtype = np.dtype(text)
+    if dtype.kind not in _PLAIN_KINDS or dtype.subdtype is not None:
+        raise ValueError(f"an array of {text} is not kept")
+    return dtype

@@ -1,0 +1,1 @@
+"""Planes as processes: a plane of one's own, and one that an operator serves."""

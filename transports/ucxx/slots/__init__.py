@@ -1,0 +1,1 @@
+"""Slots in an arena of shared memory."""

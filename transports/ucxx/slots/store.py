@@ -1,0 +1,184 @@
+"""The slots of one host: FREE -> WRITING -> READY -> FREE.
+
+READING is no state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is read
+is doomed: freed when its last reader ends. A transition that meets an unexpected state changes nothing and warns.
+A WRITING slot is taken back only when its writer can write no more: a writer on the shared-memory lane has said so or
+its process is dead; a remote one cannot once the host's own receive has ended. Never by time, and not because a
+connection broke. What is under way may be slow; what is given up is only marked.
+
+Only the host's thread calls this; what it does to the arena, lane readers see at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import structlog
+
+from asyncdp.errors import CorruptPayload
+
+from ..payload.payload import Payload
+from .extents import Extents
+from .header import (
+    Outcome,
+    State,
+    digest_of,
+    read_outcome,
+    read_state,
+    write_state,
+)
+from .slot import Grant, Slot
+
+if TYPE_CHECKING:
+    from .arena import Arena
+
+__all__ = ["SlotStore"]
+
+
+class SlotStore:
+    """What slots there are, and the transitions between their states.
+
+    Args:
+        arena: Where they lie.
+        on_free: Called when space came back.
+    """
+
+    def __init__(self, arena: Arena, on_free: Callable[[], None]) -> None:
+        """Begin with all slots FREE."""
+        self.arena = arena
+        self.extents = Extents(arena.units)
+        self.slots: dict[int, Slot] = {}
+        self.overwritten = 0
+        self._on_free = on_free
+        self._by_op: dict[bytes, list[int]] = {}
+        self._log = structlog.get_logger("asyncdp.ucxx")
+
+    # -- transitions
+
+    def seal(self, slot: Slot, now: float = 0.0) -> bool:
+        """WRITING -> READY, where the payload that lies there is right. Whether it is READY now.
+
+        Raises:
+            CorruptPayload: What lies there is not the payload that was announced.
+        """
+        if not self._current(slot) or self.state(slot) is not State.WRITING:
+            return self._warn("seal", slot)
+        self.look(slot)
+        write_state(self.arena, slot.number, State.READY, slot.generation)
+        slot.ready_since = now
+        return True
+
+    def look(self, slot: Slot) -> Payload:
+        """Read where the rows of a slot lie, once.
+
+        Raises:
+            CorruptPayload: What lies there is no payload of so many rows and fields.
+        """
+        if slot.payload is None:
+            grant = self._grant(slot)
+            payload = Payload.read(self.arena.slice(grant.at, grant.capacity), slot.header.rows)
+            if len(payload.layout.metas) != slot.header.cols:
+                raise CorruptPayload(f"{len(payload.layout.metas)} columns where {slot.header.cols} were reserved")
+            slot.payload = payload
+            slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
+        return slot.payload
+
+    def settle(self, slot: Slot, now: float = 0.0) -> State:
+        """Take note of what a lane writer said in its word; returns the state afterwards."""
+        state = self.state(slot)
+        if state not in (State.WRITING, State.GIVEN_UP):
+            return state
+        outcome = read_outcome(self.arena, slot.number, slot.generation)
+        if outcome is Outcome.NONE:
+            return state
+        if state is State.WRITING and outcome is Outcome.WRITTEN:
+            try:
+                self.seal(slot, now)
+            except CorruptPayload as err:
+                self._log.warning("a lane writer left no payload", slot=slot.number, why=str(err))
+            else:
+                return State.READY
+        self._free(slot)
+        return State.FREE
+
+    def restore(self, slot: Slot) -> bool:
+        """Take a slot over from an earlier life of the host; False where its space is taken already."""
+        if not self.extents.take_at(slot.number, slot.header.units):
+            return False
+        self.slots[slot.number] = slot
+        self._by_op.setdefault(slot.header.op, []).append(slot.number)
+        return True
+
+    def _free(self, slot: Slot) -> bool:
+        if not self._current(slot):
+            return self._warn("free", slot)
+        # The state first: a lane reader that is copying sees it before the space is used again.
+        write_state(self.arena, slot.number, State.FREE, slot.generation)
+        del self.slots[slot.number]
+        numbers = self._by_op.get(slot.header.op, [])
+        if slot.number in numbers:
+            numbers.remove(slot.number)
+        if not numbers:
+            self._by_op.pop(slot.header.op, None)
+        self.extents.give(slot.number, slot.header.units)
+        self._on_free()
+        return True
+
+    def _current(self, slot: Slot) -> bool:
+        return self.slots.get(slot.number) is slot
+
+    def _warn(self, what: str, slot: Slot) -> bool:
+        state, generation = read_state(self.arena, slot.number)
+        self._log.warning(
+            f"{what} of a slot in an unexpected state changes nothing",
+            slot=slot.number,
+            generation=slot.generation,
+            state=state.name,
+            current=generation,
+        )
+        return False
+
+    def _writer_gone(self, slot: Slot) -> bool:
+        writer = slot.header.writer
+        return not slot.receiving if writer is None else not writer.lives()
+
+    # -- what there is
+
+    def find(self, number: int, generation: int) -> Slot | None:
+        """Return a slot in this very generation."""
+        slot = self.slots.get(number)
+        return slot if slot is not None and slot.generation == generation else None
+
+    def state(self, slot: Slot) -> State:
+        """State of a slot in use."""
+        return read_state(self.arena, slot.number)[0]
+
+    @property
+    def free_bytes(self) -> int:
+        """Space that is not in use, in bytes."""
+        return self.extents.free_units * self.arena.unit_bytes
+
+    def of_op(self, op_id: str, *, unwritten: bool = False) -> list[tuple[int, int]]:
+        """(slot, generation) of what a put has reserved here; of that only what nobody has written yet, if told so."""
+        slots = [self.slots[number] for number in self._by_op.get(digest_of(op_id), ()) if number in self.slots]
+        if unwritten:
+            slots = [slot for slot in slots if self._unwritten(slot)]
+        return [(slot.number, slot.generation) for slot in slots]
+
+    def _unwritten(self, slot: Slot) -> bool:
+        outcome = read_outcome(self.arena, slot.number, slot.generation)
+        return outcome is Outcome.NONE and self.state(slot) in (State.WRITING, State.GIVEN_UP)
+
+    def counts(self) -> dict[str, int]:
+        """Count slots by state, those being read, and free bytes."""
+        out = {"writing": 0, "ready": 0, "given_up": 0, "reading": 0}
+        for slot in self.slots.values():
+            out[self.state(slot).name.lower()] += 1
+            out["reading"] += bool(slot.readers)
+        return {**out, "free_bytes": self.free_bytes, "overwritten": self.overwritten}
+
+    def _grant(self, slot: Slot) -> Grant:
+        header = slot.header
+        at = self.arena.payload_at(slot.number)
+        return Grant(slot.number, slot.generation, header.rows, header.first_row, at, header.capacity)

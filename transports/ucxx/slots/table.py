@@ -1,0 +1,358 @@
+"""What a host does with its slots at the request of clients: reserve, write, give up, read, clear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
+
+from asyncdp.errors import (
+    CorruptPayload,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneWriteError,
+    StaleSlotError,
+)
+
+from ..payload.layout import bound
+from .arena import PAGE
+from .extents import size_class
+from .header import (
+    Header,
+    State,
+    digest_of,
+    next_generation,
+    read_state,
+    write_state,
+)
+from .slot import Grant, ReadAttempt, Slot
+from .slot_split import Share, cut
+from .store import SlotStore
+
+if TYPE_CHECKING:
+    from ..payload.payload import Payload
+    from .arena import Arena
+    from .writer_process import Process
+
+__all__ = ["OnFull", "SlotTable"]
+
+#: What a put does where the arena is full: ``wait`` for space until its time runs out, ``raise`` at once, or
+#: ``overwrite_oldest``: rows that are not being read make room, oldest first (their readers get StaleSlotError).
+OnFull = Literal["wait", "raise", "overwrite_oldest"]
+
+
+class SlotTable(SlotStore):
+    """Slots of an arena.
+
+    Args:
+        arena: Where they lie; a fresh one, or one that was adopted (then call :func:`adopt` first).
+        max_slot_bytes: Largest payload: a put is cut into slots of so many bytes at most, a larger row is refused.
+        rows_per_slot: Rows of one put that share a slot at most; None: as many as fit.
+        overwrite_oldest: Whether rows make room for newer ones.
+        on_free: Called when space came back.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        *,
+        max_slot_bytes: int,
+        rows_per_slot: int | None = None,
+        overwrite_oldest: bool = False,
+        on_free: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin with all slots FREE."""
+        super().__init__(arena, on_free)
+        # What is larger than the whole arena will never fit: an error, and no reason to wait for space.
+        self.max_slot_bytes = min(max_slot_bytes, arena.units * arena.unit_bytes - PAGE)
+        self.rows_per_slot = rows_per_slot
+        self.overwrite_oldest = overwrite_oldest
+        self._refused: dict[bytes, float] = {}
+        self._attempts = 0
+
+    # -- writing
+
+    def reserve(
+        self,
+        op_id: str,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None = None,
+    ) -> list[Grant]:
+        """Reserve slots for rows of a put, all or none; the same op_id and first row get the same slots again.
+
+        Args:
+            op_id: Of the put.
+            fields: Names of its fields, in the order of the payload's columns.
+            sizes: Data bytes per row.
+            first_row: Position, in the put, of the first of these rows.
+            not_after: When the put can publish no more, by the directory's clock.
+            writer: The process that will copy into them; None: the host receives.
+
+        Raises:
+            DataPlaneNotReady: There is no space; nothing was reserved.
+            DataPlaneBadRequest: A row is larger than the largest slot.
+            DataPlaneWriteError: The put was given up.
+        """
+        steps = self.reserve_in_steps(op_id, fields, sizes, first_row, not_after, writer)
+        return next(grants for grants in steps if grants is not None)
+
+    def reserve_in_steps(
+        self,
+        op_id: str,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None = None,
+        *,
+        shares: Sequence[Share] | None = None,
+        admit: Callable[[int], None] = lambda _: None,
+    ) -> Generator[list[Grant] | None, None, None]:
+        """As :meth:`reserve`, a slot at a time: None after each, the grants at the end; left early, nothing is kept.
+
+        ``shares`` is how the rows are cut into slots, where that is known already; ``admit`` is told of how many units
+        they take before any is taken, and raises where this client may not have them.
+        """
+        op = digest_of(op_id)
+        self._refuse_given_up(op)
+        again = self._reserved(op, first_row, len(sizes))
+        if again:
+            yield again
+            return
+        taken: list[Slot] = []
+        try:
+            yield from self._take_all(taken, op, fields, sizes, first_row, not_after, writer, shares, admit)
+        except BaseException:
+            for other in taken:
+                if self._current(other):
+                    self._free(other)
+            raise
+        yield [self._grant(slot) for slot in taken]
+
+    def _take_all(
+        self,
+        taken: list[Slot],
+        op: bytes,
+        fields: Sequence[str],
+        sizes: Sequence[int],
+        first_row: int,
+        not_after: float,
+        writer: Process | None,
+        shares: Sequence[Share] | None,
+        admit: Callable[[int], None],
+    ) -> Iterator[None]:
+        if shares is None:
+            shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
+        units = [self._units(stop - start, len(fields), capacity) for start, stop, capacity in shares]
+        admit(sum(units))
+        oldest: Iterator[Slot] | None = None
+        for at, (start, stop, capacity) in enumerate(shares):
+            header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
+            slot = self._take(fields, header)
+            if slot is None and oldest is None:
+                oldest = iter(self._in_the_way(units[at:]) if self.overwrite_oldest else ())
+            while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
+                slot = self._take(fields, header)
+            if slot is None:
+                msg = f"the arena is full: {self.free_bytes} bytes are free, {bound(fields, sizes)} are needed"
+                raise DataPlaneNotReady(msg, retry_after_s=0.05)
+            taken.append(slot)
+            yield
+            self._refuse_given_up(op)
+
+    def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
+        """Return what the same request got before."""
+        known = [self.slots[number] for number in self._by_op.get(op, ()) if number in self.slots]
+        share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
+        return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
+
+    def _units(self, rows: int, cols: int, capacity: int) -> int:
+        """Units of a slot: its payload, and behind it a live byte per row and field."""
+        return size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // self.arena.unit_bytes))
+
+    def _take(self, fields: Sequence[str], header: Header) -> Slot | None:
+        arena = self.arena
+        number = self.extents.take(header.units)
+        if number is None:
+            return None
+        generation = next_generation(read_state(arena, number)[1])
+        slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
+        header.write(arena, number, generation)
+        slot.live(arena)[:] = 1
+        # Whatever lay here before must not be taken for the payload of this generation.
+        arena.slice(arena.payload_at(number), 32)[:] = 0
+        write_state(arena, number, State.WRITING, generation)
+        self.slots[number] = slot
+        self._by_op.setdefault(header.op, []).append(number)
+        return slot
+
+    def _in_the_way(self, sizes: Sequence[int]) -> list[Slot]:
+        """Return the slots to overwrite, oldest first, for stretches of so many units; none where even all will not do.
+
+        Tried on a copy of what is free: a put that cannot fit overwrites nothing.
+        """
+        trial, chosen = self.extents.copy(), []
+        left = iter(list(self.slots.values()))
+        for units in sizes:
+            while trial.take(units) is None:
+                slot = next((slot for slot in left if not slot.readers and self.settle(slot) is State.READY), None)
+                if slot is None:
+                    return []
+                trial.give(slot.number, slot.header.units)
+                chosen.append(slot)
+        return chosen
+
+    def _overwrite(self, slot: Slot | None) -> bool:
+        """Free a slot; False where there is none."""
+        if slot is None:
+            return False
+        self.overwritten += 1
+        return self._free(slot)
+
+    def _refuse_given_up(self, op: bytes) -> None:
+        if op in self._refused:
+            raise DataPlaneWriteError("this write was given up and is refused")
+
+    def writable(self, number: int, generation: int, op_id: str) -> Slot:
+        """Return a slot that the host may receive into.
+
+        Raises:
+            DataPlaneNotReady: An earlier attempt of the same write has not quite ended.
+            DataPlaneWriteError: It is not reserved for this put, or not any more.
+        """
+        op = digest_of(op_id)
+        self._refuse_given_up(op)
+        slot = self.find(number, generation)
+        if slot is None or slot.header.op != op or self.state(slot) is not State.WRITING:
+            raise DataPlaneWriteError(f"slot {number} is not reserved for this write any more")
+        if slot.receiving:
+            raise DataPlaneNotReady(f"slot {number} is still being received into", retry_after_s=0.02)
+        return slot
+
+    def is_written(self, number: int, generation: int, op_id: str) -> bool:
+        """Whether an earlier attempt of this very write has done it."""
+        op = digest_of(op_id)
+        slot = self.find(number, generation)
+        return (
+            slot is not None and slot.header.op == op and op not in self._refused and self.settle(slot) is State.READY
+        )
+
+    def refuse(self, op_id: str, now: float) -> None:
+        """From here on, refuse whatever arrives of a put."""
+        self._refused[digest_of(op_id)] = now
+
+    def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
+        """Free what a put reserved; what of it arrives later is refused.
+
+        Args:
+            op_id: Of the put.
+            now: Kept with the refusal.
+            idle: Whether the writer itself says that no copy of it is under way.
+            keep: (slot, generation) of slots that the directory says are published.
+
+        Returns:
+            How many slots stay occupied for now, since something is still written into or read from them.
+        """
+        self.refuse(op_id, now)
+        op = digest_of(op_id)
+        published = set(keep)
+        left = 0
+        for number in list(self._by_op.get(op, ())):
+            slot = self.slots.get(number)
+            if slot is None or (number, slot.generation) in published:
+                continue
+            state = self.settle(slot)
+            if state in (State.WRITING, State.GIVEN_UP) and (slot.receiving or not (idle or self._writer_gone(slot))):
+                write_state(self.arena, number, State.GIVEN_UP, slot.generation)
+                left += 1
+            elif state is State.READY and slot.readers:
+                self.drop(number, slot.generation, range(slot.header.rows))
+                left += 1
+            elif state is not State.FREE:
+                self._free(slot)
+        return left
+
+    def received(self, slot: Slot) -> None:
+        """Note that the host's own receive into a slot has ended, well or not."""
+        slot.receiving = False
+        if self._current(slot) and self.state(slot) is State.GIVEN_UP:
+            self._free(slot)
+
+    def sweep(self, now: float) -> int:
+        """Take back slots whose writers are dead, or (where the host receives) can publish no more; say how many."""
+        freed = 0
+        for slot in [slot for slot in self.slots.values() if self.state(slot) in (State.WRITING, State.GIVEN_UP)]:
+            state = self.settle(slot, now)
+            late = slot.header.writer is not None or state is State.GIVEN_UP or slot.header.not_after < now
+            if state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot):
+                self._free(slot)
+                freed += 1
+        return freed
+
+    def forget(self, before: float) -> None:
+        """Drop refusals that nobody can need any more."""
+        for op in [op for op, since in self._refused.items() if since < before]:
+            del self._refused[op]
+
+    # -- reading
+
+    def begin_read(
+        self, number: int, generation: int, fields: Sequence[str], index: Sequence[int]
+    ) -> ReadAttempt | DataPlaneError:
+        """Begin one read attempt, or say why not. Many readers of one slot are fine."""
+        slot = self.find(number, generation)
+        state = State.FREE if slot is None else self.settle(slot)
+        if slot is None or state in (State.FREE, State.GIVEN_UP):
+            return StaleSlotError(f"slot {number} holds another generation")
+        if state is State.WRITING:
+            return DataPlaneNotReady(f"slot {number} is still being written", retry_after_s=0.01)
+        try:
+            self.look(slot)
+        except CorruptPayload as err:
+            return err
+        if not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {number} does not hold these rows any more")
+        self._attempts += 1
+        slot.readers.add(self._attempts)
+        return ReadAttempt(number, generation, self._attempts)
+
+    def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | StaleSlotError:
+        """Return what an attempt reads; the rows must still live (ask again after the copy)."""
+        slot = self.find(attempt.slot, attempt.generation)
+        if slot is None or slot.payload is None or not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
+        return slot.payload
+
+    def finish_read(self, attempt: ReadAttempt) -> bool:
+        """End a read attempt; ended twice, or after the slot was recycled, it changes nothing and warns."""
+        slot = self.find(attempt.slot, attempt.generation)
+        if slot is None or attempt.number not in slot.readers:
+            self._log.warning("late finish of a read changes nothing", slot=attempt.slot, generation=attempt.generation)
+            return False
+        slot.readers.discard(attempt.number)
+        if not slot.readers and self.state(slot) is State.READY and not slot.live(self.arena).any():
+            self._free(slot)
+        return True
+
+    # -- clearing
+
+    def drop(self, number: int, generation: int, index: Sequence[int], fields: Sequence[str] | None = None) -> bool:
+        """End the life of rows, or of some of their fields; a slot without life is freed when its last reader ends.
+
+        Returns whether the slot held this generation; repeated, or after the slot was recycled, it changes nothing.
+        """
+        slot = self.find(number, generation)
+        if slot is None or self.settle(slot) is not State.READY:
+            return False
+        self._look_safely(slot)
+        if slot.kill(self.arena, index, fields) and not slot.readers:
+            self._free(slot)
+        return True
+
+    def _look_safely(self, slot: Slot) -> None:
+        try:
+            self.look(slot)
+        except CorruptPayload:
+            slot.fields = {}

@@ -1,0 +1,1 @@
+"""What travels between client and host: messages, the handshake, UCX."""
