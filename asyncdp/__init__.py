@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from asyncdp.middleware.metrics import MetricsDataPlaneClient as MetricsDataPlaneClient
     from asyncdp.middleware.metrics import log_event as log_event
     from asyncdp.middleware.port_rotation import PortRotation as PortRotation
-    from asyncdp.middleware.reconcile import Settle as Settle
+    from asyncdp.middleware.reconcile import Reconcile as Reconcile
     from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
     from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
     from asyncdp.rows.block import Block as Block
@@ -168,7 +168,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "middleware.batch_retry": ("BatchRetry",),
     "middleware.metrics": ("DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "log_event"),
     "middleware.port_rotation": ("PortRotation",),
-    "middleware.reconcile": ("Settle",),
+    "middleware.reconcile": ("Reconcile",),
     "middleware.slot_retry": ("SlotRetry",),
     "middleware.typed_errors": ("TypedErrors",),
     "service": ("Layer", "Service", "layers_of"),
@@ -182,10 +182,15 @@ _BY_EXTRA: Final = {
     "TQTransport": ("transports.transfer_queue", "tq"),
     "UCXXTransport": ("transports.ucxx.transport", "ucxx"),
 }
-#: For one version: what there is instead.
+#: For one version: where it is, and what there is instead.
 _RENAMED: Final = {
-    "BaseClient": "the verbs are those of Client; a layer derives from Layer, a transport from Service",
-    "Transport": "a transport derives from Service",
+    "BaseClient": (
+        "deprecated",
+        "BaseClient",
+        "the verbs are those of Client; a layer derives from Layer, a transport from Service",
+    ),
+    "Settle": ("middleware.reconcile", "Reconcile", "it is Reconcile now"),
+    "Transport": ("deprecated", "Transport", "a transport derives from Service"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -195,8 +200,9 @@ __all__ = [*sorted(_HOME_OF), "__version__"]  # noqa: PLE0604 - the names are st
 def __getattr__(name: str) -> Any:
     """Load the module of a public name on first use."""
     if name in _RENAMED:
-        warnings.warn(f"asyncdp.{name} is kept for one version: {_RENAMED[name]}", DeprecationWarning, stacklevel=2)
-        return getattr(importlib.import_module("asyncdp.deprecated"), name)
+        module, now, instead = _RENAMED[name]
+        warnings.warn(f"asyncdp.{name} is kept for one version: {instead}", DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"asyncdp.{module}"), now)
     home, extra = _BY_EXTRA.get(name, (_HOME_OF.get(name), ""))
     if home is None:
         raise AttributeError(f"module 'asyncdp' has no attribute {name!r}")

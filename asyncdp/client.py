@@ -24,7 +24,7 @@ from asyncdp import calls as c
 from asyncdp.calls import Call, CallContext, Env, Only
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
 from asyncdp.compose.composition import SlotMapping
-from asyncdp.compose.outcomes import Ledger
+from asyncdp.compose.outcomes import PendingOutcomes
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneClosed,
@@ -571,7 +571,7 @@ def _plain_env(service: Service) -> Env:
         sink=NoSink(),
         budget=Unlimited(),
         codec=service.object_codec,
-        ledger=Ledger(),
+        pending_outcomes=PendingOutcomes(),
         session=uuid.uuid4().hex[:16],
     )
 

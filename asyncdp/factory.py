@@ -17,7 +17,7 @@ from asyncdp.calls import Clock, Env
 from asyncdp.client import Client
 from asyncdp.clock import AnyioClock
 from asyncdp.compose.composition import SlotMapping
-from asyncdp.compose.outcomes import Ledger
+from asyncdp.compose.outcomes import PendingOutcomes
 from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.middleware.adapter import Adapter
@@ -27,7 +27,7 @@ from asyncdp.middleware.counters import Counters
 from asyncdp.middleware.metrics import Metrics, log_event
 from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.middleware.port_rotation import PortRotation
-from asyncdp.middleware.reconcile import Settle
+from asyncdp.middleware.reconcile import Reconcile
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
 from asyncdp.process.tracebacks import shorten
@@ -44,14 +44,14 @@ LayerFactory = Callable[[Any], Any]
 DEFAULT_LAYERS: Mapping[str, type[Layer]] = {
     "batch_retry": BatchRetry,
     "slot_mapping": SlotMapping,
-    "settle": Settle,
+    "settle": Reconcile,
     "slot_retry": SlotRetry,
     "port_rotation": PortRotation,
     "attempt_timeout": AttemptTimeout,
     "typed_errors": TypedErrors,
 }
 #: Layers that see slots: SlotMapping stands above the first of them.
-_BELOW_MAPPING = (Settle, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
+_BELOW_MAPPING = (Reconcile, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
 #: What makes a client of a stack.
 _ADDED = frozenset({Metrics, *DEFAULT_LAYERS.values()})
 
@@ -196,7 +196,7 @@ def stack(
         sink=counters,
         budget=RetryBudget(0.0, **(retry_budget or {})),
         codec=base.object_codec,
-        ledger=Ledger(),
+        pending_outcomes=PendingOutcomes(),
         session=uuid.uuid4().hex[:16],  # never by rng: two clients with one seed would share their op_ids
     )
     if claim_poll_s is not None:

@@ -82,8 +82,8 @@ async def _connected(told: dict[str, Any], order: Connection) -> None:
     block = Block.from_fields({"a": torch.randn(1, 1 << 14)}, 1)
     slots.count = os.getpid() << 20  # op_ids of its own
     op_id, refs = await slots.reserve(slots.ucx, block)
-    await slots.ucx.write(slots.here, slots.door, op_id, refs, block)
-    await slots.ucx.read(slots.here, slots.door, refs)
+    await slots.ucx.write(slots.here, slots.route, op_id, refs, block)
+    await slots.ucx.read(slots.here, slots.route, refs)
     order.send("ready")
     heard: asyncio.Future[None] = loop.create_future()
     loop.add_reader(order.fileno(), lambda: heard.done() or heard.set_result(None))

@@ -25,7 +25,7 @@ ATTEMPT_S = 1.0
 CALLS = 40
 
 
-class Door:
+class Route:
     """Stands before one port of a host, open, closed, or mute: it takes requests, and nothing comes back."""
 
     def __init__(self, port: int) -> None:
@@ -136,12 +136,12 @@ class Plane:
             await client.register_partition("p", ["x"], N, ["t"])
             await client.put_samples(ids, "p", fields)
             (info,) = await transport._directory.hosts()  # noqa: SLF001 - to put a door before one of its ports
-            door = Door(info.ports[0])
-            await door.open()
-            told = replace(info, ports=(door.number, *info.ports[1:]))
+            route = Route(info.ports[0])
+            await route.open()
+            told = replace(info, ports=(route.number, *info.ports[1:]))
             _tell(transport, told)
             healthy = await _calls(client, ids)
-            door.close() if what == "closed" else door.mute()
+            route.close() if what == "closed" else route.mute()
             after = await _calls(client, ids)
             worst, rest = max(after), sorted(after)[:-1]
             cells = [f"{statistics.median(healthy) * 1e3:.2f} ms", f"{worst * 1e3:.2f} ms"]
@@ -149,7 +149,7 @@ class Plane:
             line(f"one port {what}", *cells, f"{statistics.median(rest) * 1e3:.2f} ms", f"{ratio:.2f}")
             await client.close()
             if what == "mute":
-                door.close()
+                route.close()
 
     async def close(self) -> None:
         """End it."""
@@ -189,7 +189,7 @@ def _tell(transport: UCXXTransport, info: Any) -> None:
         return (info,)
 
     directory.hosts = hosts
-    transport._reach.know((info,))  # noqa: SLF001
+    transport._resolver.know((info,))  # noqa: SLF001
 
 
 async def _calls(client: Any, ids: list[str]) -> list[float]:

@@ -19,7 +19,7 @@ import torch
 from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client.connection_pool import Pool
-from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload.blocks import layout_of, pack, rows_of
 from asyncdp.transports.ucxx.payload.gather import Selection, gathers
@@ -69,33 +69,33 @@ class Slots:
     def __init__(self, told: dict[str, Any], engine: Engine, rounds: int) -> None:
         """Open both."""
         self.here = HostRef(told["id"], told["epoch"], tuple(told["ports"]))
-        self.door = Door(told["address"], told["boot_id"], told["arena"])
+        self.route = Route(told["address"], told["boot_id"], told["arena"])
         self.rounds = rounds
         self.buffers = BufferPool()
         self.pool = Pool(engine, Secret(SECRET), PICKLE, self.buffers)
-        self.ucx = Access(self.pool, PICKLE, self.buffers, lane=False)
-        self.lane = Access(self.pool, PICKLE, self.buffers)
+        self.ucx = HostClient(self.pool, PICKLE, self.buffers, lane=False)
+        self.lane = HostClient(self.pool, PICKLE, self.buffers)
         self.count = 0
 
-    async def reserve(self, access: Access, block: Block) -> tuple[str, tuple[SlotRef, ...]]:
+    async def reserve(self, host_client: HostClient, block: Block) -> tuple[str, tuple[SlotRef, ...]]:
         """Reserve slots for a block."""
         self.count += 1
         op_id, sizes = f"op{self.count}", block.row_nbytes().tolist()
-        return op_id, await access.reserve(self.here, self.door, op_id, ("a",), sizes, 0, ttl_s=60.0)
+        return op_id, await host_client.reserve(self.here, self.route, op_id, ("a",), sizes, 0, ttl_s=60.0)
 
     async def drop(self, refs: tuple[SlotRef, ...]) -> None:
         """Free slots."""
-        await self.ucx.drop(self.here, self.door, [(ref.slot, ref.generation, ref.index, ()) for ref in refs])
+        await self.ucx.drop(self.here, self.route, [(ref.slot, ref.generation, ref.index, ()) for ref in refs])
 
-    def put(self, access: Access, *blocks: Block) -> Work:
+    def put(self, host_client: HostClient, *blocks: Block) -> Work:
         """Put blocks, one request after the other; what it takes to free them does not count."""
 
         async def work() -> float:
             made: list[SlotRef] = []
             began = time.perf_counter()
             for block in blocks:
-                op_id, refs = await self.reserve(access, block)
-                await access.write(self.here, self.door, op_id, refs, block)
+                op_id, refs = await self.reserve(host_client, block)
+                await host_client.write(self.here, self.route, op_id, refs, block)
                 made += refs
             took = time.perf_counter() - began
             await self.drop(tuple(made))
@@ -103,18 +103,18 @@ class Slots:
 
         return work
 
-    def get(self, access: Access, *requests: tuple[SlotRef, ...]) -> Work:
+    def get(self, host_client: HostClient, *requests: tuple[SlotRef, ...]) -> Work:
         """Get slots, one request after the other."""
 
         async def work() -> None:
             for refs in requests:
-                await access.read(self.here, self.door, refs)
+                await host_client.read(self.here, self.route, refs)
 
         return work
 
     def copies(self, refs: tuple[SlotRef, ...], block: Block, reserved: tuple[SlotRef, ...]) -> dict[str, Work]:
         """The lane's copies alone: out of slots into memory that is used again, and into slots."""
-        lane = self.lane.lane_of(self.here, self.door)
+        lane = self.lane.lane_of(self.here, self.route)
         assert lane is not None
         heads: Any = {}
         picks = [Selection(at, lane._look(ref, heads), ref.fields, ref.index) for at, ref in enumerate(refs)]  # noqa: SLF001
@@ -150,7 +150,7 @@ class Slots:
                 target[begin : begin + 16 * MIB] = source[begin : begin + 16 * MIB]
 
         op_id, refs = await self.reserve(self.ucx, block)
-        await self.ucx.write(self.here, self.door, op_id, refs, block)
+        await self.ucx.write(self.here, self.route, op_id, refs, block)
         owed, reserved = await self.reserve(self.lane, block)
         works: dict[str, Work] = {
             "memcpy": copy,
@@ -174,5 +174,5 @@ class Slots:
         for name in rounds.seconds:
             rounds.show(name, nbytes, ("memcpy", "raw ucx"))
         await self.drop(refs)
-        await self.lane.abort(self.here, self.door, owed)
+        await self.lane.abort(self.here, self.route, owed)
         return rounds

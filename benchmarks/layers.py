@@ -27,7 +27,7 @@ from asyncdp import (
     MemoryTransport,
     Metrics,
     PortRotation,
-    Settle,
+    Reconcile,
     SlotMapping,
     SlotRetry,
     TypedErrors,
@@ -37,12 +37,12 @@ from asyncdp import (
 FIRST = ("SlotMapping", "TypedErrors", "AttemptTimeout", "Metrics")
 #: Metrics and SlotMapping are in every stack; the others are added in this order.
 ALWAYS = ("Metrics", "SlotMapping")
-ORDER = ("TypedErrors", "AttemptTimeout", "PortRotation", "SlotRetry", "Settle", "BatchRetry")
+ORDER = ("TypedErrors", "AttemptTimeout", "PortRotation", "SlotRetry", "Reconcile", "BatchRetry")
 LAYERS: dict[str, Any] = {
     "Metrics": Metrics,
     "BatchRetry": BatchRetry,
     "SlotMapping": SlotMapping,
-    "Settle": Settle,
+    "Reconcile": Reconcile,
     "SlotRetry": SlotRetry,
     "PortRotation": PortRotation,
     "AttemptTimeout": AttemptTimeout,

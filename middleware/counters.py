@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
 
-from .policy.live_bytes import Account, sizes_of
+from .policy.live_bytes import LiveBytes, sizes_of
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
@@ -26,8 +26,8 @@ _LABELS = ("reason", "host", "port", "verb", "what", "state")
 class Counters:
     """The events of a stack and its account of live bytes. ``stack()`` makes one; it is the sink of all layers.
 
-    A mutation that failed leaves the account as it was. One of unknown outcome is entered when the Settle layer tells
-    that it happened.
+    A mutation that failed leaves the account as it was. One of unknown outcome is entered when the Reconcile layer
+    tells that it happened.
 
     Attributes:
         account: Live bytes by partition, key and field.
@@ -35,7 +35,7 @@ class Counters:
 
     def __init__(self) -> None:
         """Begin with all counts at zero."""
-        self.account = Account()
+        self.account = LiveBytes()
         self._events: Counter[str] = Counter()
         self._labelled: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = Counter()
         # What mutations whose outcome nobody knows yet would enter, by op_id.

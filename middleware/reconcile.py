@@ -1,4 +1,4 @@
-"""Settle: finds out what became of a mutation that was cancelled or never answered, before it matters."""
+"""Reconcile: finds out what became of a mutation that was cancelled or never answered, before it matters."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import anyio
 
 from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, ReleaseClaim, ReleaseClaims, handles
 from asyncdp.calls.slots import Abort, ClaimTry, Publish, Resolve, TryClaim
-from asyncdp.compose.outcomes import Debt
+from asyncdp.compose.outcomes import PendingOutcome
 from asyncdp.errors import DataPlaneError
 from asyncdp.service import Layer
 
-from .open_outcomes import owe_claim, owe_once
+from .pending_outcomes import record_claim, record_once
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
 
-__all__ = ["Settle"]
+__all__ = ["Reconcile"]
 
 R = TypeVar("R")
 
@@ -28,13 +28,13 @@ R = TypeVar("R")
 ABORT_AGAIN_S = 30.0
 
 
-class Settle(Layer):
+class Reconcile(Layer):
     """Writes down each mutation whose outcome nobody knows, and settles it before the next one on the same ids.
 
     A put or clear that may have arrived is resolved (``Resolve``: done, or refused for ever); a claim that nobody got
     is given back (``AbandonClaim``). Both where the backend remembers op_ids or claim tokens; elsewhere the error went
-    up with ``ambiguous=True`` and nothing more can be known. A debt that cannot be settled holds up the mutation that
-    depends on it, with the error that settling raised: anything else could bring an old value back.
+    up with ``ambiguous=True`` and nothing more can be known. An open outcome that cannot be settled holds up the
+    mutation that depends on it, with the error that settling raised: anything else could bring an old value back.
 
     Args:
         inner: The next layer.
@@ -49,10 +49,10 @@ class Settle(Layer):
 
     @handles(Publish, ClearSamples, PutSamples, DropPartition, ReleaseClaim, ReleaseClaims, TryClaim)
     async def mutate(self, call: Call[R], ctx: CallContext) -> R:
-        """Settle what the call depends on, then send it, and write down what a cancel or a lost answer leaves open."""
-        ledger = ctx.env.ledger
+        """Settle what the call depends on, then send it, and record what a cancel or a lost answer leaves open."""
+        pending_outcomes = ctx.env.pending_outcomes
         try:
-            if len(ledger):
+            if len(pending_outcomes):
                 await self.settle(call, ctx)
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
@@ -62,58 +62,58 @@ class Settle(Layer):
         except BaseException:
             self._owe(call, ctx)
             raise
-        if isinstance(result, ClaimTry) and result.meta.size and len(ledger):
-            for debt in ledger:  # an earlier look of this claim was not answered: this is its answer
-                if debt.op_id == ctx.op_id:
-                    ledger.paid(debt)
+        if isinstance(result, ClaimTry) and result.meta.size and len(pending_outcomes):
+            for outcome in pending_outcomes:  # an earlier look of this claim was not answered: this is its answer
+                if outcome.op_id == ctx.op_id:
+                    pending_outcomes.resolved(outcome)
         return result
 
     async def settle(self, call: Call[Any], ctx: CallContext) -> None:
-        """Pay the debts that concern the call, oldest first; a failure to do so is raised."""
+        """Settle the open outcomes that concern the call, oldest first; a failure to do so is raised."""
         task = call.task_name if isinstance(call, TryClaim) else None
         ids = getattr(call, "sample_ids", None)
-        for debt in ctx.env.ledger.due(getattr(call, "partition_id", None), ids, task):
-            if debt.op_id != ctx.op_id:  # a claim's own earlier look: the next one asks for the same batch
-                await self._pay(debt, ctx)
+        for outcome in ctx.env.pending_outcomes.due(getattr(call, "partition_id", None), ids, task):
+            if outcome.op_id != ctx.op_id:  # a claim's own earlier look: the next one asks for the same batch
+                await self._settle_one(outcome, ctx)
 
     def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
         """Whether an Abort would go to a host that did not answer a moment ago."""
         return isinstance(call, Abort) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
 
-    async def _pay(self, debt: Debt, ctx: CallContext) -> None:
-        call = debt.call
+    async def _settle_one(self, outcome: PendingOutcome, ctx: CallContext) -> None:
+        call = outcome.call
         if self._is_silent(call, ctx):
             return
         if isinstance(call, Resolve):
-            call = replace(call, age_s=max(0.0, ctx.env.clock.now() - debt.deadline))
+            call = replace(call, age_s=max(0.0, ctx.env.clock.now() - outcome.deadline))
         try:
             answer = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             err.ambiguous = False  # the call that waits for this was not sent
-            if isinstance(debt.call, Abort):  # reserved space only: nothing depends on it, so nothing waits for it
-                self._silent[debt.call.host.id] = ctx.env.clock.now() + ABORT_AGAIN_S
+            if isinstance(outcome.call, Abort):  # reserved space only: nothing depends on it, so nothing waits for it
+                self._silent[outcome.call.host.id] = ctx.env.clock.now() + ABORT_AGAIN_S
                 return
             raise
-        ctx.env.ledger.paid(debt)
+        ctx.env.pending_outcomes.resolved(outcome)
         state = getattr(answer, "state", "done")
-        what = type(debt.call).__name__
-        ctx.emit("settled", what=what, state=state, partition_id=debt.partition_id, op_id=debt.op_id)
+        what = type(outcome.call).__name__
+        ctx.emit("settled", what=what, state=state, partition_id=outcome.partition_id, op_id=outcome.op_id)
         if state != "done":  # what is done has no unpublished slots; of what is forgotten nobody will publish any
-            for call in debt.on_refused:
-                await self._pay(ctx.env.ledger.owe(Debt(call, debt.op_id)), ctx)
+            for call in outcome.on_refused:
+                await self._settle_one(ctx.env.pending_outcomes.record(PendingOutcome(call, outcome.op_id)), ctx)
 
     def _owe(self, call: Call[Any], ctx: CallContext) -> None:
         capabilities = self.capabilities
         partition_id: str = call.partition_id  # type: ignore[attr-defined]
         if isinstance(call, TryClaim):
             if capabilities.claim_dedup:
-                owe_claim(call, ctx)
+                record_claim(call, ctx)
             return
         if not capabilities.mutation_dedup:
             return
         ids = getattr(call, "sample_ids", None)
         hosts = {ref.host.id: ref.host for ref in call.refs} if isinstance(call, Publish) else {}
-        debt = Debt(
+        outcome = PendingOutcome(
             Resolve(ctx.op_id, partition_id),
             ctx.op_id,
             ctx.deadline,
@@ -121,7 +121,7 @@ class Settle(Layer):
             None if ids is None else frozenset(ids),
             on_refused=tuple(Abort(host, ctx.op_id) for host in hosts.values()),
         )
-        owe_once(debt, ctx)
+        record_once(outcome, ctx)
 
     async def on_close(self) -> None:
         """Settle what is open, within close_timeout_s, then close what is inside."""
@@ -129,7 +129,7 @@ class Settle(Layer):
         self._silent.clear()
         life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
         try:
-            if len(env.ledger):
+            if len(env.pending_outcomes):
                 with anyio.move_on_after(self.close_timeout_s):
                     await self._settle_all(CallContext(env, "", env.clock.now() + self.close_timeout_s, "close"))
         finally:
@@ -138,8 +138,8 @@ class Settle(Layer):
 
     async def _settle_all(self, ctx: CallContext) -> None:
         """Pay what can be paid."""
-        for debt in ctx.env.ledger:
+        for outcome in ctx.env.pending_outcomes:
             try:
-                await self._pay(debt, ctx)
+                await self._settle_one(outcome, ctx)
             except DataPlaneError as err:
-                ctx.emit("unsettled", what=type(debt.call).__name__, reason=type(err).__name__)
+                ctx.emit("unsettled", what=type(outcome.call).__name__, reason=type(err).__name__)

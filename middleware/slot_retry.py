@@ -21,10 +21,10 @@ from asyncdp.errors import (
 from asyncdp.service import Layer
 from asyncdp.settings.names import named
 
-from .open_outcomes import owe_claim
 from .outage_wait import OutageWait
+from .pending_outcomes import record_claim
 from .policy.backoff import Backoff
-from .policy.overlapping_mutations import Touches
+from .policy.overlapping_mutations import OverlappingMutations
 
 if TYPE_CHECKING:
     from asyncdp.meta import DataPlaneCapabilities
@@ -98,7 +98,7 @@ class SlotRetry(Layer):
         with named(seconds="outage_patience_s"):
             self._outages = OutageWait(outage_patience_s)
         self.outage_patience_s = outage_patience_s
-        self._touches = Touches()
+        self._touches = OverlappingMutations()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Send the call; drive retries only if it fails."""
@@ -148,7 +148,7 @@ class SlotRetry(Layer):
             last.retryable = last.retryable and allowed(unsure)
             raise
         if unsure and isinstance(call, TryClaim) and not result.meta.size:  # type: ignore[attr-defined]
-            owe_claim(call, ctx)  # it found nothing, but the attempt before it may still arrive, and find something
+            record_claim(call, ctx)  # it found nothing, but the attempt before it may still arrive, and find something
         return result
 
     async def _drive(

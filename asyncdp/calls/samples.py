@@ -23,7 +23,7 @@ from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionIn
 if TYPE_CHECKING:
     from tensordict import TensorDict
 
-    from asyncdp.compose.outcomes import Ledger
+    from asyncdp.compose.outcomes import PendingOutcomes
     from asyncdp.rows.block import ObjectCodec
 
 __all__ = [
@@ -139,7 +139,7 @@ class Env:
         sink: Where events go: the counters of the stack.
         budget: The retry budget.
         codec: How the transport encodes non-tensor values.
-        ledger: What a cancel or a lost reply left to be settled.
+        pending_outcomes: What a cancel or a lost reply left to be settled.
         life: Which waits close() has to end.
         session: Prefix of op_ids, unique per client.
         claim_poll_s: Pause between two looks of a blocking claim where the backend cannot wait itself, in seconds.
@@ -151,7 +151,7 @@ class Env:
     sink: Sink
     budget: Budget
     codec: ObjectCodec
-    ledger: Ledger
+    pending_outcomes: PendingOutcomes
     session: str
     claim_poll_s: float = 0.05
     long_poll_s: float = 1.0

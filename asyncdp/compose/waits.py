@@ -42,7 +42,7 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
     )
     if not call.blocking:
         return (await send(look, ctx)).meta
-    with ctx.env.ledger.under_way(ctx.op_id):
+    with ctx.env.pending_outcomes.under_way(ctx.op_id):
         return await _look_until(send, look, call, need, ctx)
 
 

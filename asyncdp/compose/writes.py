@@ -18,7 +18,7 @@ from asyncdp.errors import (
 from asyncdp.meta import KVBatchMeta, lengths_of
 from asyncdp.rows.block import Block, FieldSpec, field_names
 
-from .outcomes import Debt
+from .outcomes import PendingOutcome
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext, PutSamples
@@ -41,13 +41,13 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
     cancelled one reserved with the next mutation.
     """
     names = field_names(call.fields)
-    touched: list[Debt] = []
+    touched: list[PendingOutcome] = []
     try:
         stored = await _store(send, call, names, touched, ctx) if names else _Stored((), {}, {})
     except BaseException as err:
         # Owed from here on only: another mutation of this client would settle it, and this one was still under way.
-        for debt in touched:
-            ctx.env.ledger.owe(debt)
+        for outcome in touched:
+            ctx.env.pending_outcomes.record(outcome)
         if isinstance(err, DataPlaneError):
             err.ambiguous = False  # nothing is visible before publish
             await _give_back(send, touched, ctx)
@@ -67,8 +67,8 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
         done = await send(publish, ctx)
     except DataPlaneError as err:
         if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
-            for debt in touched:
-                ctx.env.ledger.owe(debt)
+            for outcome in touched:
+                ctx.env.pending_outcomes.record(outcome)
             await _give_back(send, touched, ctx)
         raise
     return written(call, names, done)
@@ -91,7 +91,7 @@ def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchM
 
 
 async def _store(
-    send: Send, call: PutSamples, names: tuple[str, ...], touched: list[Debt], ctx: CallContext
+    send: Send, call: PutSamples, names: tuple[str, ...], touched: list[PendingOutcome], ctx: CallContext
 ) -> _Stored:
     """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
     n = len(call.sample_ids)
@@ -118,15 +118,15 @@ async def _write_share(
     names: tuple[str, ...],
     block: Block,
     share: tuple[int, tuple[int, ...]],
-    touched: list[Debt],
+    touched: list[PendingOutcome],
     ctx: CallContext,
 ) -> tuple[SlotRef, ...]:
     """Reserve and write the rows of one share on the first host that takes them; only the last one is waited for."""
     problem: DataPlaneError | None = None
     for host in hosts:
         # Noted before anything is sent, so that a cancel at any await leaves no slot behind.
-        debt = Debt(Abort(host, ctx.op_id), ctx.op_id)
-        touched.append(debt)
+        outcome = PendingOutcome(Abort(host, ctx.op_id), ctx.op_id)
+        touched.append(outcome)
         try:
             refs = await _write_at(send, host, names, block, share, ctx, spare=host is not hosts[-1])
         except DataPlaneError as err:
@@ -136,7 +136,7 @@ async def _write_share(
             if problem is None or isinstance(problem, DataPlaneNotReady):
                 problem = err
             ctx.emit("host_skipped", host=host.id, reason=type(err).__name__)
-            await _give_back(send, [debt], ctx)
+            await _give_back(send, [outcome], ctx)
             continue
         return refs
     if problem is None:
@@ -170,13 +170,13 @@ async def _write_at(
     return refs
 
 
-async def _give_back(send: Send, debts: Iterable[Debt], ctx: CallContext) -> None:
+async def _give_back(send: Send, unresolved: Iterable[PendingOutcome], ctx: CallContext) -> None:
     """Send what is owed, as far as time and the backend allow; the rest stays owed."""
-    for debt in debts:
+    for outcome in unresolved:
         if ctx.remaining() <= 0:
             return
         try:
-            await send(debt.call, ctx)
+            await send(outcome.call, ctx)
         except DataPlaneError:
             continue
-        ctx.env.ledger.paid(debt)
+        ctx.env.pending_outcomes.resolved(outcome)

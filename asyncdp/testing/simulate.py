@@ -9,7 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from .simulation.seed_runner import BACKENDS, Crowd
+from .simulation.seed_runner import BACKENDS, SeedRunner
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Run, print, and return the exit code."""
     args = _arguments(words)
-    crowd = Crowd(
+    crowd = SeedRunner(
         seconds=args.seconds,
         first=args.seed,
         runs=1 if args.once else args.runs,

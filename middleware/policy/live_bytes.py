@@ -10,7 +10,7 @@ import torch
 if TYPE_CHECKING:
     from tensordict import TensorDictBase
 
-__all__ = ["Account", "leaf_nbytes", "sizes_of"]
+__all__ = ["LiveBytes", "leaf_nbytes", "sizes_of"]
 
 
 def leaf_nbytes(leaf: Any) -> int:
@@ -27,7 +27,7 @@ def sizes_of(fields: Mapping[str, Any] | TensorDictBase | None) -> dict[str, int
     return {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
 
 
-class Account:
+class LiveBytes:
     """Live bytes by partition, key and field, as far as this client put and removed them.
 
     The bytes of a put are spread evenly over its keys, the remainder on the first. A field that is put again replaces

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from asyncdp.calls import Call
 
-__all__ = ["Touches", "Watch"]
+__all__ = ["OverlappingMutations", "Watch"]
 
 
 @dataclass(slots=True, eq=False)
@@ -28,7 +28,7 @@ class Watch:
         return self.ids is None or other.ids is None or not self.ids.isdisjoint(other.ids)
 
 
-class Touches:
+class OverlappingMutations:
     """The mutations under way, for backends that cannot tell a repeated one from a newer one. Sans-IO."""
 
     __slots__ = ("_watches",)

@@ -109,8 +109,8 @@ class MemoryOnly(Contract):
         gone = await rig.attach(late, to=owner)
         await declare(owner)
         await late.cut(gone.put_samples(["a", "b"], "p", {"x": torch.zeros(2)}, timeout_s=60))
-        for debt in gone.env.ledger:
-            gone.env.ledger.paid(debt)  # killed, it settles nothing
+        for outcome in gone.env.pending_outcomes:
+            gone.env.pending_outcomes.resolved(outcome)  # killed, it settles nothing
         with pytest.raises(DataPlaneNotReady):
             await owner.put_samples(["c"], "p", {"x": torch.zeros(1)})
         clock = rig.transport(owner).plane.clock

@@ -125,7 +125,7 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
     from redis.exceptions import NoPermissionError
 
     from asyncdp import Client
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
     from asyncdp.transports.ucxx.transport import UCXXTransport
     from tests.ucxx.hosts import SECRET, hosted
 
@@ -149,7 +149,7 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
             "claim_meta_poll_interval_s": 0.05, "controller_address": url, "ucxx": {"secret": "a secret for tests"},
         }  # fmt: skip
         assert SECRET
-        async with hosted(KnownHost(directory)), Client(UCXXTransport(config)) as client:
+        async with hosted(HostEntry(directory)), Client(UCXXTransport(config)) as client:
             import torch
 
             await client.register_partition("p", ["x"], 4, ["t"])

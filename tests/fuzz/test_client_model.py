@@ -491,7 +491,9 @@ class Verbs(RuleBasedStateMachine):
     def nothing_is_owed_without_faults(self) -> None:
         """A call that ended well leaves nothing to settle."""
         if hasattr(self, "world") and not self.faulty:
-            assert not [debt.call for client in self.world.clients.values() for debt in client.env.ledger]
+            assert not [
+                outcome.call for client in self.world.clients.values() for outcome in client.env.pending_outcomes
+            ]
 
 
 class VerbsUnderFaults(Verbs):

@@ -17,7 +17,7 @@ from asyncdp import (
     GetSamples,
     PartialReadError,
     PortRotation,
-    Settle,
+    Reconcile,
     SlotRetry,
     StaleSlotError,
     TypedErrors,
@@ -261,28 +261,28 @@ class Trusting(TypedErrors):
 # --- what a cancel leaves
 
 
-class Heedless(Settle):
+class Heedless(Reconcile):
     """Writes nothing down."""
 
     def _owe(self, call: Call[Any], ctx: CallContext) -> None:
         pass
 
 
-class Careless(Settle):
+class Careless(Reconcile):
     """Settles nothing before the next mutation."""
 
     async def settle(self, call: Call[Any], ctx: CallContext) -> None:
         """Do nothing."""
 
 
-class Meddling(Settle):
+class Meddling(Reconcile):
     """Settles what other calls of the client may still be asking for."""
 
     async def settle(self, call: Call[Any], ctx: CallContext) -> None:
         """Pay everything."""
-        for debt in ctx.env.ledger:
-            if debt.op_id != ctx.op_id:
-                await self._pay(debt, ctx)
+        for outcome in ctx.env.pending_outcomes:
+            if outcome.op_id != ctx.op_id:
+                await self._pay(outcome, ctx)
 
 
 # --- hosts

@@ -45,7 +45,7 @@ async def test_a_put_whose_reply_was_lost_happens_once() -> None:
         assert meta.handles is not None
         assert meta.handles[0].incarnation == rig.transport.plane.partitions["p"].rows["a"].incarnation
         assert rig.slots()["ready"] == 1
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual
@@ -90,14 +90,14 @@ async def test_a_cancelled_put_that_arrives_late_is_refused() -> None:
     async with Rig(plan) as rig:
         with anyio.move_on_after(1.0):
             await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
-        assert len(rig.client.env.ledger) > 0
+        assert len(rig.client.env.pending_outcomes) > 0
         late = rig.wire("Publish")[0]
         await rig.client.clear_samples(["a"], "p")
         assert [s.kind for s in rig.sent if s.ctx.verb == "clear_samples"] == ["Resolve", "Abort", "ClearSamples"]
         with pytest.raises(DataPlaneError, match="refused"):
             await rig.transport.execute(late.call, late.ctx)
         assert await value(rig, "a") is None
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
         assert rig.slots()["writing"] == 0
 
 
@@ -112,7 +112,7 @@ async def test_a_cancelled_put_that_had_arrived_is_done() -> None:
         await rig.client.put_samples(["a"], "p", {"x": rows(1, 4)})
         assert await value(rig, "a") == 4.0
         assert rig.events["settled"] == 1
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual
@@ -129,7 +129,7 @@ async def test_debts_are_paid_by_mutations_of_the_same_ids_only() -> None:
         assert rig.wire("Resolve") == []
         await rig.client.close()
         assert len(rig.wire("Resolve")) == 1
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual
@@ -175,7 +175,7 @@ async def test_a_put_that_failed_before_its_publish_is_not_ambiguous() -> None:
         assert not caught.value.ambiguous
         assert await value(rig, "a") is None
         assert rig.slots()["writing"] == 0
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual
@@ -199,7 +199,7 @@ async def test_a_lost_claim_is_the_same_batch_again(raises: str | None) -> None:
         meta = await rig.client.claim_meta("p", "t", ["x"], 3)
         assert meta.sample_ids == ["s0", "s1", "s2"]
         assert [c.sample_ids for c in await rig.plain.list_claims("p", "t")] == [("s0", "s1", "s2")]
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
         assert (await rig.plain.claim_meta("p", "t", ["x"], 3)).sample_ids == ["s3", "s4", "s5"]
 
 
@@ -217,10 +217,10 @@ async def test_a_claim_under_way_is_not_given_back_by_another() -> None:
         rig.client.env.claim_poll_s = 5.0
         async with anyio.create_task_group() as group:
             group.start_soon(claim)
-            await until(lambda: len(rig.client.env.ledger))
+            await until(lambda: len(rig.client.env.pending_outcomes))
             await claim()
         assert sorted(got) == [["s0", "s1", "s2"], ["s3", "s4", "s5"]]
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
         assert len(await rig.plain.list_claims("p", "t")) == 2
 
 
@@ -260,7 +260,7 @@ async def test_a_claim_that_arrives_late_is_refused() -> None:
             await client.claim_meta("p", "t", ["x"], 3)
         late = rig.wire("TryClaim")[0]
         await client.close()
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
         with pytest.raises(DataPlaneError, match="refused"):
             await rig.transport.execute(late.call, late.ctx)
         assert await rig.plain.list_claims("p", "t") == []
@@ -280,8 +280,8 @@ async def test_a_claim_that_failed_is_given_back() -> None:
         watcher = Client(MemoryTransport(rig.transport.attach_config(), bootstrap=False))
         assert len(await watcher.list_claims("p", "t")) == 1
         assert len({s.ctx.op_id for s in rig.wire("TryClaim")}) == 1
-        debts = list(rig.client.env.ledger)
-        assert [type(d.call) for d in debts] == [AbandonClaim]
+        unresolved = list(rig.client.env.pending_outcomes)
+        assert [type(d.call) for d in unresolved] == [AbandonClaim]
         await rig.client.close()
         assert rig.transport._owned is not None
         assert rig.transport._owned.partitions["p"].claims == {}
@@ -356,7 +356,7 @@ async def test_an_untouched_put_is_sent_again() -> None:
         await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
         assert len(rig.wire("PutSamples")) == 3
         assert await value(rig, "a") == 3.0
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual
@@ -461,7 +461,7 @@ async def test_a_lost_claim_without_tokens_is_not_asked_again(*, blocking: bool)
             await rig.client.claim_meta("p", "t", ["x"], 3, blocking=blocking, timeout_s=5.0)
         assert caught.value.ambiguous
         assert [c.sample_ids for c in await rig.plain.list_claims("p", "t")] == [("s0", "s1", "s2")]
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 @virtual

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from asyncdp import AttemptTimeout, BatchRetry, PortRotation, Settle, SlotRetry, TypedErrors
+from asyncdp import AttemptTimeout, BatchRetry, PortRotation, Reconcile, SlotRetry, TypedErrors
 from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing import run_virtual
 from asyncdp.transports.memory.host import Host
@@ -67,11 +67,11 @@ GUARDS: list[tuple[type[Any], type[Any], Any, dict[str, Any]]] = [
     ),
     (TypedErrors, b.Trusting, ports.test_a_truncating_port_is_left, {}),
     (TypedErrors, b.Trusting, slots.test_a_corrupt_payload_comes_again, {}),
-    (Settle, b.Heedless, ambiguity.test_a_cancelled_put_that_arrives_late_is_refused, {}),
-    (Settle, b.Heedless, ambiguity.test_a_cancelled_claim_is_given_back, {}),
-    (Settle, b.Careless, ambiguity.test_a_cancelled_put_that_arrives_late_is_refused, {}),
-    (Settle, b.Meddling, ambiguity.test_a_claim_under_way_is_not_given_back_by_another, {}),
-    (Settle, b.Meddling, ambiguity.test_debts_are_paid_by_mutations_of_the_same_ids_only, {}),
+    (Reconcile, b.Heedless, ambiguity.test_a_cancelled_put_that_arrives_late_is_refused, {}),
+    (Reconcile, b.Heedless, ambiguity.test_a_cancelled_claim_is_given_back, {}),
+    (Reconcile, b.Careless, ambiguity.test_a_cancelled_put_that_arrives_late_is_refused, {}),
+    (Reconcile, b.Meddling, ambiguity.test_a_claim_under_way_is_not_given_back_by_another, {}),
+    (Reconcile, b.Meddling, ambiguity.test_debts_are_paid_by_mutations_of_the_same_ids_only, {}),
     (Host, b.NoGeneration, slots.test_a_recycled_slot_is_stale_at_once, {"how": "reborn"}),
     (Host, b.NoGeneration, slots.test_a_moved_row_is_read_where_it_lies_now, {}),
     (Host, NoEpoch, slots.test_another_epoch_is_stale, {}),
@@ -84,7 +84,7 @@ GUARDS: list[tuple[type[Any], type[Any], Any, dict[str, Any]]] = [
 SWEEPS: list[tuple[type[Any], type[Any], str, str, str]] = [
     (PortRotation, LeaksProbes, "get", "slow", "scope"),
     (SlotRetry, DenyList, "put", "slow", "native"),
-    (Settle, b.Heedless, "claim", "lost replies", "scope"),
+    (Reconcile, b.Heedless, "claim", "lost replies", "scope"),
     (TypedErrors, b.Swallowing, "get", "slow", "native"),
 ]
 

@@ -130,7 +130,7 @@ async def one(op: str, fault: str, at: int | None, how: str) -> int:
         assert cancelled == (at is not None), "a cancel was swallowed"
         await _look(rig, op, cancelled=cancelled)
         await client.close()
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
         assert rig.leftovers() == {}
         assert rig.slots()["writing"] == 0
         assert sum(host.counts()["ready"] for host in rig.hosts) == len(rig.transport.plane.partitions["p"].rows)

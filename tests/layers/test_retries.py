@@ -200,7 +200,7 @@ async def test_a_plane_that_stays_full_is_the_error() -> None:
         assert len(rig.transport.plane.partitions["p"].rows) == 4
         await rig.plain.clear_samples(["s0", "s1"], "p")
         await rig.client.put_samples(["a", "b"], "p", {"x": rows(2)})
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
 
 
 # --- batches

@@ -195,7 +195,7 @@ async def test_a_call_without_time_makes_no_harm() -> None:
         assert rig.sent == []
         assert rig.events["quarantine"] == 0
         assert rig.leftovers() == {}
-        assert len(rig.client.env.ledger) == 0
+        assert len(rig.client.env.pending_outcomes) == 0
         assert torch.equal((await rig.get(ids))["x"], rows(1))
 
 
@@ -351,7 +351,7 @@ def test_two_cancels_in_a_row_do_not_break_the_clean_up() -> None:
                         await task
                     assert rig.leftovers() == {}
                     await VERBS[verb](rig.client, 60.0)
-                    assert len(rig.client.env.ledger) == 0
+                    assert len(rig.client.env.pending_outcomes) == 0
                     assert rig.slots()["writing"] == 0
 
     run_virtual(main, "asyncio")

@@ -30,8 +30,8 @@ FILES = {
     "middleware/policy/rounds.py": ("tests/sans_io/test_rounds.py",),
     "middleware/policy/permit.py": ("tests/sans_io/test_quarantine.py",),
     "middleware/policy/quarantine.py": ("tests/sans_io/test_quarantine.py",),
-    "middleware/policy/live_bytes.py": ("tests/sans_io/test_account.py",),
-    "middleware/policy/overlapping_mutations.py": ("tests/sans_io/test_touches.py",),
+    "middleware/policy/live_bytes.py": ("tests/sans_io/test_live_bytes.py",),
+    "middleware/policy/overlapping_mutations.py": ("tests/sans_io/test_overlapping_mutations.py",),
 }
 #: Of a hundred mutants, how many have to be noticed.
 LEAST = 90.0

@@ -9,7 +9,7 @@ import anyio
 import torch
 from tensordict import TensorDict
 
-from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Settle
+from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Reconcile
 from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
 from asyncdp.calls.slots import Publish, Published
 from asyncdp.compose.composition import SlotMapping
@@ -62,14 +62,14 @@ class CompletionOrder(SlotMapping):
         )
 
 
-class Careless(Settle):
+class Careless(Reconcile):
     """What a cancel left open is not settled before the next mutation of the same ids."""
 
     async def settle(self, call: Call[Any], ctx: CallContext) -> None:
         """Do nothing."""
 
 
-class Heedless(Settle):
+class Heedless(Reconcile):
     """A claim that was given up is written down nowhere."""
 
     def _owe(self, call: Call[Any], ctx: CallContext) -> None:

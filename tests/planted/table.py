@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from asyncdp import AttemptTimeout, BatchRetry, MemoryTransport, PortRotation, Settle, SlotRetry
+from asyncdp import AttemptTimeout, BatchRetry, MemoryTransport, PortRotation, Reconcile, SlotRetry
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing.simulation import Conditions, Scenario, Trouble
@@ -151,8 +151,8 @@ PLANTED = [
     Planted(BatchRetry, retries.ShortRead, "outcome", crowded),
     Planted(SlotMapping, puts.RollbackRemovesAll, "register", poor),
     Planted(SlotMapping, puts.CompletionOrder, "register", crowded),
-    Planted(Settle, puts.Careless, "register", impatient),
-    Planted(Settle, puts.Heedless, "claim", flowing),
+    Planted(Reconcile, puts.Careless, "register", impatient),
+    Planted(Reconcile, puts.Heedless, "claim", flowing),
     Planted(AttemptTimeout, puts.ConvertsResults, "register", lossy),
     Planted(AttemptTimeout, puts.Endless, "time", broken_doors),
     Planted(MemoryTransport, puts.HalfVisible, "whole", flowing),

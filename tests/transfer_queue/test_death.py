@@ -152,7 +152,7 @@ async def test_a_clear_with_a_silent_unit_is_not_reported_done(plane: Begin, ser
         assert (await client.describe("p")).size == 0
     finally:
         servers.resume(unit)
-    await anyio.sleep(0.5)  # its canary has to see it
+    await anyio.sleep(0.5)  # its heartbeat has to see it
     await client.put_samples(["z"], "p", {"x": torch.zeros(1)})
     assert (await client.get_samples(["z"], "p", ["x"]))["x"].tolist() == [0.0]
 

@@ -15,7 +15,7 @@ from zmq.sugar.context import Context
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, build_data_plane_client
 from asyncdp.transports.transfer_queue import connecting, link
-from asyncdp.transports.transfer_queue.heartbeat import Canary
+from asyncdp.transports.transfer_queue.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
@@ -129,15 +129,15 @@ async def test_a_machine_that_is_off_is_down_after_the_heartbeats_time() -> None
         await anyio.sleep(0.1)
         context: Any = Context()
         address = f"tcp://127.0.0.1:{off.getsockname()[1]}"
-        canary = Canary(context, "the unit", address, interval_s=0.05, timeout_s=0.3)
+        heartbeat = Heartbeat(context, "the unit", address, interval_s=0.05, timeout_s=0.3)
         try:
-            assert not canary.down
+            assert not heartbeat.down
             with anyio.fail_after(10):
-                await canary.heard()
-            assert canary.down
-            assert not canary.refused
+                await heartbeat.heard()
+            assert heartbeat.down
+            assert not heartbeat.refused
         finally:
-            canary.close()
+            heartbeat.close()
             context.term()
             for one in waiting:
                 one.close()

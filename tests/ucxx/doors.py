@@ -8,7 +8,7 @@ import struct
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
@@ -125,7 +125,7 @@ class Half(asyncio.Protocol):
         self._transport.close()
 
 
-class Behind(KnownHost):
+class Behind(HostEntry):
     """The directory as a host sees it that stands behind doors: these are what it publishes.
 
     Args:

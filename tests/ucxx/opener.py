@@ -19,7 +19,7 @@ import sniffio
 from asyncdp.testing import contract
 from asyncdp.testing.contract.rig import BASE
 from asyncdp.testing.pytest.leaks import lasting
-from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from asyncdp.transports.ucxx.host.host import Host
 from tests.ucxx.hosts import SECRET, settings
@@ -108,7 +108,7 @@ class Plane:
         self.directory = Directory(self.url, settings=DirectorySettings(namespace=self.name))
         for number in range(count):
             chosen = settings(host_id=f"host-{number}", plane=f"t{uuid.uuid4().hex[:8]}", beat_s=0.5, **keys)
-            self.hosts.append(Host(chosen, KnownHost(self.directory), secret))
+            self.hosts.append(Host(chosen, HostEntry(self.directory), secret))
             await self.hosts[-1].start()
 
     def leftovers(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ import torch
 from asyncdp import stack
 from asyncdp.errors import DataPlaneError
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
 from asyncdp.transports.ucxx.host.main import log_for_operators, run
 from asyncdp.transports.ucxx.host.settings import HostSettings
@@ -68,7 +68,7 @@ async def host(told: dict[str, Any], say: Say) -> None:
     """Be a slot host until SIGTERM."""
     log_for_operators()  # not to standard output, where the parent listens
     directory = Directory(told["url"], settings=DirectorySettings(namespace=told["namespace"]))
-    await run(msgspec.convert(told["settings"], HostSettings), KnownHost(directory), ready=say)
+    await run(msgspec.convert(told["settings"], HostSettings), HostEntry(directory), ready=say)
     await directory.close()
 
 

@@ -155,7 +155,7 @@ async def test_a_connection_that_the_server_gave_up_is_no_port_s_fault(behind_do
     """S8: idle for longer than the host allows, closed by it or not yet: replaced, with no retry and no quarantine."""
     async with behind_doors(host={"idle_s": 0.3}) as scene:
         await scene.use_both()
-        pool = scene.transport._reach.access._pool
+        pool = scene.transport._resolver.host_client._pool
         for pause in (0.2, 0.5):
             for _ in scene.doors:
                 await scene.get()

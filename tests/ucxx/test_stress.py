@@ -8,7 +8,7 @@ import pytest
 from asyncdp.calls.slots import ReadSlots, SlotRef, verify
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.rows.block import PICKLE
-from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import needs_ucx, pool_of, spawned
@@ -23,10 +23,10 @@ SECONDS = float(os.environ.get("ASYNCDP_STRESS_S", "6"))
 class Stress:
     """Puts, reads, clears and cancels at random, over wire and lane, in a small arena."""
 
-    def __init__(self, ways: list[Access], here: Any, door: Door, seed: int) -> None:
+    def __init__(self, ways: list[HostClient], here: Any, route: Route, seed: int) -> None:
         self.ways = ways
         self.here = here
-        self.door = door
+        self.route = route
         self.rng = random.Random(seed)
         self.live: dict[str, tuple[tuple[SlotRef, ...], float]] = {}
         self.open: set[str] = set()
@@ -41,8 +41,8 @@ class Stress:
         way = self.rng.choice(self.ways)
         try:
             sizes = block.row_nbytes().tolist()
-            refs = await way.reserve(self.here, self.door, op_id, ("a",), sizes, 0, ttl_s=30.0, wait_s=0.02)
-            await way.write(self.here, self.door, op_id, refs, block)
+            refs = await way.reserve(self.here, self.route, op_id, ("a",), sizes, 0, ttl_s=30.0, wait_s=0.02)
+            await way.write(self.here, self.route, op_id, refs, block)
         except DataPlaneNotReady:
             self.counts["full"] += 1
             return
@@ -60,7 +60,7 @@ class Stress:
             return
         refs = tuple(ref for ref, _, _ in asked)
         way = self.rng.choice(self.ways)
-        result = verify(await way.read(self.here, self.door, refs), ReadSlots(self.here, refs))
+        result = verify(await way.read(self.here, self.route, refs), ReadSlots(self.here, refs))
         for at, err in result.errors.items():
             assert isinstance(err, (StaleSlotError, DataPlaneNotReady)), err
             assert not isinstance(err, StaleSlotError) or asked[at][2] not in self.live, "stale though it lives"
@@ -85,7 +85,7 @@ class Stress:
 
     async def dropped(self, cells: Any) -> None:
         """Drop cells, whatever it takes: what was cleared must not leak because a call was cancelled."""
-        await asyncio.shield(asyncio.ensure_future(self.ways[0].drop(self.here, self.door, cells)))
+        await asyncio.shield(asyncio.ensure_future(self.ways[0].drop(self.here, self.route, cells)))
 
     async def worker(self, until: float) -> None:
         """Do one thing after the other, some of it cut off."""
@@ -108,7 +108,7 @@ class Stress:
             if self.rng.random() < 0.5:
                 for way in self.ways:  # only the one who copies knows that it copies no more
                     if op_id not in way._copying:
-                        await way.abort(self.here, self.door, op_id)
+                        await way.abort(self.here, self.route, op_id)
                 self.open.discard(op_id)
 
 
@@ -118,18 +118,18 @@ async def test_no_wrong_byte_and_no_space_lost_under_cancels(seed: int) -> None:
     """Four workers at once: every row read is its put's own, and in the end every slot is free."""
     engine, buffers = Engine(devices="lo"), BufferPool()
     with spawned(ucx=True, arena_bytes=4 << 20, max_slot_bytes=2 << 20, rows_per_slot=2, checksum=True) as host:
-        door = Door(host.told["address"], host.told["boot_id"], host.told["arena"])
+        route = Route(host.told["address"], host.told["boot_id"], host.told["arena"])
         with pool_of(engine) as pool:
-            ways = [Access(pool, PICKLE, buffers, lane=False), Access(pool, PICKLE, buffers)]
-            stress = Stress(ways, host.ref, door, seed)
+            ways = [HostClient(pool, PICKLE, buffers, lane=False), HostClient(pool, PICKLE, buffers)]
+            stress = Stress(ways, host.ref, route, seed)
             until = asyncio.get_running_loop().time() + SECONDS
             await asyncio.gather(*[stress.worker(until) for _ in range(4)])
             for op_id in [*stress.open, *stress.live]:
                 for way in ways:
-                    await way.abort(host.ref, door, op_id)
+                    await way.abort(host.ref, route, op_id)
             async with asyncio.timeout(10):
                 while True:
-                    facts = await ways[0].ask(host.ref, door)
+                    facts = await ways[0].ask(host.ref, route)
                     if not any(facts[state] for state in ("ready", "writing", "given_up", "reading")):
                         break
                     await asyncio.sleep(0.1)
@@ -137,5 +137,5 @@ async def test_no_wrong_byte_and_no_space_lost_under_cancels(seed: int) -> None:
             # Whether a reader meets a slot just as it is freed is chance; all else must have happened.
             assert min(count for what, count in stress.counts.items() if what != "stale") > 0, stress.counts
             with pytest.raises(DataPlaneError):
-                await ways[1].write(host.ref, door, "nobody's", [SlotRef(host.ref, 0, 1, ("a",), [0], [0])], rows(1))
+                await ways[1].write(host.ref, route, "nobody's", [SlotRef(host.ref, 0, 1, ("a",), [0], [0])], rows(1))
     await engine.close()

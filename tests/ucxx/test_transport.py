@@ -181,7 +181,7 @@ async def test_the_secret_is_in_no_config_pickle_or_repr(owner: UCXXTransport) -
     url = owner.attach_config()["controller_address"]
     transport = UCXXTransport(config(controller_address=url, ucxx={"secret": "hush-hush"}))
     shown = [repr(transport), json.dumps(transport.attach_config()), pickle.dumps(transport).decode("latin1")]
-    shown.append(repr(transport._reach._secret))
+    shown.append(repr(transport._resolver._secret))
     from asyncdp.config import parse_config
 
     shown.append(repr(parse_config(config(ucxx={"secret": "hush-hush"}))))

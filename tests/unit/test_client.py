@@ -261,7 +261,9 @@ async def test_a_transport_that_derives_from_transport_works() -> None:
 
 
 def test_what_had_verbs_is_a_base_client() -> None:
-    """For one version: isinstance(x, asyncdp.BaseClient) of clients, layers and transports."""
+    """For one version: isinstance(x, BaseClient) of clients, layers and transports; the layer by its old name."""
+    with pytest.warns(DeprecationWarning, match="asyncdp.Settle is kept"):
+        assert asyncdp.Settle is asyncdp.Reconcile
     with pytest.warns(DeprecationWarning, match="asyncdp.BaseClient is kept"):
         base = asyncdp.BaseClient
     transport = MemoryTransport()

@@ -13,7 +13,7 @@ from zmq.sugar.context import Context
 
 from asyncdp.errors import DataPlaneError
 
-from .heartbeat import Canary
+from .heartbeat import Heartbeat
 from .private import Client
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ async def connect(
 ) -> Client:
     """Connect in a thread. The handshake waits some 4 s for a controller that does not answer, and cannot be stopped.
 
-    So it begins only once a canary has heard of the controller, and ends for the caller when the canary falls or the
-    caller's time is up; what the thread makes after that it closes itself.
+    So it begins only once a heartbeat has heard of the controller, and ends for the caller when the heartbeat fails
+    or the caller's time is up; what the thread makes after that it closes itself.
 
     Raises:
         DataPlaneUnavailable: The controller does not answer.
@@ -38,7 +38,7 @@ async def connect(
     pending = _Pending(lambda: Client(f"asyncdp-{uuid.uuid4().hex[:12]}", endpoints, infos))
     controller = endpoints.controller
     context: Any = Context()
-    watch = Canary(
+    watch = Heartbeat(
         context,
         "the controller",
         controller.address("request_handle_socket"),

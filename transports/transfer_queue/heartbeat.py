@@ -18,7 +18,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout, DataPlaneUnavailable
 
-__all__ = ["Canary"]
+__all__ = ["Heartbeat"]
 
 R = TypeVar("R")
 
@@ -37,7 +37,7 @@ _EVENTS = (
 )
 
 
-class Canary:
+class Heartbeat:
     """Watches one server and ends the calls that wait for it when it goes.
 
     Args:

@@ -1,4 +1,4 @@
-"""A connection to one life of a plane: TransferQueue's client, a canary per server, requests to the directory."""
+"""A connection to one life of a plane: TransferQueue's client, a heartbeat per server, requests to the directory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .connecting import connect
 from .directory.requests import ARGUMENT, LEAVES_GARBAGE, VERSION
 from .directory_server import PORT
 from .endpoints import Server
-from .heartbeat import Canary
+from .heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
@@ -49,8 +49,8 @@ class Link:
     Attributes:
         endpoints: The servers.
         epoch: Which life of the directory answered last.
-        directory: Canary of the process that runs the directory: the controller, or a server beside it.
-        units: Canary of each storage unit, by id.
+        directory: Heartbeat of the process that runs the directory: the controller, or a server beside it.
+        units: Heartbeat of each storage unit, by id.
         finished: Tickets of garbage that was swept, to be reported with the next request that takes them.
     """
 
@@ -72,11 +72,11 @@ class Link:
             unit.id: self._watch(f"storage unit {unit.id}", unit.address("put_get_socket")) for unit in endpoints.units
         }
 
-    def _watch(self, name: str, address: str) -> Canary:
+    def _watch(self, name: str, address: str) -> Heartbeat:
         interval_s, timeout_s = self._settings.heartbeat_interval_s, self._settings.heartbeat_timeout_s
-        return Canary(self.client.context, name, address, interval_s=interval_s, timeout_s=timeout_s)
+        return Heartbeat(self.client.context, name, address, interval_s=interval_s, timeout_s=timeout_s)
 
-    def _watch_directory(self) -> Canary:
+    def _watch_directory(self) -> Heartbeat:
         beside = self.endpoints.directory
         if beside is not None:
             return self._watch("the directory", beside.address(PORT))
@@ -203,8 +203,8 @@ class Link:
 
     # -- storage units
 
-    def unit(self, unit_id: str) -> Canary:
-        """Return the canary of a unit; one of another plane's life is DataPlaneUnavailable."""
+    def unit(self, unit_id: str) -> Heartbeat:
+        """Return the heartbeat of a unit; one of another plane's life is DataPlaneUnavailable."""
         found = self.units.get(unit_id)
         if found is None:
             msg = f"storage unit {unit_id} is not one of this plane's"
@@ -213,12 +213,12 @@ class Link:
 
     async def heard(self) -> None:
         """Wait until it is known of each unit whether it answers: at once, but for a link that was opened just now."""
-        for canary in self.units.values():
-            await canary.heard()
+        for heartbeat in self.units.values():
+            await heartbeat.heard()
 
     def silent(self) -> frozenset[str]:
         """Return the units that do not answer, as far as that is known."""
-        return frozenset(unit_id for unit_id, canary in self.units.items() if canary.down)
+        return frozenset(unit_id for unit_id, heartbeat in self.units.items() if heartbeat.down)
 
     async def clear(
         self, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
@@ -230,18 +230,18 @@ class Link:
         failed: dict[str, DataPlaneError] = {}
 
         async def one(unit_id: str, ranges: Sequence[tuple[int, int]]) -> None:
-            canary = self.units.get(unit_id)
-            if canary is None:
+            heartbeat = self.units.get(unit_id)
+            if heartbeat is None:
                 return
             keys = [key for first, count in ranges for key in range(first, first + count)]
             try:
-                await canary.guard(lambda: self.client.clear(unit_id, keys), deadline, host=unit_id)
+                await heartbeat.guard(lambda: self.client.clear(unit_id, keys), deadline, host=unit_id)
             except DataPlaneError as err:
                 failed[unit_id] = err
             except Exception as err:  # noqa: BLE001 - as a value: the other units are to be cleared all the same
                 text = f"{type(err).__name__}: {err}"
                 failed[unit_id] = DataPlaneClearError(text, host=unit_id, cause=err)
-            if unit_id in failed and await canary.is_gone():
+            if unit_id in failed and await heartbeat.is_gone():
                 del failed[unit_id]
 
         if len(garbage) == 1:
@@ -259,8 +259,8 @@ class Link:
         """
         if not self.closed:
             self.closed = True
-            for canary in (self.directory, *self.units.values()):
-                canary.closed = True
+            for heartbeat in (self.directory, *self.units.values()):
+                heartbeat.closed = True
             self.client.after_fork()
             keep_for_ever(self)
 
@@ -269,8 +269,8 @@ class Link:
         if self.closed:
             return
         self.closed = True
-        for canary in (self.directory, *self.units.values()):
-            canary.close()
+        for heartbeat in (self.directory, *self.units.values()):
+            heartbeat.close()
         self.client.close()
 
 

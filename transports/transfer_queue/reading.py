@@ -103,10 +103,10 @@ class Reading(Lifecycle):
         refs = [call.refs[at] for at in ats]
         unit = call.host.id
         keys = [key for ref in refs for key in ref.index]
-        canary = link.unit(unit)
+        heartbeat = link.unit(unit)
         summed = self._summed(refs[0])
         asked = [*refs[0].fields, *map(beside, summed)]
-        values = await canary.guard(lambda: link.client.get(unit, keys, asked), ctx.deadline, host=unit)
+        values = await heartbeat.guard(lambda: link.client.get(unit, keys, asked), ctx.deadline, host=unit)
         parts, first = [], 0
         for at, ref in zip(ats, refs, strict=True):
             count = len(ref.index)

@@ -14,8 +14,8 @@ from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities
 
-from .client.host_resolver import Reach, on_asyncio, running_loop
-from .client.invalidation import Obituary
+from .client.host_resolver import HostResolver, on_asyncio, running_loop
+from .client.invalidation import Invalidator
 from .client.placing import Placing
 from .client.slot_calls import SlotCalls, op_of
 from .directory import ERROR_TABLE, Directory
@@ -85,8 +85,8 @@ class UCXXTransport(SlotCalls):
             auto_register=parsed.auto_register,
             settings=options,
         )
-        self._reach = Reach(self._directory, settings, Secret(settings.secret), self._codec)
-        self._obituary = Obituary(self._reach)
+        self._resolver = HostResolver(self._directory, settings, Secret(settings.secret), self._codec)
+        self._invalidator = Invalidator(self._resolver)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by config: unpickled, it attaches."""
@@ -180,12 +180,12 @@ class UCXXTransport(SlotCalls):
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
         named = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
         cleared = await self._directory.clear(op_of(ctx), *named)
-        await self._obituary.tell(cleared.freed, ctx)
+        await self._invalidator.tell(cleared.freed, ctx)
         return cleared.count
 
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
-        await self._obituary.tell(await self._directory.drop(op_of(ctx), call.partition_id), ctx)
+        await self._invalidator.tell(await self._directory.drop(op_of(ctx), call.partition_id), ctx)
 
     @handles(s.Resolve)
     async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
@@ -202,13 +202,13 @@ class UCXXTransport(SlotCalls):
     @handles(s.Probe)
     async def _probe(self, call: s.Probe, ctx: CallContext) -> bool:
         del ctx
-        return await self._reach.answers(call.host_id)
+        return await self._resolver.answers(call.host_id)
 
     @handles(c.Ping)
     async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
         del call, ctx
         hosts = await self._directory.hosts()
-        self._reach.know(hosts)
+        self._resolver.know(hosts)
         if not any(host.alive for host in hosts):
             msg = "the directory answers, but no slot host is there"
             raise DataPlaneUnavailable(msg, blames_port=False)
@@ -238,7 +238,7 @@ class UCXXTransport(SlotCalls):
         try:
             if on_asyncio():  # else no call has opened anything that could be closed from here
                 await self._directory.close()
-                await self._reach.close()
+                await self._resolver.close()
         finally:
             plane, self._plane = self._plane, None
             if plane is not None:

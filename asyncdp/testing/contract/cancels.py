@@ -62,7 +62,7 @@ class Cancels(Contract):
         await client.put_samples(["b"], "p", {"x": torch.ones(1)}, timeout_s=5)
         await client.close()
         assert not rig.leftovers()
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
 
     async def test_of_many_cancelled_calls_none_disturbs_the_others(self, rig: Rig) -> None:
         """T2, T6: 200 reads cancelled at random; every reply is its own; every port and slot is free afterwards."""
@@ -127,5 +127,5 @@ class Cancels(Contract):
             assert time.monotonic() - began < TICK_S
         hold.go.set()
         await client.put_samples(["a"], "p", {"x": torch.ones(1)})
-        assert len(client.env.ledger) == 0 or not rig.leftovers()
+        assert len(client.env.pending_outcomes) == 0 or not rig.leftovers()
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))

@@ -81,7 +81,7 @@ class Closing(Contract):
             assert isinstance(ended[0], DataPlaneClosed)
             assert ended[0].op == verb
         assert not rig.leftovers()
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
         await rig.client.ping()
         assert await rig.client.list_claims("p", "train") == [] or not hold.struck
 
@@ -126,8 +126,8 @@ class Closing(Contract):
         began = time.monotonic()
         await client.close()
         assert 0.05 < time.monotonic() - began < 0.1 + TICK_S
-        for debt in client.env.ledger:
-            client.env.ledger.paid(debt)
+        for outcome in client.env.pending_outcomes:
+            client.env.pending_outcomes.resolved(outcome)
         with pytest.raises(DataPlaneClosed):
             await client.ping()
 
@@ -144,6 +144,6 @@ class Closing(Contract):
         assert scope.cancelled_caught
         (problem,) = await at_once(worker.ping(timeout_s=1))
         assert isinstance(problem, Exception)
-        for debt in owner.env.ledger:
-            owner.env.ledger.paid(debt)
+        for outcome in owner.env.pending_outcomes:
+            owner.env.pending_outcomes.resolved(outcome)
         hang.go.set()

@@ -255,9 +255,9 @@ class Interleavings(Contract):
         await declare(client)
         await late.cut(put(client, 1.0, "a"))
         await put(client, 1.0, "other")
-        assert len(client.env.ledger) == 1
+        assert len(client.env.pending_outcomes) == 1
         await client.clear_samples(["a"], "p")
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
 
     async def test_what_cannot_be_settled_holds_up_what_depends_on_it(self, rig: Rig) -> None:
         """Promise 3: while nobody can say what became of a put, the next one on its ids fails rather than guesses."""
@@ -322,7 +322,7 @@ class Interleavings(Contract):
         await declare(rig.client)
         await late.cut(put(client, 1.0, "a"))
         await client.close()
-        assert len(client.env.ledger) == 0
+        assert len(client.env.pending_outcomes) == 0
         assert not rig.leftovers()
         with pytest.raises(DataPlaneError):
             await late.arrive()

@@ -192,7 +192,7 @@ class Rig:
         assert not self.leftovers()
         for client in self._clients:
             if self._planes[client] not in self._ended:
-                assert not [debt.call for debt in client.env.ledger]
+                assert not [outcome.call for outcome in client.env.pending_outcomes]
 
 
 async def declare(client: Client, *names: str, tasks: tuple[str, ...] = ("train",), **more: Any) -> None:

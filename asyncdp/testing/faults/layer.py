@@ -21,7 +21,7 @@ from .damage import damaged
 from .injected import Injected
 from .plan import FaultPlan, plan_of
 from .recycling import Recycled, recycle
-from .request_tracker import Subject, Witness
+from .request_tracker import RequestTracker, Subject
 from .rule import SLOT_KINDS
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Faults(Layer):
         """Check that the transport can do what the plan wants."""
         super().__init__(inner)
         self.plan = plan
-        self._witness = Witness()
+        self._witness = RequestTracker()
         plan.checked_by(self._check)
 
     def attach_config(self) -> dict[str, Any]:

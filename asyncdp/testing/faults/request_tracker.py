@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .rule import Rule
 
-__all__ = ["Subject", "Witness"]
+__all__ = ["RequestTracker", "Subject"]
 
 #: User calls whose slots and ids are remembered, to tell which samples a request is about.
 REMEMBERED = 4096
@@ -74,7 +74,7 @@ def _kinds(kind: type) -> frozenset[str]:
     return frozenset(each.__name__ for each in kind.__mro__)
 
 
-class Witness:
+class RequestTracker:
     """Tells of a slot call which samples it is about: it names slots, and the look-up before it named both."""
 
     def __init__(self) -> None:

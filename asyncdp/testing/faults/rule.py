@@ -25,9 +25,9 @@ DECIDING: Mapping[str, tuple[str, ...]] = {
 }
 #: Requests that look up where samples lie, or may lie; a rule about one sample spares them, so that it fails alone.
 LOOKUPS = ("Locate", "Place")
-#: Requests that pay a debt of an earlier call; they run under the verb of the call that waits for them.
+#: Requests that settle an open outcome of an earlier call; they run under the verb of the call that waits for them.
 DEBTS = ("Abort", "AbandonClaim", "Resolve")
-#: The verbs that make requests, and close, which pays debts.
+#: The verbs that make requests, and close, which settles open outcomes.
 VERBS = (
     "check_consumption_status",
     "claim_meta",

@@ -14,7 +14,7 @@ from asyncdp.errors import DataPlaneError
 from asyncdp.factory import DEFAULT_LAYERS, layers_of, stack
 from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.middleware.port_rotation import PortRotation
-from asyncdp.middleware.reconcile import Settle
+from asyncdp.middleware.reconcile import Reconcile
 from asyncdp.transports.memory import MemoryTransport
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane
@@ -181,7 +181,7 @@ class Fabric:
             env.budget = purse(0.0, **(budget or {}))
         made = self.clients[name] = Simulated(name, client, link[0])
         self.history.budgets[name] = self._budgets(client, budget)
-        if any(isinstance(layer, Settle) for layer in layers_of(client)):
+        if any(isinstance(layer, Reconcile) for layer in layers_of(client)):
             self.history.settles.add(name)
         return made
 
@@ -204,7 +204,7 @@ class Fabric:
         client = self.clients[name].client
         op = self.history.begin(name, "close", timeout_s=10.0)
         await client.close()
-        left = len(client.env.ledger)
+        left = len(client.env.pending_outcomes)
         self.history.ended(op, DataPlaneError(f"{left} debts are not settled", ambiguous=True) if left else None)
 
     # -- what the network does

@@ -87,7 +87,7 @@ class History:
         events: What layers told.
         budgets: By client, what its stack allows itself.
         settles: Clients that find out what became of a mutation before their next one on the same samples (the
-            Settle layer): what they left open is over when that one is.
+            Reconcile layer): what they left open is over when that one is.
         lease_s: How long claims last; None: until they are released.
         group_sizes: By partition, the grpo_group_size: groups are claimed whole.
         calm_since: When the last fault was over, in seconds; None: never.

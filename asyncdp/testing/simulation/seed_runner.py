@@ -20,7 +20,7 @@ import torch
 
 from .world import simulate
 
-__all__ = ["BACKENDS", "Crowd", "Tally"]
+__all__ = ["BACKENDS", "SeedRunner", "Tally"]
 
 BACKENDS = ("asyncio", "trio")
 #: Seconds between two lines that say how far it is.
@@ -93,7 +93,7 @@ def _one(job: Job) -> Tally:
 
 
 @dataclass(slots=True)
-class Crowd:
+class SeedRunner:
     """Simulations on all cores.
 
     Attributes:

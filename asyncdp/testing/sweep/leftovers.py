@@ -20,7 +20,7 @@ def leftovers(client: Client) -> dict[str, Any]:
 
     Permits and probes of ports, waits that close() would have to end, calls in flight, what a transport holds for a
     call that has ended (connections in use, copies, reads, waiters). Debts are none of it: what needs I/O after a
-    cancel is owed until the next mutation or close(), and can be seen in ``client.env.ledger``.
+    cancel is owed until the next mutation or close(), and can be seen in ``client.env.pending_outcomes``.
     """
     found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_in_flight"]}
     for layer in layers_of(client):
@@ -43,10 +43,10 @@ def _of(layer: Any) -> Iterator[tuple[str, int]]:
         for host in layer.plane.hosts.values():
             yield f"reads of {host.ref.id}", host.counts()["reading"]
     elif "UCXXTransport" in kinds:
-        access = layer._reach._access  # noqa: SLF001
-        if access is not None:
-            yield "copies on the lane", len(access._copying)  # noqa: SLF001
-            for address, busy in access._pool._busy.items():  # noqa: SLF001
+        host_client = layer._resolver._host_client  # noqa: SLF001
+        if host_client is not None:
+            yield "copies on the lane", len(host_client._copying)  # noqa: SLF001
+            for address, busy in host_client._pool._busy.items():  # noqa: SLF001
                 yield f"connections in use to {address}", len(busy)
         link = layer._directory._link  # noqa: SLF001
         places = link._places  # noqa: SLF001

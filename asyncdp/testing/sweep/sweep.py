@@ -205,8 +205,10 @@ class _Run:
         finally:
             with anyio.CancelScope(shield=True):
                 await client.close()
-        if len(client.env.ledger) and not self._verb.ends:
-            raise AssertionError(f"after close() it still owes {[debt.call for debt in client.env.ledger]}")
+        if len(client.env.pending_outcomes) and not self._verb.ends:
+            raise AssertionError(
+                f"after close() it still owes {[outcome.call for outcome in client.env.pending_outcomes]}"
+            )
         if self._verb.check is not None:
             await self._verb.check(self._observer, partition, cancelled)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from asyncdp.calls.slots import Resolve
-from asyncdp.compose.outcomes import Debt
+from asyncdp.compose.outcomes import PendingOutcome
 from asyncdp.errors import DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, SampleNotFound
 from asyncdp.meta import KVBatchMeta
 
@@ -70,7 +70,9 @@ async def _unless_late(call: Awaitable[Any]) -> None:
 
 async def _owing(client: Client, partition: str) -> None:
     """Let the client owe an answer, as after a cancel: its close has something to do."""
-    client.env.ledger.owe(Debt(Resolve(client.env.next_op_id(), partition), "", partition_id=partition))
+    client.env.pending_outcomes.record(
+        PendingOutcome(Resolve(client.env.next_op_id(), partition), "", partition_id=partition)
+    )
 
 
 async def _batches(client: Client, partition: str, prefetch: int) -> None:

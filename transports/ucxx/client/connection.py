@@ -24,7 +24,7 @@ from asyncdp.errors import (
 )
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
-from ..payload.cooperative_copy import in_turns
+from ..payload.cooperative_copy import copy_cooperatively
 from ..payload.payload import Payload
 from ..slots.writer_process import this_machine, this_process
 from ..wire.chunks import batches, post_receives, send_all, wait_all
@@ -320,7 +320,7 @@ class Connection:
             whole, at = self._buffers.empty(sum(layout.nbytes for layout in layouts[begin:stop])), 0
             for part, layout in zip(parts[begin:stop], layouts[begin:stop], strict=True):
                 out = whole[at : at + layout.nbytes]
-                await in_turns(pack(part, layout, out))
+                await copy_cooperatively(pack(part, layout, out))
                 payloads.append(out)
                 at += layout.nbytes
             messages.append(whole)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..directory.directory import Directory
     from ..host.registration import HostReport
 
-__all__ = ["KnownHost"]
+__all__ = ["HostEntry"]
 
 R = TypeVar("R")
 
@@ -28,7 +28,7 @@ ANSWER_S: Final = 5.0
 _REFUSALS: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
-class KnownHost:
+class HostEntry:
     """The directory as a host sees it; a :class:`~.host_directory.HostDirectory`.
 
     Args:

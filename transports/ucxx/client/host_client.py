@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .connection import Connection, Dropped
     from .connection_pool import Pool
 
-__all__ = ["Access", "Door"]
+__all__ = ["HostClient", "Route"]
 
 #: Processors that keep stores in order and loads in order. The lane relies on it: elsewhere a reader could take the end
 #: of a copy for older than it is, so there payload goes over the wire.
@@ -34,7 +34,7 @@ Lanes = dict[tuple[str, int], Lane | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
+class Route:
     """Where a host is.
 
     Attributes:
@@ -47,7 +47,7 @@ class Door:
     arena: str = ""
 
 
-class Access:
+class HostClient:
     """Reads, reserves and writes slots of any host.
 
     Args:
@@ -70,7 +70,7 @@ class Access:
         self._copying: dict[str, int] = {}
         self._granted: dict[tuple[str, int, int, int], str] = {}
 
-    def lane_of(self, host: HostRef, door: Door) -> Lane | None:
+    def lane_of(self, host: HostRef, route: Route) -> Lane | None:
         """Return the lane to a host: where its machine is this one, by boot id, and its arena can be mapped."""
         key = (host.id, host.epoch)
         if key in self._lanes:
@@ -78,12 +78,12 @@ class Access:
             if lane is None or lane.usable:
                 return lane
             del self._lanes[key]
-        if self._machine is None or not door.arena:
+        if self._machine is None or not route.arena:
             return None
         self._let_go()
         lane = None
-        if door.boot_id == self._machine.boot_id:
-            arena = Arena.attach(door.arena, host.id, host.epoch)
+        if route.boot_id == self._machine.boot_id:
+            arena = Arena.attach(route.arena, host.id, host.epoch)
             lane = None if arena is None else Lane(arena, self._buffers, self._codec)
         self._lanes[key] = lane
         return lane
@@ -95,28 +95,28 @@ class Access:
                 del self._lanes[key]
 
     @asynccontextmanager
-    async def _use(self, host: HostRef, door: Door, port: int | None) -> AsyncIterator[Connection]:
+    async def _use(self, host: HostRef, route: Route, port: int | None) -> AsyncIterator[Connection]:
         chosen = port if port is not None else (host.ports[0] if host.ports else None)
         if chosen is None:
             raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
-        async with self._pool.use(door.address, chosen) as connection:
+        async with self._pool.use(route.address, chosen) as connection:
             if connection.welcome.host_id != host.id:  # its slots are numbered like those of any other
                 msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
                 raise StaleSlotError(msg, host=host.id, port=chosen)
             yield connection
 
-    async def read(self, host: HostRef, door: Door, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
+    async def read(self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
         """Read rows of slots."""
-        lane = self.lane_of(host, door)
+        lane = self.lane_of(host, route)
         if lane is not None:
             return await lane.read(refs)
-        async with self._use(host, door, port) as connection:
+        async with self._use(host, route, port) as connection:
             return await connection.read(host, refs)
 
     async def reserve(
         self,
         host: HostRef,
-        door: Door,
+        route: Route,
         op_id: str,
         fields: tuple[str, ...],
         sizes: Sequence[int],
@@ -130,7 +130,7 @@ class Access:
 
         Args:
             host: Who has them.
-            door: Where that is.
+            route: Where that is.
             op_id: Of the put.
             fields: Names of its fields, in the order of the block that will be written.
             sizes: Data bytes per row.
@@ -143,8 +143,8 @@ class Access:
         Returns:
             A ref per slot; ``rows`` count from ``first_row`` up.
         """
-        lane = self.lane_of(host, door) is not None
-        async with self._use(host, door, port) as connection:
+        lane = self.lane_of(host, route) is not None
+        async with self._use(host, route, port) as connection:
             granted = await connection.reserve(
                 host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=wait_s, lane=lane
             )
@@ -160,7 +160,7 @@ class Access:
     async def write(
         self,
         host: HostRef,
-        door: Door,
+        route: Route,
         op_id: str,
         refs: Sequence[SlotRef],
         block: Block,
@@ -170,9 +170,9 @@ class Access:
     ) -> None:
         """Write rows into reserved slots; ``block`` holds the rows of all refs in order."""
         names = [(host.id, host.epoch, ref.slot, ref.generation) for ref in refs]
-        lane = self.lane_of(host, door) if all(self._granted.get(name) == op_id for name in names) else None
+        lane = self.lane_of(host, route) if all(self._granted.get(name) == op_id for name in names) else None
         if lane is None:
-            async with self._use(host, door, port) as connection:
+            async with self._use(host, route, port) as connection:
                 await connection.write(host, op_id, refs, block, checksum=checksum)
             return
         self._copying[op_id] = self._copying.get(op_id, 0) + 1
@@ -185,9 +185,9 @@ class Access:
         for name in names:
             self._granted.pop(name, None)
 
-    async def abort(self, host: HostRef, door: Door, op_id: str, port: int | None = None) -> int:
+    async def abort(self, host: HostRef, route: Route, op_id: str, port: int | None = None) -> int:
         """Give a put up; returns how many of its slots stay occupied for now."""
-        async with self._use(host, door, port) as connection:
+        async with self._use(host, route, port) as connection:
             idle = op_id not in self._copying
             left = await connection.abort(op_id, idle=idle)
             if left and not idle and op_id not in self._copying:  # the copy ended while the host was being told
@@ -196,14 +196,14 @@ class Access:
             del self._granted[name]
         return left
 
-    async def drop(self, host: HostRef, door: Door, cells: Sequence[Dropped], port: int | None = None) -> int:
+    async def drop(self, host: HostRef, route: Route, cells: Sequence[Dropped], port: int | None = None) -> int:
         """End the life of rows; returns once the host did it."""
-        async with self._use(host, door, port) as connection:
+        async with self._use(host, route, port) as connection:
             return await connection.drop(host, cells)
 
-    async def ask(self, host: HostRef, door: Door, port: int | None = None) -> Mapping[str, int | float | str]:
+    async def ask(self, host: HostRef, route: Route, port: int | None = None) -> Mapping[str, int | float | str]:
         """Return what a host has and does."""
-        async with self._use(host, door, port) as connection:
+        async with self._use(host, route, port) as connection:
             return await connection.ask()
 
     async def close(self) -> None:

@@ -19,7 +19,7 @@ from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .connection_pool import Pool
 from .greeting import greets
-from .host_client import Access, Door, Lanes
+from .host_client import HostClient, Lanes, Route
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..directory import Directory, HostInfo
 
-__all__ = ["Place", "Reach"]
+__all__ = ["HostResolver", "Place"]
 
 
 #: How long the directory may take to answer a probe, in seconds.
@@ -44,12 +44,12 @@ class Place:
         info: What the host last said of itself.
     """
 
-    __slots__ = ("door", "info")
+    __slots__ = ("info", "route")
 
     def __init__(self, info: HostInfo) -> None:
         """Hold it."""
         self.info = info
-        self.door = Door(info.address, info.boot_id, info.arena)
+        self.route = Route(info.address, info.boot_id, info.arena)
 
     def port(self, chosen: int | None) -> int | None:
         """Return the port chosen; where the host has others since it was started again, the one in its place."""
@@ -72,7 +72,7 @@ class _EngineOnDemand:
         return getattr(self.made, name)
 
 
-class Reach:
+class HostResolver:
     """Finds and reaches slot hosts, from the running event loop.
 
     A client may be used from one loop after another: connections end with their loop, lanes stay.
@@ -96,7 +96,7 @@ class Reach:
         self._places: dict[tuple[str, int], Place] = {}
         self._lanes: Lanes = {}
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._access: Access | None = None
+        self._host_client: HostClient | None = None
         self._pool: Pool | None = None
         self._engine: _EngineOnDemand | None = None
         self._end: AsyncGenerator[None, None] | None = None
@@ -104,7 +104,7 @@ class Reach:
         on_fork(self)
 
     @property
-    def access(self) -> Access:
+    def host_client(self) -> HostClient:
         """The way to slots from the running loop; to be asked for after :meth:`find`, which may learn the secret.
 
         Raises:
@@ -112,7 +112,7 @@ class Reach:
             DataPlaneClosed: The client was closed.
         """
         loop = running_loop()
-        if self._access is None or self._loop is not loop or self._pool is None or self._pool.closed:
+        if self._host_client is None or self._loop is not loop or self._pool is None or self._pool.closed:
             if self._closed:
                 raise DataPlaneClosed("the client is closed")
             self._leave()
@@ -129,15 +129,15 @@ class Reach:
                 client=self._client,
             )
             told: dict[str, Any] = {"lane": self._settings.lane == "auto", "lanes": self._lanes}
-            self._pool, self._access = pool, Access(pool, self._codec, self._buffers, **told)
+            self._pool, self._host_client = pool, HostClient(pool, self._codec, self._buffers, **told)
             self._end = at_loop_end(partial(_end, pool, self._engine))
             on_fork_of_loop(loop)
-        return self._access
+        return self._host_client
 
     def _leave(self) -> None:
         """Close what a loop before left open: it was closed without its end, or another one runs meanwhile."""
         pool, engine, loop = self._pool, self._engine, self._loop
-        self._access = self._pool = self._engine = self._loop = self._end = None
+        self._host_client = self._pool = self._engine = self._loop = self._end = None
         if pool is None or loop is None:
             return
         if loop.is_closed():
@@ -209,7 +209,7 @@ class Reach:
             place = await self.find(host)
         except StaleSlotError:
             return None
-        if place is None or (place.door.address, place.info.ports) == (before.door.address, before.info.ports):
+        if place is None or (place.route.address, place.info.ports) == (before.route.address, before.info.ports):
             return None
         return place
 
@@ -218,7 +218,7 @@ class Reach:
         self._closed = True
         end = self._end
         if end is not None and self._loop is asyncio.get_running_loop():
-            self._access = self._pool = self._engine = self._loop = self._end = None
+            self._host_client = self._pool = self._engine = self._loop = self._end = None
             await end.aclose()
         self._leave()
         self._lanes.clear()

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from asyncdp.calls import CallContext
 
     from ..directory import DeadCells
-    from .host_resolver import Place, Reach
+    from .host_resolver import HostResolver, Place
 
-__all__ = ["Obituary"]
+__all__ = ["Invalidator"]
 
 #: How long one port may take to hear of it before another is tried, in seconds. A living host needs milliseconds.
 PORT_S: Final = 1.0
@@ -25,7 +25,7 @@ PORT_S: Final = 1.0
 MOST_UNTOLD: Final = 10_000
 
 
-class Obituary:
+class Invalidator:
     """Brings the news of dead rows to the hosts that hold them.
 
     A clear, or a put that replaces, returns only after the hosts changed their rows' live words: from then on no
@@ -33,12 +33,12 @@ class Obituary:
     reconciliation. What a cancel or a fault kept from a host is told with the next news.
 
     Args:
-        reach: The way to hosts.
+        resolver: The way to hosts.
     """
 
-    def __init__(self, reach: Reach) -> None:
+    def __init__(self, resolver: HostResolver) -> None:
         """Nobody died yet."""
-        self._reach = reach
+        self._resolver = resolver
         self._untold: dict[HostRef, list[DeadCells]] = {}
 
     async def tell(self, cells: Sequence[DeadCells], ctx: CallContext) -> None:
@@ -81,7 +81,7 @@ class Obituary:
 
     async def _tell_one(self, host: HostRef, cells: Sequence[DeadCells]) -> None:
         try:
-            place = await self._reach.find(host)
+            place = await self._resolver.find(host)
         except StaleSlotError:
             return
         if place is None:  # struck off: nobody is there to serve those slots
@@ -95,9 +95,9 @@ class Obituary:
         for port in place.info.ports:
             try:
                 async with asyncio.timeout(PORT_S):
-                    await self._reach.access.drop(host, place.door, news, port)
+                    await self._resolver.host_client.drop(host, place.route, news, port)
             except StaleSlotError:  # another host answers there, or another life of this one
-                moved = await self._reach.moved(host, place)
+                moved = await self._resolver.moved(host, place)
                 if moved is not None:
                     await self._tell_at(host, moved, cells)
                 return
@@ -109,7 +109,7 @@ class Obituary:
                 refused = refused and isinstance(err.__cause__, ConnectionRefusedError)
             else:
                 return
-        self._reach.forget(host)
+        self._resolver.forget(host)
         if problem is not None and await self._may_serve(host, place, refused=refused):
             problem.ambiguous = True
             raise problem
@@ -117,7 +117,7 @@ class Obituary:
     async def _may_serve(self, host: HostRef, before: Place, *, refused: bool) -> bool:
         """Whether a host that could not be told may still serve: it lives, or was just started anew elsewhere."""
         try:
-            place = await self._reach.find(host)
+            place = await self._resolver.find(host)
         except StaleSlotError:
             return False
         if place is None or not place.info.alive:

@@ -18,7 +18,7 @@ from asyncdp.calls.slots import Part, ReadResult
 from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
-from ..payload.cooperative_copy import in_turns
+from ..payload.cooperative_copy import copy_cooperatively
 from ..payload.gather import Gather, Selection, gathers
 from ..payload.layout import Layout, read_layout, spans
 from ..payload.payload import Payload
@@ -100,7 +100,7 @@ class Lane:
         parts = []
         for gather in made:
             out = self._buffers.empty(gather.layout.nbytes)
-            await in_turns(gather.fill(out))
+            await copy_cooperatively(gather.fill(out))
             part = self._part(gather, Payload(gather.layout, out), refs, errors)
             if part is not None:
                 parts.append(part)
@@ -214,7 +214,7 @@ class Lane:
             first = 0
             for ref in refs:
                 stop = first + len(ref.rows)
-                await in_turns(self._copy_in(ref, rows_of(block, first, stop)))
+                await copy_cooperatively(self._copy_in(ref, rows_of(block, first, stop)))
                 first = stop
             finished = True
         finally:

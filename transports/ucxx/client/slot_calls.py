@@ -17,8 +17,8 @@ from ..wire.messages import LONGEST_PUT_S
 
 if TYPE_CHECKING:
     from ..directory import Directory
-    from .host_resolver import Place, Reach
-    from .invalidation import Obituary
+    from .host_resolver import HostResolver, Place
+    from .invalidation import Invalidator
     from .placing import Placing
 
 __all__ = ["SlotCalls", "op_of"]
@@ -45,8 +45,8 @@ class SlotCalls(Service):
     _owner: str
     _checksum: bool
     _directory: Directory
-    _reach: Reach
-    _obituary: Obituary
+    _resolver: HostResolver
+    _invalidator: Invalidator
     _placing: Placing
 
     # -- where
@@ -73,7 +73,7 @@ class SlotCalls(Service):
     # -- slots
 
     async def _find(self, host: s.HostRef, port: int | None) -> Place:
-        place = await self._reach.find(host)
+        place = await self._resolver.find(host)
         if place is None:
             msg = f"slot host {host.id!r} is not registered"
             raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
@@ -89,12 +89,12 @@ class SlotCalls(Service):
             try:
                 return await work(place, place.port(port))
             except StaleSlotError:
-                moved = await self._reach.moved(host, place)
+                moved = await self._resolver.moved(host, place)
                 if moved is None:
                     raise
                 return await work(moved, moved.port(port))
         except DataPlaneUnavailable:
-            self._reach.forget(host)
+            self._resolver.forget(host)
             raise
 
     @handles(s.ReadSlots)
@@ -102,7 +102,7 @@ class SlotCalls(Service):
         del ctx
 
         async def read(place: Place, port: int | None) -> s.ReadResult:
-            return await self._reach.access.read(call.host, place.door, call.refs, port)
+            return await self._resolver.host_client.read(call.host, place.route, call.refs, port)
 
         try:
             return await self._at(call.host, call.port, read)
@@ -116,9 +116,9 @@ class SlotCalls(Service):
         left = ctx.remaining()
 
         async def reserve(place: Place, port: int | None) -> tuple[s.SlotRef, ...]:
-            return await self._reach.access.reserve(
+            return await self._resolver.host_client.reserve(
                 call.host,
-                place.door,
+                place.route,
                 ctx.op_id,
                 call.fields,
                 call.sizes,
@@ -142,7 +142,7 @@ class SlotCalls(Service):
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
         async def write(place: Place, port: int | None) -> None:
             told: dict[str, Any] = {"port": port, "checksum": self._checksum}
-            await self._reach.access.write(call.host, place.door, ctx.op_id, call.refs, call.block, **told)
+            await self._resolver.host_client.write(call.host, place.route, ctx.op_id, call.refs, call.block, **told)
 
         try:
             await self._at(call.host, call.port, write)
@@ -152,10 +152,10 @@ class SlotCalls(Service):
     @handles(s.Abort)
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
         async def abort(place: Place, port: int | None) -> None:
-            await self._reach.access.abort(call.host, place.door, call.op_id, port)
+            await self._resolver.host_client.abort(call.host, place.route, call.op_id, port)
 
         try:
-            if await self._reach.find(call.host) is None:  # its own limits free what was reserved there
+            if await self._resolver.find(call.host) is None:  # its own limits free what was reserved there
                 return
             async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
                 await self._at(call.host, call.port, abort)
@@ -172,7 +172,7 @@ class SlotCalls(Service):
         if call.refs and ctx.began:  # later its slots may be another's, and the directory refuses to name them
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
         done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
-        await self._obituary.tell(done.dead, ctx)
+        await self._invalidator.tell(done.dead, ctx)
         return s.Published(done.handles, done.created)
 
 

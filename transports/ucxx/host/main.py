@@ -175,13 +175,13 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
     """
     if not url:
         return await run(settings, **options)
-    from ..client.directory_entry import KnownHost
+    from ..client.directory_entry import HostEntry
     from ..directory.directory import Directory
     from ..directory.settings import DirectorySettings
 
     directory = Directory(url, settings=DirectorySettings(namespace=namespace))
     try:
-        return await run(settings, KnownHost(directory), before=partial(_check_rights, directory), **options)
+        return await run(settings, HostEntry(directory), before=partial(_check_rights, directory), **options)
     finally:
         await directory.close()
 

@@ -20,7 +20,7 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 
-from ..payload.cooperative_copy import in_turns
+from ..payload.cooperative_copy import copy_cooperatively
 from ..payload.gather import Gather, Selection, gathers
 from ..payload.payload import Payload
 from ..slots.header import State
@@ -145,7 +145,7 @@ class Service:
                 parts, payloads = [], []
                 for gather in made:
                     out = self.buffers.empty(gather.layout.nbytes)
-                    await in_turns(gather.fill(out))
+                    await copy_cooperatively(gather.fill(out))
                     self._check(gather, attempts, errors)
                     parts.append(self._head(gather, out))
                     payloads.append(out)

@@ -10,10 +10,10 @@ from . import payload
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["in_turns"]
+__all__ = ["copy_cooperatively"]
 
 
-async def in_turns(copies: Iterator[int]) -> None:
+async def copy_cooperatively(copies: Iterator[int]) -> None:
     """Run a generator of copies, which yields how many bytes each had; the loop runs after each 16 MiB."""
     done = 0
     for copied in copies:

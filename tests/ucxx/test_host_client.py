@@ -11,7 +11,7 @@ import torch
 from asyncdp.calls.slots import HostRef, ReadSlots, verify
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
 from asyncdp.rows.block import PICKLE, Block
-from asyncdp.transports.ucxx.client.host_client import Access, Door
+from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.host.host import Host
 from asyncdp.transports.ucxx.payload import payload as payload_module
 from asyncdp.transports.ucxx.slots.writer_process import Process
@@ -29,20 +29,20 @@ def anyio_backend() -> str:
 
 
 @asynccontextmanager
-async def reaching(host: Host, *, lane: bool = True) -> AsyncIterator[tuple[Access, HostRef, Door]]:
+async def reaching(host: Host, *, lane: bool = True) -> AsyncIterator[tuple[HostClient, HostRef, Route]]:
     """A client of a host, and where that is."""
     report = host.report()
     with pool_of() as pool:
-        access = Access(pool, PICKLE, BufferPool(), lane=lane)
-        yield access, ref_of(report), Door(report.address, report.boot_id, report.arena)
-        await access.close()
+        host_client = HostClient(pool, PICKLE, BufferPool(), lane=lane)
+        yield host_client, ref_of(report), Route(report.address, report.boot_id, report.arena)
+        await host_client.close()
 
 
-async def put(access: Access, here: HostRef, door: Door, op_id: str, block: Block) -> Any:
+async def put(host_client: HostClient, here: HostRef, route: Route, op_id: str, block: Block) -> Any:
     """Reserve and write."""
     sizes = block.row_nbytes().tolist()
-    refs = await access.reserve(here, door, op_id, tuple(block.columns), sizes, 0, ttl_s=5.0)
-    await access.write(here, door, op_id, refs, block)
+    refs = await host_client.reserve(here, route, op_id, tuple(block.columns), sizes, 0, ttl_s=5.0)
+    await host_client.write(here, route, op_id, refs, block)
     return refs
 
 
@@ -53,47 +53,47 @@ async def test_lane_and_wire_see_the_same_rows(*, writes: bool, reads: bool) -> 
     block = Block.from_fields({"a": torch.randn(3, 4), "r": ragged, "o": ["x", None, (1, 2)]}, 3)
     async with (
         hosted() as host,
-        reaching(host, lane=writes) as (writer, here, door),
+        reaching(host, lane=writes) as (writer, here, route),
         reaching(host, lane=reads) as (reader, _, _),
     ):
-        assert (writer.lane_of(here, door) is not None) == writes
-        refs = await put(writer, here, door, "op", block)
+        assert (writer.lane_of(here, route) is not None) == writes
+        refs = await put(writer, here, route, "op", block)
         picked = tuple(replace(ref, index=[2, 0], rows=[0, 1]) for ref in refs)
-        result = verify(await reader.read(here, door, picked), ReadSlots(here, picked))
+        result = verify(await reader.read(here, route, picked), ReadSlots(here, picked))
         assert not result.errors
         td = result.parts[0].block.to_tensordict()
         assert torch.equal(td["a"], block.columns["a"].values[[2, 0]])  # type: ignore[attr-defined]
         assert [row.tolist() for row in td["r"].unbind()] == [[0, 1, 2], [0, 1]]
         assert td["o"] == [(1, 2), "x"]
-        assert await reader.drop(here, door, [(refs[0].slot, refs[0].generation, [0], ())]) == 1
-        assert isinstance((await reader.read(here, door, picked)).errors[0], StaleSlotError)
+        assert await reader.drop(here, route, [(refs[0].slot, refs[0].generation, [0], ())]) == 1
+        assert isinstance((await reader.read(here, route, picked)).errors[0], StaleSlotError)
 
 
 async def test_another_machine_has_no_lane() -> None:
     """Told by the boot id and a readable arena, never by the address."""
-    async with hosted() as host, reaching(host) as (access, here, door):
-        assert access.lane_of(here, replace(door, boot_id="another")) is None
-        assert access.lane_of(HostRef(here.id, here.epoch + 1, here.ports), door) is None
-        assert access.lane_of(HostRef("another", here.epoch, here.ports), door) is None
+    async with hosted() as host, reaching(host) as (host_client, here, route):
+        assert host_client.lane_of(here, replace(route, boot_id="another")) is None
+        assert host_client.lane_of(HostRef(here.id, here.epoch + 1, here.ports), route) is None
+        assert host_client.lane_of(HostRef("another", here.epoch, here.ports), route) is None
 
 
 async def test_a_put_that_was_cancelled_on_the_lane_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """At any point of it: after the abort all space is back, and what arrives late is refused."""
     monkeypatch.setattr(payload_module, "PIECE_BYTES", 1 << 16)
-    async with hosted() as host, reaching(host) as (access, here, door):
+    async with hosted() as host, reaching(host) as (host_client, here, route):
         for turns in range(12):
-            task = asyncio.ensure_future(put(access, here, door, f"op{turns}", rows(2, 1 << 18)))
+            task = asyncio.ensure_future(put(host_client, here, route, f"op{turns}", rows(2, 1 << 18)))
             for _ in range(turns):
                 await asyncio.sleep(0)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            await access.abort(here, door, f"op{turns}")
+            await host_client.abort(here, route, f"op{turns}")
             async with asyncio.timeout(5):
                 while host.service.table.slots:
                     await asyncio.sleep(0.005)
                     host.service.table.sweep(0.0)
             with pytest.raises(DataPlaneWriteError):
-                await put(access, here, door, f"op{turns}", rows(1))
+                await put(host_client, here, route, f"op{turns}", rows(1))
         assert host.service.table.extents.largest == host.arena.units
 
 
@@ -101,17 +101,17 @@ async def test_a_put_that_was_cancelled_on_the_lane_leaves_nothing(monkeypatch: 
 async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.MonkeyPatch, *, by_itself: bool) -> None:
     """Its space is not used again before the writer stopped, whoever gives the put up."""
     monkeypatch.setattr(payload_module, "PIECE_BYTES", 1 << 16)
-    async with hosted() as host, reaching(host) as (access, here, door):
-        task = asyncio.ensure_future(put(access, here, door, "op", rows(1, 1 << 19)))
-        while not access._copying:  # noqa: ASYNC110 - as above
+    async with hosted() as host, reaching(host) as (host_client, here, route):
+        task = asyncio.ensure_future(put(host_client, here, route, "op", rows(1, 1 << 19)))
+        while not host_client._copying:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0)
         free, copying = host.service.table._free, []
-        watched = lambda slot: copying.append(bool(access._copying)) or free(slot)  # noqa: E731 - a spy
+        watched = lambda slot: copying.append(bool(host_client._copying)) or free(slot)  # noqa: E731 - a spy
         monkeypatch.setattr(host.service.table, "_free", watched)
         if by_itself:
-            assert await access.abort(here, door, "op") == 0
+            assert await host_client.abort(here, route, "op") == 0
         else:
-            async with access._use(here, door, None) as connection:
+            async with host_client._use(here, route, None) as connection:
                 assert await connection.abort("op", idle=False) == 1
             assert host.service.table.counts()["given_up"] == 1
         with pytest.raises(DataPlaneWriteError, match="given up"):
@@ -123,27 +123,27 @@ async def test_an_abort_waits_for_a_copy_that_is_under_way(monkeypatch: pytest.M
 
 async def test_only_the_writer_can_say_that_it_copies_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another client that names the same put gives nothing up: the slot is kept, and its writer may still end it."""
-    async with hosted() as host, reaching(host) as (access, here, door):
-        await access.reserve(here, door, "op", ("a",), [32], 0, ttl_s=5.0)
+    async with hosted() as host, reaching(host) as (host_client, here, route):
+        await host_client.reserve(here, route, "op", ("a",), [32], 0, ttl_s=5.0)
         monkeypatch.setattr("asyncdp.transports.ucxx.client.connection.this_process", lambda: Process(os.getpid(), 1))
         async with reaching(host) as (other, _, _):
-            assert await other.abort(here, door, "op") == 0
+            assert await other.abort(here, route, "op") == 0
         assert host.service.table.counts()["writing"] == 1
-        assert await access.abort(here, door, "op") == 0
+        assert await host_client.abort(here, route, "op") == 0
 
 
 async def test_a_full_host_is_not_ready_on_the_lane_too() -> None:
     """Space is reserved before anything is copied."""
-    async with hosted(on_full="raise") as host, reaching(host) as (access, here, door):
+    async with hosted(on_full="raise") as host, reaching(host) as (host_client, here, route):
         for at in range(2):
-            await put(access, here, door, f"op{at}", rows(1, 3 << 18))
+            await put(host_client, here, route, f"op{at}", rows(1, 3 << 18))
         with pytest.raises(DataPlaneNotReady):
-            await put(access, here, door, "more", rows(1, 3 << 18))
+            await put(host_client, here, route, "more", rows(1, 3 << 18))
 
 
 async def test_a_host_without_ports_is_unavailable() -> None:
     """It was struck off the directory."""
-    async with hosted() as host, reaching(host, lane=False) as (access, here, door):
+    async with hosted() as host, reaching(host, lane=False) as (host_client, here, route):
         with pytest.raises(DataPlaneUnavailable):
-            await access.ask(HostRef(here.id, here.epoch, ()), door)
-        assert (await access.ask(here, door))["epoch"] == here.epoch
+            await host_client.ask(HostRef(here.id, here.epoch, ()), route)
+        assert (await host_client.ask(here, route))["epoch"] == here.epoch

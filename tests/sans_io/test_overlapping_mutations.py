@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from asyncdp.middleware.policy.overlapping_mutations import Touches, Watch
+from asyncdp.middleware.policy.overlapping_mutations import OverlappingMutations, Watch
 
 
 def call(partition_id: str, *ids: str, all_of_it: bool = False) -> Any:
@@ -13,7 +13,7 @@ def call(partition_id: str, *ids: str, all_of_it: bool = False) -> Any:
 
 def test_a_mutation_alone_is_not_touched() -> None:
     """Nothing else was under way: it may be sent again."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with touches.watch(call("p", "a")) as watch:
         assert watch == watch  # noqa: PLR0124 - told apart by identity
         assert not watch.touched
@@ -22,7 +22,7 @@ def test_a_mutation_alone_is_not_touched() -> None:
 
 def test_two_on_one_id_touch_each_other() -> None:
     """Whichever began first, neither may be sent again over the other."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with touches.watch(call("p", "a", "b")) as first, touches.watch(call("p", "b", "c")) as second:
         assert (first.touched, second.touched) == (True, True)
 
@@ -38,7 +38,7 @@ def test_two_on_one_id_touch_each_other() -> None:
 )
 def test_what_has_no_id_in_common_leaves_each_other_alone(one: Any, other: Any) -> None:
     """Other ids, or another partition."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with touches.watch(one) as first, touches.watch(other) as second:
         assert (first.touched, second.touched) == (False, False)
 
@@ -47,7 +47,7 @@ def test_what_has_no_id_in_common_leaves_each_other_alone(one: Any, other: Any) 
 def test_a_whole_partition_touches_all_in_it(*, whole_first: bool) -> None:
     """A clear of all, a drop: every id of the partition."""
     whole, one = call("p", all_of_it=True), call("p", "a")
-    touches = Touches()
+    touches = OverlappingMutations()
     begin, then = (whole, one) if whole_first else (one, whole)
     with touches.watch(begin) as first, touches.watch(then) as second:
         assert (first.touched, second.touched) == (True, True)
@@ -55,7 +55,7 @@ def test_a_whole_partition_touches_all_in_it(*, whole_first: bool) -> None:
 
 def test_a_call_that_names_nothing_is_about_a_whole_partition_of_no_name() -> None:
     """Such calls touch each other and nothing else."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with touches.watch(SimpleNamespace()) as first, touches.watch(call("p", "a")) as other:  # type: ignore[arg-type]
         assert (first.partition_id, first.ids, first.touched, other.touched) == ("", None, False, False)
         with touches.watch(SimpleNamespace()):  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_a_call_that_names_nothing_is_about_a_whole_partition_of_no_name() -> No
 
 def test_what_has_ended_touches_nothing_also_after_an_error() -> None:
     """Only what is under way counts."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with pytest.raises(RuntimeError), touches.watch(call("p", "a")):
         raise RuntimeError
     with touches.watch(call("p", "a")) as watch:
@@ -73,7 +73,7 @@ def test_what_has_ended_touches_nothing_also_after_an_error() -> None:
 
 def test_a_third_touches_those_it_overlaps_only() -> None:
     """Three under way: the middle one overlaps both."""
-    touches = Touches()
+    touches = OverlappingMutations()
     with touches.watch(call("p", "a")) as first, touches.watch(call("p", "c")) as second:
         assert not first.touched
         assert not second.touched

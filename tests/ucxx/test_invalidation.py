@@ -13,7 +13,7 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 from asyncdp.calls.slots import HostRef
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
 from asyncdp.transports.ucxx.client.host_resolver import Place
-from asyncdp.transports.ucxx.client.invalidation import Obituary
+from asyncdp.transports.ucxx.client.invalidation import Invalidator
 from asyncdp.transports.ucxx.directory import DeadCells, HostInfo, SlotName
 
 pytestmark = pytest.mark.anyio
@@ -44,7 +44,7 @@ class Hosts:
         self.alive = alive
         self.moves: list[Place] = []
         self.told: list[tuple[str, int, int]] = []
-        self.access = SimpleNamespace(drop=self.drop)
+        self.host_client = SimpleNamespace(drop=self.drop)
 
     async def find(self, host: HostRef) -> Place | None:
         """Where it is."""
@@ -72,14 +72,14 @@ class Hosts:
 async def test_each_host_is_told_of_its_own() -> None:
     """Once each, before tell() returns."""
     hosts = Hosts(h=lambda _: None, g=lambda _: None)
-    await Obituary(hosts).tell([dead("h", 1), dead("g", 2), dead("h", 3)], CTX)
+    await Invalidator(hosts).tell([dead("h", 1), dead("g", 2), dead("h", 3)], CTX)
     assert sorted(hosts.told) == [("g", 2, 1), ("h", 1, 1), ("h", 3, 1)]
 
 
 async def test_a_broken_port_is_passed_by() -> None:
     """The next one is as good."""
     hosts = Hosts(h=lambda port: DataPlaneUnavailable("reset") if port == 1 else None)
-    await Obituary(hosts).tell([dead()], CTX)
+    await Invalidator(hosts).tell([dead()], CTX)
     assert hosts.told == [("h", 1, 2)]
 
 
@@ -90,16 +90,16 @@ async def test_a_broken_port_is_passed_by() -> None:
 )
 async def test_a_dead_host_holds_nobody_up(alive: bool, problem: Callable[[], Exception]) -> None:  # noqa: FBT001
     """It cannot serve what died; its reconciliation does the rest."""
-    obituary = Obituary(Hosts(alive=alive, h=lambda _: problem()))
-    await obituary.tell([dead()], CTX)
-    await obituary.tell([dead("nobody")], CTX)
+    invalidator = Invalidator(Hosts(alive=alive, h=lambda _: problem()))
+    await invalidator.tell([dead()], CTX)
+    await invalidator.tell([dead("nobody")], CTX)
 
 
 async def test_a_host_that_moved_is_told_where_it_is_now() -> None:
     """Another host answers at its old ports: it does not hear of the death in the other's stead."""
     hosts = Hosts(h=lambda port: StaleSlotError("another host") if port < 3 else None)
     hosts.moves = [Place(HostInfo("h", 1, "127.0.0.1", (3, 4)))]
-    await Obituary(hosts).tell([dead()], CTX)
+    await Invalidator(hosts).tell([dead()], CTX)
     assert hosts.told == [("h", 1, 3)]
 
 
@@ -107,37 +107,37 @@ async def test_a_host_that_lives_and_does_not_answer_is_an_error_and_is_told_lat
     """It may still serve the rows: a clear must not say that it has cleared."""
     does = {"h": lambda _: DataPlaneUnavailable("reset")}
     hosts = Hosts(**does)
-    obituary = Obituary(hosts)
+    invalidator = Invalidator(hosts)
     with pytest.raises(DataPlaneUnavailable) as caught:
-        await obituary.tell([dead()], CTX)
+        await invalidator.tell([dead()], CTX)
     assert caught.value.ambiguous
     assert caught.value.retryable
     hosts.does = {"h": lambda _: None, "g": lambda _: None}
-    await obituary.tell([dead("g", 5)], CTX)
+    await invalidator.tell([dead("g", 5)], CTX)
     assert sorted(hosts.told) == [("g", 5, 1), ("h", 1, 1)]
-    await obituary.tell([], CTX)
+    await invalidator.tell([], CTX)
     assert len(hosts.told) == 2
 
 
 async def test_news_of_a_cancelled_call_are_told_with_the_next() -> None:
     """The cancel is not held up, and nothing is forgotten."""
     hosts = Hosts(h=lambda _: None)
-    obituary = Obituary(hosts)
-    task = asyncio.ensure_future(obituary.tell([dead()], CTX))
+    invalidator = Invalidator(hosts)
+    task = asyncio.ensure_future(invalidator.tell([dead()], CTX))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert not hosts.told
-    await obituary.tell([dead(slot=2)], CTX)
+    await invalidator.tell([dead(slot=2)], CTX)
     assert sorted(hosts.told) == [("h", 1, 1), ("h", 2, 1)]
 
 
 async def test_a_host_that_was_told_late_fails_nobody_elses_call() -> None:
     """What it missed before is not this call's."""
     hosts = Hosts(h=lambda _: DataPlaneUnavailable("reset"), g=lambda _: None)
-    obituary = Obituary(hosts)
+    invalidator = Invalidator(hosts)
     with pytest.raises(DataPlaneUnavailable):
-        await obituary.tell([dead()], CTX)
-    await obituary.tell([dead("g", 2)], CTX)
+        await invalidator.tell([dead()], CTX)
+    await invalidator.tell([dead("g", 2)], CTX)
     assert hosts.told == [("g", 2, 1)]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncdp.middleware.policy.live_bytes import Account, leaf_nbytes, sizes_of
+from asyncdp.middleware.policy.live_bytes import LiveBytes, leaf_nbytes, sizes_of
 
 
 def jagged(*lengths: int) -> torch.Tensor:
@@ -52,7 +52,7 @@ def test_fields_are_counted_one_by_one() -> None:
 
 def test_a_put_is_entered_and_told() -> None:
     """Its bytes, shared evenly; the peak and the largest key are remembered."""
-    account = Account()
+    account = LiveBytes()
     assert (account.outstanding, account.peak, account.keys(), account.by_partition()) == (0, 0, 0, {})
     assert (account.last_put_bytes_per_key, account.max_bytes_per_key_seen) == (0, 0)
     assert account.put("p", ["a", "b"], {"x": torch.zeros(2, 2)}) == 16
@@ -63,14 +63,14 @@ def test_a_put_is_entered_and_told() -> None:
 
 def test_what_cannot_be_shared_evenly_is_the_first_keys() -> None:
     """11 bytes over 3 keys: 5, 3, 3; and nothing is lost over several fields."""
-    account = Account()
+    account = LiveBytes()
     assert account.put_sizes("p", ["a", "b", "c"], {"x": 11}) == 11
     assert (account.max_bytes_per_key_seen, account.last_put_bytes_per_key) == (5, 3)
     account.clear("p", ["a"])
     assert account.outstanding == 6
     account.clear("p", ["b"])
     assert account.outstanding == 3
-    account = Account()
+    account = LiveBytes()
     assert account.put_sizes("p", ["a", "b", "c"], {"x": 5, "y": 5, "z": 4}) == 14
     assert account.outstanding == 14
     assert (account.max_bytes_per_key_seen, account.last_put_bytes_per_key) == (6, 4)
@@ -80,7 +80,7 @@ def test_what_cannot_be_shared_evenly_is_the_first_keys() -> None:
 
 def test_a_field_that_is_put_again_replaces_what_it_had() -> None:
     """Other fields of the key stay; less is less, and the peak stays."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a", "b"], {"x": 20, "y": 10})
     assert account.put_sizes("p", ["a"], {"x": 4}) == 4
     assert account.outstanding == (4 + 5) + (10 + 5)
@@ -89,7 +89,7 @@ def test_a_field_that_is_put_again_replaces_what_it_had() -> None:
 
 def test_a_replaced_field_counts_once() -> None:
     """Twice the same put is one."""
-    account = Account()
+    account = LiveBytes()
     for _ in range(2):
         account.put_sizes("p", ["a", "b"], {"x": 20, "y": 11})
     assert (account.outstanding, account.peak, account.max_bytes_per_key_seen) == (31, 31, 16)
@@ -97,7 +97,7 @@ def test_a_replaced_field_counts_once() -> None:
 
 def test_a_put_of_tags_only_holds_its_keys_and_no_bytes() -> None:
     """It does not change what the last put of fields was."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a"], {"x": 6})
     assert account.put("p", ["b"], None) == 0
     assert (account.keys(), account.outstanding, account.last_put_bytes_per_key) == (2, 6, 6)
@@ -105,7 +105,7 @@ def test_a_put_of_tags_only_holds_its_keys_and_no_bytes() -> None:
 
 def test_a_field_of_no_bytes_is_a_put_of_fields() -> None:
     """Zero is a size."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a"], {"x": 6})
     account.put_sizes("p", ["b"], {"x": 0})
     assert account.last_put_bytes_per_key == 0
@@ -114,7 +114,7 @@ def test_a_field_of_no_bytes_is_a_put_of_fields() -> None:
 
 def test_removed_keys_are_off_the_account() -> None:
     """Named ones, or the whole partition; what is not held is no error, and is counted as named."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a", "b", "c"], {"x": 9})
     account.put_sizes("q", ["a"], {"x": 5})
     assert account.clear("p", ["a", "nobody"]) == 2
@@ -132,7 +132,7 @@ def test_removed_keys_are_off_the_account() -> None:
 
 def test_the_peak_is_the_highest_there_ever_was() -> None:
     """Less held later does not lower it; more raises it."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a"], {"x": 10})
     account.clear("p", None)
     account.put_sizes("p", ["a"], {"x": 4})
@@ -143,7 +143,7 @@ def test_the_peak_is_the_highest_there_ever_was() -> None:
 
 def test_a_key_holds_what_its_life_holds() -> None:
     """Another incarnation begins anew; a removal that means a former one takes nothing; rows left out hold nothing."""
-    account = Account()
+    account = LiveBytes()
     account.put_sizes("p", ["a", "b"], {"x": 8}, {"a": 1, "b": 2})
     assert account.put_sizes("p", ["a", "b"], {"y": 20}, {"a": 3}) == 10
     assert account.outstanding == 4 + 10

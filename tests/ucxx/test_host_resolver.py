@@ -11,7 +11,7 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 from asyncdp.calls.slots import HostRef
 from asyncdp.config import UcxxSettings
 from asyncdp.errors import StaleSlotError
-from asyncdp.transports.ucxx.client.host_resolver import Place, Reach
+from asyncdp.transports.ucxx.client.host_resolver import HostResolver, Place
 from asyncdp.transports.ucxx.directory import HostInfo
 from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
 from asyncdp.transports.ucxx.wire.handshake import Secret
@@ -43,10 +43,10 @@ class Told:
         return self.secret
 
 
-def reach(told: Told, secret: str = "known") -> Reach:
+def resolver(told: Told, secret: str = "known") -> HostResolver:
     """Made of it."""
     directory: Any = told
-    return Reach(directory, UcxxSettings(), Secret(secret), MsgpackCodec())
+    return HostResolver(directory, UcxxSettings(), Secret(secret), MsgpackCodec())
 
 
 def test_the_ports_of_a_former_life_are_taken_for_those_of_now() -> None:
@@ -61,7 +61,7 @@ def test_the_ports_of_a_former_life_are_taken_for_those_of_now() -> None:
 async def test_a_host_is_looked_up_once_until_it_does_not_answer() -> None:
     """Reads do not go to the directory for it; forgotten, it is looked up anew."""
     told = Told(HostInfo("h", 1, ports=(7,)))
-    here = reach(told)
+    here = resolver(told)
     for _ in range(3):
         assert (await here.find(HostRef("h", 1, ()))).info.ports == (7,)
     assert told.asked == 1
@@ -72,7 +72,7 @@ async def test_a_host_is_looked_up_once_until_it_does_not_answer() -> None:
 
 async def test_another_life_of_a_host_makes_its_old_references_stale() -> None:
     """One that is not registered at all may yet come back."""
-    here = reach(Told(HostInfo("h", 2)))
+    here = resolver(Told(HostInfo("h", 2)))
     with pytest.raises(StaleSlotError):
         await here.find(HostRef("h", 1, ()))
     assert await here.find(HostRef("g", 1, ())) is None
@@ -82,7 +82,7 @@ async def test_a_secret_is_asked_for_only_where_none_is_known() -> None:
     """The directory of an embedded plane tells it."""
     told = Told(HostInfo("h", 1), secret="told")
     for known, expected in (("", "told"), ("known", "known")):
-        here = reach(told, known)
+        here = resolver(told, known)
         await here.find(HostRef("h", 1, ()))
         proofs = {secret.proof(b"c", b"1", b"2") for secret in (here._secret, Secret(expected))}
         assert len(proofs) == 1
@@ -110,7 +110,7 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
 async def test_the_secret_is_asked_for_whoever_told_where_hosts_are() -> None:
     """A ping lists hosts as well; the first request after it knows the secret all the same."""
     told = Told(HostInfo("h", 1, ports=(7,)), secret="told")
-    made = reach(told, secret="")
+    made = resolver(told, secret="")
     made.know(told.answer)
     assert await made.find(HostRef("h", 1, ())) is not None
     assert made._secret.proof(b"a", b"b", b"c") == Secret("told").proof(b"a", b"b", b"c")
