@@ -55,7 +55,7 @@ from tests.ucxx.hosts import settings as host_settings
 from tests.ucxx.segments import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 pytest.importorskip("msgpack", reason="needs the extra ucxx")
 CODEC = MsgpackCodec()
@@ -110,31 +110,31 @@ USUAL = st.one_of(
 REQUESTS = mostly(USUAL, MESSAGES)
 
 
-async def serve(table: SlotTable, requests: list[Message], noise: bytes) -> list[Message | None]:
-    """Be a client that knows the secret, and ask; returns one reply each, None where the host hung up."""
+async def serve(table: SlotTable, requests: list[Message], noise: bytes) -> Callable[[str], str]:
+    """Be a client that knows the secret, and ask; returns under which names the host keeps this client's puts."""
     chosen = host_settings(idle_s=0.2, greeting_s=0.2, on_full="raise", max_reply_bytes=1 << 20)
     service = Service(table, chosen, NoDirectory(), BufferPool())
     control = Control()
     wire = line(control)
-    task = asyncio.ensure_future(Session(control, service, None, None, SECRET, 0).run())
+    session = Session(control, service, None, None, SECRET, 0)
+    task = asyncio.ensure_future(session.run())
     challenge = await wire.answer(0)
     assert isinstance(challenge, Challenge)
     nonce = b"n" * 32
     proof = SECRET.proof(b"client", challenge.nonce, nonce)
     control.data_received(pack_frame(Answer(nonce, proof)))
     assert isinstance(await wire.answer(1), Welcome)
-    replies: list[Message | None] = []
     for request in requests:
         known = len(wire.sent)
         if not wire.ended:
             control.data_received(pack_frame(request))
-            replies.append(await wire.answer(known))
+            await wire.answer(known)
     if noise and not wire.ended:
         control.data_received(noise)
     wire.hang_up()
     async with asyncio.timeout(10):
         await task
-    return replies
+    return session._own
 
 
 def states(table: SlotTable) -> dict[str, int]:
@@ -152,15 +152,15 @@ def test_a_host_answers_or_hangs_up_whatever_it_is_asked(requests: list[Message]
     keep = rows(3, fill=4.0)
     with segments.arena(1 << 20) as arena, structlog.testing.capture_logs() as logs:
         table = SlotTable(arena, max_slot_bytes=1 << 16)
-        for spare in ("s1", "s2", "s3", "s4"):  # the row that is watched lies where no request points to
-            segments.put(table, spare, rows(1))
+        # The row that is watched lies where no request points to.
+        spares = [segments.put(table, spare, rows(1))[0] for spare in ("s1", "s2", "s3", "s4")]
         (grant,) = segments.put(table, "keep", keep)
-        for number in range(4):
-            table.drop(number, 1, range(1))
-        asyncio.run(serve(table, requests, noise))
+        for spare in spares:
+            assert table.drop(spare.slot, spare.generation, range(1))
+        own = asyncio.run(serve(table, requests, noise))
         assert not [entry for entry in logs if entry["log_level"] in ("error", "critical")], logs
         for op in ("op-1", "op-2", "op-3", *{r.op_id for r in requests if isinstance(r, Reserve | Write)}):
-            table.abort(op, 0.0, idle=True)
+            table.abort(own(op), 0.0, idle=True)
         assert not states(table)
         attempt = table.begin_read(grant.slot, grant.generation, ("a",), range(3))
         assert not isinstance(attempt, DataPlaneError), attempt
