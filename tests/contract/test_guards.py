@@ -49,7 +49,7 @@ FAILED = (AssertionError, pytest.fail.Exception, DataPlaneError, TimeoutError, R
 
 @pytest.fixture(scope="module", params=["asyncio", pytest.param("trio", marks=pytest.mark.slow)])
 def anyio_backend(request: pytest.FixtureRequest) -> str:
-    """Make test runs on asyncio, make test-all on trio; layers, test kit and core run on both in make test."""
+    """Make test runs on asyncio, make test-all on trio; the core, the test kit and cancels run on both in make test."""
     backend: str = request.param
     return backend
 

@@ -37,7 +37,7 @@ class TestMemory(InMemory):
 
 
 class TestMemoryOnTrio(InMemory):
-    """And on trio: in make test layers, test kit and core run on it."""
+    """And on trio: in make test the core, the test kit and cancels run on it."""
 
     loops = ("trio",)
     pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

@@ -126,7 +126,9 @@ def test_what_is_no_leak_is_left_alone(leaking: Run) -> None:
         assert f"test_a.py::{test} PASSED" in leaking.text
 
 
-@pytest.mark.parametrize("shared", [(), ("-n", "1")], ids=["one process", "xdist"])
+@pytest.mark.parametrize(
+    "shared", [pytest.param((), id="one process"), pytest.param(("-n", "1"), id="xdist", marks=pytest.mark.slow)]
+)
 def test_a_segment_that_nobody_has_open_is_told_at_the_end(tmp_path: Path, shared: tuple[str, ...]) -> None:
     """It may be another program's, so it counts only if it is still there when the session ends."""
     project = Project(tmp_path).write(
@@ -157,7 +159,14 @@ def test_a_segment_that_nobody_has_open_is_told_at_the_end(tmp_path: Path, share
             path.unlink(missing_ok=True)
 
 
-@pytest.mark.parametrize("mark", ["leaks(allow='theads', reason='x')", "leaks(allow='threads')", "leaks('threads')"])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        "leaks(allow='theads', reason='x')",
+        pytest.param("leaks(allow='threads')", marks=pytest.mark.slow),
+        pytest.param("leaks('threads')", marks=pytest.mark.slow),
+    ],
+)
 def test_a_wrong_marker_is_named(tmp_path: Path, mark: str) -> None:
     """An unknown kind, or an exception without a reason, is an error."""
     project = Project(tmp_path).write(test_a=f"import pytest\n@pytest.mark.{mark}\ndef test_a(): pass\n")
@@ -172,7 +181,9 @@ def test_without_the_setting_nobody_looks(tmp_path: Path) -> None:
     assert Project(tmp_path).write(test_a=code).apart().counts == {"passed": 1}
 
 
-@pytest.mark.parametrize("kind", ["anyio", "asyncio", "virtual_time"])
+@pytest.mark.parametrize(
+    "kind", ["anyio", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("asyncio", "virtual_time"))]
+)
 def test_a_loop_that_stands_still_shows_all_stacks(tmp_path: Path, kind: str) -> None:
     """Blocked by a call that does not give way: threads and tasks are shown, where each is; the test goes on."""
     code = """

@@ -408,7 +408,7 @@ async def test_a_connection_that_idled_for_long_is_replaced_quietly() -> None:
 
 async def test_a_cancelled_request_spends_its_connection() -> None:
     """T2: the next request gets its own reply, on another connection."""
-    async with hosted(on_full="wait") as host:
+    async with hosted(on_full="wait", drain_s=0.2) as host:
         here = ref_of(host.report())
         with pool_of() as pool:
             async with pool.use("127.0.0.1", here.ports[0]) as connection:
@@ -453,7 +453,7 @@ async def test_all_places_are_usable_after_many_cancels() -> None:
 
 async def test_a_pool_that_is_closed_under_a_call_says_so() -> None:
     """X2: who waits gets a clean error at once, and so does who comes later."""
-    async with hosted(on_full="wait") as host:
+    async with hosted(on_full="wait", drain_s=0.2) as host:
         here = ref_of(host.report())
         with pool_of() as pool:
             async with pool.use("127.0.0.1", here.ports[0]) as connection:
