@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import warnings
 from typing import Any
 
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
@@ -35,6 +37,9 @@ def start_ray(**more: Any) -> Any:
             )
         except Exception:
             ray.shutdown()  # it may be half there
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)
+                gc.collect()  # what it left open is closed here, else in some test, whose failure that would be
             if not left:
                 raise
         else:

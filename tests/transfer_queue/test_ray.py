@@ -21,6 +21,7 @@ from asyncdp.transports.transfer_queue.cluster import Cluster
 from asyncdp.transports.transfer_queue.private import INFO
 from asyncdp.transports.transfer_queue.ray_connection import RayConnection
 from asyncdp.transports.transfer_queue.shipped import by_value
+from tests.forks.scenes import play
 from tests.transfer_queue.another_release import release_without
 from tests.transfer_queue.opener import CLUSTER
 from tests.transfer_queue.ray_cluster import RayCluster, base_config, start_ray
@@ -259,6 +260,19 @@ def test_whatever_ray_raises_is_of_the_tree(raised: type[Exception], monkeypatch
     assert type(caught.value.__cause__) is raised
     with pytest.raises(DataPlaneBadRequest, match=r"^controller_address: required"):
         RayConnection(None).connect()
+
+
+@pytest.mark.timeout(600)
+async def test_a_program_on_ray_that_forks(cluster: RayCluster) -> None:
+    """U3: where the program is connected to Ray itself; children that end by sys.exit do end, and it goes on."""
+    owner = build_data_plane_client(config())
+    told = owner.attach_config()
+    del told["transfer_queue"]["endpoints"]
+    names = ("ends", "inside", "own")
+    *said, small, last = await anyio.to_thread.run_sync(lambda: play(told, *names))
+    assert [*said, last] == [f"played {name}" for name in names]
+    assert small == "read small rows"
+    await owner.close()
 
 
 async def test_another_ray_than_this_process_is_connected_to_is_refused(cluster: RayCluster) -> None:
