@@ -1,4 +1,4 @@
-"""Under which address a slot host is published: where others reach what it listens at."""
+"""Choose the address that a slot host advertises: the one at which clients can connect to its ports."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ __all__ = ["published_address"]
 
 
 def published_address(bind: str, publish: str = "") -> str:
-    """Return the address that clients are told.
+    """Return the address that the host advertises to clients.
 
     Args:
-        bind: What the ports listen at: an address, a name, or a wildcard (``0.0.0.0``, ``::``).
-        publish: What to say instead of it; behind a translation of addresses only a person knows.
+        bind: Address that the ports listen at: an IP address, a host name, or a wildcard (``0.0.0.0``, ``::``).
+        publish: Address to advertise instead of ``bind``, for example behind NAT; empty: derive it from ``bind``.
 
     Raises:
-        DataPlaneUnavailable: A wildcard is no address to be reached at, and this machine knows no other of its own.
+        DataPlaneUnavailable: ``publish`` is a wildcard, or ``bind`` is one and this machine has no address of that IP
+            version that other machines can reach.
     """
     if publish:
         if _wildcard(publish) is not None:
@@ -28,7 +29,7 @@ def published_address(bind: str, publish: str = "") -> str:
     if wildcard is None:
         return bind
     own = node_address()
-    # asyncio listens at one family only: an address of the other leads nowhere.
+    # asyncio listens on one address family only; an address of the other family would not be reachable.
     if own and ipaddress.ip_address(own).version == wildcard.version:
         return own
     raise _unknown(

@@ -1,4 +1,4 @@
-"""Sees when strangers hold descriptors of this process: UCX's listener lets anybody connect and never gives up."""
+"""Detect leaked file descriptors: UCX's listener accepts any connection and never times out."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Final
 
 __all__ = ["DescriptorWatch", "most_sessions"]
 
-#: A client's session has a control stream and a UCX connection of at most three sockets (measured: 3 in all).
+#: Descriptors per client session: a control stream and a UCX connection of at most three sockets (measured: 3 in all).
 PER_SESSION: Final = 4
-#: Kept from sessions: the directory, listeners, strangers at either door, files that are read.
+#: Descriptors reserved for other purposes than sessions: the directory, listeners, unauthenticated peers, open files.
 _OWN: Final = 256
-#: Beside those: connections to the directory, strangers that have not yet had their time, what garbage left behind.
+#: Tolerated descriptors beyond those of sessions: directory connections, unauthenticated peers within their timeout,
+#: and what malformed connections left behind.
 SPARE: Final = 128
 
 
 class DescriptorWatch:
-    """Compares the open descriptors of this process with what its sessions need.
+    """Compares the number of open descriptors of this process with the number that its sessions need.
 
-    Only meaningful where nothing else opens many of its own, as in a slot host's process.
+    The comparison is only meaningful in a process that opens few other descriptors, such as a slot host's.
     """
 
     def __init__(self) -> None:
-        """Begin with what is open now."""
+        """Take the number of descriptors that are open now as the baseline."""
         self._before = self._count()
 
     def look(self, sessions: int) -> bool:
-        """Whether more are open than so many sessions account for."""
+        """Return whether more descriptors are open than this number of sessions and ``SPARE`` account for."""
         return self._count() > self._before + PER_SESSION * sessions + SPARE
 
     @staticmethod
@@ -36,6 +37,6 @@ class DescriptorWatch:
 
 
 def most_sessions() -> int:
-    """How many sessions this process has descriptors for, by its limit; at least a few."""
+    """Return how many sessions fit into the descriptor limit of this process; at least 16."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 20 if limit == resource.RLIM_INFINITY else max(16, (limit - _OWN) // PER_SESSION)

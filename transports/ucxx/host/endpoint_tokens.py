@@ -1,7 +1,7 @@
-"""UCX connections that nobody knows yet: each has to show a one-time token, soon, or is closed.
+"""Authentication of new UCX connections: each has to send a one-time token within a timeout, or it is closed.
 
-The UCX listener binds to every address of the machine and lets anybody connect; all that it takes is sixteen bytes, and
-only so many strangers at a time.
+The UCX listener binds to every address of the machine and accepts any connection. Before authentication the host reads
+only the sixteen bytes of the token, and it allows only a limited number of unauthenticated connections at a time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _STRANGERS: Final = 64
 
 
 class Claims:
-    """Ties UCX connections to the control streams that their tokens were given to.
+    """Matches UCX connections with the control streams over which their tokens were sent.
 
     Args:
-        engine: Of the host.
-        patience_s: How long a stranger may take to show its token.
+        engine: UCX engine of the host.
+        patience_s: Seconds that a new connection may take to send its token.
     """
 
     def __init__(self, engine: Engine, patience_s: float) -> None:
-        """Begin without any."""
+        """Start with no outstanding tokens."""
         self._engine = engine
         self._patience_s = patience_s
         self._waiting: dict[bytes, asyncio.Future[Any]] = {}
@@ -39,20 +39,20 @@ class Claims:
         self._log = structlog.get_logger("asyncdp.ucxx")
 
     def give(self) -> tuple[bytes, asyncio.Future[Any]]:
-        """Make a token; the future gets the connection that shows it."""
+        """Create a token; the returned future resolves to the UCX endpoint that sends it."""
         token = secrets.token_bytes(_TOKEN_BYTES)
         future: asyncio.Future[Any] = self._engine.loop.create_future()
         self._waiting[token] = future
         return token, future
 
     def withdraw(self, token: bytes) -> None:
-        """The token is good for nothing any more."""
+        """Invalidate a token and cancel its future."""
         future = self._waiting.pop(token, None)
         if future is not None:
             future.cancel()
 
     def accept(self, endpoint: Any) -> None:
-        """Take a connection from the listener."""
+        """Take a connection from the listener, and close it at once where too many are unauthenticated."""
         if len(self._tasks) >= _STRANGERS:
             self._engine.loop.call_soon(self._engine.abandon, endpoint)
             return
@@ -74,7 +74,7 @@ class Claims:
             self._engine.abandon(endpoint)
 
     async def close(self) -> None:
-        """Send all strangers away."""
+        """Close all unauthenticated connections and cancel the outstanding tokens."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -38,15 +38,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Host"]
 
-#: Refusals of puts that were given up are remembered for longer than any put may take.
+#: Seconds for which the host remembers aborted puts, to refuse late requests of them; longer than any put may take.
 _REFUSALS_S: Final = 3600.0
-#: Memory of replies that nobody used for so many seconds goes back to the system: a burst may have needed much of it.
+#: Seconds after which unused reply buffers are returned to the system; a burst may have allocated many of them.
 _IDLE_S: Final = 5.0
-#: Peers that have not proved yet that they know the secret; the one that came first makes room for the next.
+#: Most unauthenticated connections at a time; beyond that the oldest one is closed for each new one.
 _GREETED_AT_ONCE: Final = 64
-#: Pause before work of the host that failed begins again, in seconds.
+#: Seconds before a background task of the host that failed is started again.
 _AGAIN_S: Final = 1.0
-#: Pause between two words about how far draining is, in seconds.
+#: Seconds between two log lines about the progress of draining.
 TELL_S: Final = 0.5
 
 
@@ -54,14 +54,16 @@ class Host:
     """A slot host in this process and on its running loop.
 
     Args:
-        settings: See there.
-        directory: Where it is known; None: it is not (then nothing unpublished is ever taken back).
-        secret: What clients have to know; None: that of the environment, else what the directory tells.
-        anew_from: Monotonic time from which the host may ask for a new process; never, unless somebody gives it one.
+        settings: Configuration of the host.
+        directory: Directory that the host registers with; None: it is not registered, and unpublished slots are never
+            reclaimed.
+        secret: Shared secret that clients have to prove; None: from the environment, else from the directory.
+        anew_from: Monotonic time from which the host may request a restart of its process; infinity: never.
 
     Attributes:
-        ended: Set when the host has to end by itself: another life of it has registered, or it is spoilt.
-        spoilt: Only a new process helps: what strangers left in UCX cannot be got rid of. Its arena is for that one.
+        ended: Set when the host has to stop: it was told to, another incarnation of it has registered, or it is spoilt.
+        spoilt: Whether only a new process helps, because UCX cannot be freed of what misbehaving peers left in it. The
+            arena is then kept for that process.
     """
 
     def __init__(
@@ -72,7 +74,7 @@ class Host:
         *,
         anew_from: float = math.inf,
     ) -> None:
-        """Prepare; :meth:`start` begins."""
+        """Initialise the state; :meth:`start` starts serving."""
         self.settings = settings
         self.spoilt = False
         self._most_sessions = most_sessions()
@@ -97,11 +99,11 @@ class Host:
     # -- start
 
     async def start(self) -> HostReport:
-        """Take or make the arena, listen, register. Returns what it registered.
+        """Adopt or create the arena, listen and register. Returns the report that was registered.
 
         Raises:
-            DataPlaneUnavailable: There is too little shared memory or no port, nobody could reach the host, or it lives
-                already.
+            DataPlaneUnavailable: There is too little shared memory or no free port, no address at which clients could
+                reach the host, or a host of this name is running already.
         """
         settings = self.settings
         self._address = published_address(settings.bind, settings.publish)
@@ -127,7 +129,7 @@ class Host:
         return report
 
     def _keep(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run work that must not end while the host serves: should it fail, that is said and it begins again."""
+        """Run a background task for as long as the host serves; where it fails, log the error and restart it."""
         self._tasks.append(asyncio.create_task(self._kept(work)))
 
     async def _kept(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -140,7 +142,7 @@ class Host:
             await asyncio.sleep(_AGAIN_S)
 
     async def _take_arena(self) -> Arena:
-        """Adopt what a former life left, or make a fresh arena, and begin the service on it."""
+        """Adopt the arena of the previous incarnation, or create a new one, and create the service on it."""
         settings = self.settings
         name = arena_name(settings.host_id, settings.plane)
         arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
@@ -183,7 +185,7 @@ class Host:
         self._ucx_port = self._engine.listen(self._claims.accept, drop=True)
 
     async def _restart_ucx(self) -> None:
-        """Put a new worker and listener into the place of those that were spoilt; clients connect again."""
+        """Replace the UCX worker and listener by new ones and end all sessions; clients reconnect."""
         engine, claims = self._engine, self._claims
         self._start_ucx()
         for session in list(self._sessions.values()):
@@ -194,7 +196,7 @@ class Host:
             await engine.close()
 
     async def _watch_ucx(self) -> None:
-        """Start UCX anew where its listener, which anybody may talk to, was misused: that closes what was leaked."""
+        """Restart UCX where its unauthenticated listener was misused; that closes the leaked descriptors."""
         seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinWatch(), DescriptorWatch(), 0
         remedies, remedy = Remedies(seconds, self._anew_from), Remedy.NEW_WORKER
         while True:
@@ -221,7 +223,7 @@ class Host:
     def _serve(self, control: Control) -> None:
         strangers = [session for session in self._sessions.values() if not session.greeted]
         if len(strangers) >= _GREETED_AT_ONCE:
-            strangers[0].end()  # the one that has had most time: an honest one needs some milliseconds
+            strangers[0].end()  # the oldest; a valid client authenticates within some milliseconds
         elif len(self._sessions) >= self._most_sessions:
             self._log.warning("as many connections as there are descriptors for: a further one is refused")
             control.end()
@@ -231,14 +233,14 @@ class Host:
         self._sessions[task] = session
         task.add_done_callback(lambda done: self._sessions.pop(done, None))
 
-    # -- what it says of itself
+    # -- reports
 
     def clock(self) -> float:
-        """Unix seconds by the directory's clock; this machine's own may be set between two heartbeats."""
+        """Return unix seconds by the directory's clock; this machine's clock may be adjusted between two heartbeats."""
         return time.monotonic() + self._ahead_s
 
     def report(self) -> HostReport:
-        """What a heartbeat says."""
+        """Return what the next heartbeat reports."""
         table = self.service.table
         return HostReport(
             self.arena.host_id,
@@ -253,7 +255,7 @@ class Host:
             self.settings.supervised,
         )
 
-    # -- what it does by itself
+    # -- periodic work
 
     async def _every(self, seconds: float, work: Callable[[], Awaitable[object]]) -> None:
         failing = False
@@ -292,10 +294,10 @@ class Host:
         self.service.forget_writers()
 
     async def reconcile(self) -> int:
-        """Take back rows that are nobody's content: never published, or cleared while this host was away.
+        """Free rows that the directory does not list: never published, or cleared while this host was unreachable.
 
-        Only of slots that have been READY for longer than any put may take, by the directory's clock. Returns how many
-        slots it touched.
+        It considers only slots that have been READY for longer than any put may take, by the directory's clock. Returns
+        the number of slots of which rows were freed.
         """
         table, latest = self.service.table, self.clock() - self.settings.grace_s
         old = [
@@ -321,18 +323,19 @@ class Host:
     # -- end
 
     def fail_port(self, index: int) -> None:
-        """Let a port die; it stays published, as one that a fault took. For tests of what clients make of it."""
+        """Close a port and its connections but keep it registered, as after a fault. For tests of clients."""
         self._ports[index].fail()
         self._log.warning("a port was told to fail", port=self._ports[index].number)
 
     def hurry(self) -> None:
-        """Do not let running requests end: whoever waits for the host to stop has no more time."""
+        """Make :meth:`stop` cut off running requests instead of waiting for them."""
         self._hurried = True
 
     async def stop(self) -> None:
-        """Take no more, let running requests end, then close everything in the order that never crashes. Bounded.
+        """Accept nothing more, let running requests finish for at most ``drain_s``, then close everything.
 
-        Finish reads, abort connections, wait until UCX is done with all buffers, stop the engine, let go of the arena.
+        The order avoids crashes of UCX: finish reads, abort connections, wait until UCX is done with all buffers, stop
+        the engine, then close or unlink the arena.
         """
         began = time.monotonic()
         for port in self._ports:
@@ -358,7 +361,7 @@ class Host:
         self._log.info("stopped", seconds=round(time.monotonic() - began, 3))
 
     async def _drain(self) -> None:
-        """Let sessions that are answering finish, for ``drain_s`` at the most; end the idle ones at once."""
+        """Wait for at most ``drain_s`` until no session is answering a request, then end all sessions."""
         until = time.monotonic() + self.settings.drain_s
         told_at = 0.0
         while busy := sum(session.busy for session in self._sessions.values()):

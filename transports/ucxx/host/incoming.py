@@ -1,4 +1,4 @@
-"""The payloads of one write, on their way into slots."""
+"""Receive the payloads of one write request into its slots."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ __all__ = ["Incoming"]
 
 
 class Incoming:
-    """Receives large payloads straight into their slots; small ones share messages, and are copied out of these.
+    """Receives large payloads directly into their slots, and small ones joined in messages from which it copies them.
 
-    Only so many messages are received at once that what is held for them stays a few times ``JOINED_BYTES``, however
-    many slots one write has.
+    The number of messages received at once is bounded, so their buffers stay within a few times ``JOINED_BYTES``
+    however many slots one write has.
 
     Args:
-        engine, endpoint: Where they come from.
-        tag: Of the first message.
-        places: Where each payload goes; its length is the payload's.
-        buffers: For what is joined.
+        engine, endpoint: UCX engine and connection that the payloads come from.
+        tag: UCX tag of the first message; further messages have the following tags.
+        places: Destination of each payload, of the payload's length.
+        buffers: Pool of the buffers for joined messages.
 
     Attributes:
-        operations: What was posted; until all of it has ended UCX may write into the slots.
+        operations: UCX operations that were posted; until all have ended, UCX may write into the slots.
     """
 
     def __init__(self, engine: Engine, endpoint: Any, tag: int, places: Sequence[Bytes], buffers: BufferPool) -> None:
@@ -62,10 +62,10 @@ class Incoming:
         self._under_way.append((operations, parts, joined))
 
     async def receive(self, more: Callable[[], Awaitable[object]]) -> None:
-        """Return when all payloads lie in their slots; the first error is raised.
+        """Wait until all payloads are in their slots; raise the first error.
 
         Args:
-            more: Called each time that one more message is awaited, which may be sent now.
+            more: Called each time that a further receive was posted; it tells the client to send the next message.
         """
         while self._under_way:
             operations, parts, joined = self._under_way.popleft()

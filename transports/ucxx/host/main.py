@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 
 __all__ = ["DIRECTORY", "WAIT_S", "begin_anew", "log_for_operators", "main", "many_descriptors", "run", "serve"]
 
-#: Names the directory's URL: it may hold a password, which arguments would show to every user of the machine.
+#: Environment variable with the directory's URL. The URL may contain a password, and command-line arguments are visible
+#: to every user of the machine.
 DIRECTORY: Final = "ASYNCDP_DIRECTORY"
-#: How long a host waits at its start for a directory that is not there yet, in seconds: whoever starts a whole plane at
-#: once need not put it in order.
+#: Seconds for which a starting host waits for the directory, so the processes of a plane may be started in any order.
 WAIT_S: Final = 30.0
 RETRY_S: Final = 0.5
-#: Tells a process that it is one that began anew.
+#: Environment variable that tells a process that it was restarted by :func:`begin_anew`.
 _ANEW: Final = "ASYNCDP_BEGUN_ANEW"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -53,8 +53,8 @@ Told = dict[str, Any]
 
 def _one_line(told: Told) -> None:
     if not select.select([], [1], [], 0)[1]:
-        return  # a parent may read none but the first line; of a host that begins anew there are more, and a pipe fills
-    with contextlib.suppress(BrokenPipeError):  # whoever wanted to read it is gone; who watches will know
+        return  # a parent may read only the first line; a host that restarts prints more, and the pipe may be full
+    with contextlib.suppress(BrokenPipeError):  # the reader is gone; the watch of standard input handles that
         print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
 
@@ -68,25 +68,26 @@ async def run(
     ready: Callable[[Told], None] = _one_line,
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
-    """Serve until SIGTERM or SIGINT, until the parent is gone, or until another life of this host has registered.
+    """Serve until SIGTERM or SIGINT, until the parent exits, or until another incarnation of this host registers.
 
-    Returns whether it ended for the sake of a new process: see :func:`begin_anew`.
-
-    A second signal cuts off the requests that the first one let end.
+    A first signal lets running requests finish; a second one cuts them off.
 
     Args:
-        settings: Of the host.
-        directory: Where it is known.
-        secret: What clients have to know; None: that of the environment.
-        wait_s: How long to wait for a directory that is not there yet.
-        watch_stdin: End when standard input ends. A parent that holds the other end of that pipe takes the host with
-            it however it dies; PR_SET_PDEATHSIG would follow the thread that started the host.
-        ready: Gets what the host registered once it serves; by default prints one line of JSON:
+        settings: Configuration of the host.
+        directory: Directory that the host registers with; None: it does not register.
+        secret: Shared secret that clients have to prove; None: from the environment.
+        wait_s: Seconds to wait at the start for a directory that does not answer yet.
+        watch_stdin: Whether to stop at the end of standard input. Where the parent holds the other end of that pipe,
+            the host stops however the parent dies; PR_SET_PDEATHSIG would follow the thread that started the host.
+        ready: Called with what the host registered once it serves; by default prints one line of JSON:
             ``{"ready": true, "pid": ..., "ports": [...], ...}``.
-        before: Awaited when the directory answers, before the host starts.
+        before: Awaited once the directory answers, before the host starts.
+
+    Returns:
+        Whether the host stopped because it needs a new process; the caller then calls :func:`begin_anew`.
 
     Raises:
-        DataPlaneError: It cannot start; the message says why.
+        DataPlaneError: The host cannot start; the message says why.
     """
     loop = asyncio.get_running_loop()
     anew_from = time.monotonic() + AGAIN_S if _ANEW in os.environ else 0.0
@@ -116,22 +117,22 @@ async def run(
         finally:
             await host.stop()
     finally:
-        for number in _SIGNALS:  # the end is in order by now: one more signal must not spoil its exit code
+        for number in _SIGNALS:  # the host has stopped in order; a further signal must not change the exit code
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
     return host.spoilt
 
 
 def begin_anew() -> None:
-    """Become a new process with the same command, id, standard streams and environment; does not return.
+    """Re-execute the same command with the same process id, standard streams and environment; does not return.
 
-    For a host that :func:`run` says has to: its keeper, if it has one, need not do anything.
+    To be called where :func:`run` returned True. The process id stays, so a supervisor need not do anything.
     """
     structlog.get_logger("asyncdp.ucxx").warning("begins anew as the same process", pid=os.getpid())
     os.environ[_ANEW] = "1"
     for number in _SIGNALS:
-        signal.signal(number, signal.SIG_DFL)  # what is ignored would stay so
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - UCX's own outlive an exec, and what was leaked is there
+        signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored across exec
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - UCX's descriptors, leaked ones too, survive an exec
         if int(name) > 2:  # noqa: PLR2004 - the standard streams
             with contextlib.suppress(OSError):
                 os.close(int(name))
@@ -139,7 +140,7 @@ def begin_anew() -> None:
 
 
 async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> None:
-    """Wait until the directory answers, or the host is told to end."""
+    """Wait until the directory answers or the host is told to stop; raise its error after ``wait_s`` seconds."""
     until, told = time.monotonic() + wait_s, False
     while not host.ended.is_set():
         try:
@@ -160,18 +161,19 @@ async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> N
 
 
 async def serve(settings: HostSettings, url: str | None, namespace: str, **options: Any) -> bool:
-    """Serve, known to a directory; returns what :func:`run` does, and ``options`` are those of it.
+    """Serve as :func:`run` does, registered with the directory at ``url``; return what it returns.
 
     Args:
-        settings: Of the host.
-        url: Of the directory; None: none, for tests of a host alone.
-        namespace: Prefix of the plane's keys there.
-        options: See :func:`run`. Where the environment has no secret, it is that which the directory shares, if any.
+        settings: Configuration of the host.
+        url: URL of the directory; None: serve without one, for tests of a single host.
+        namespace: Prefix of the plane's keys in the directory.
+        options: Further arguments of :func:`run`. Where the environment has no secret, the one that the directory
+            shares is used, if any.
 
     Raises:
-        DataPlaneError: It cannot start.
+        DataPlaneError: The host cannot start.
         ImportError: The extra ``ucxx`` is not installed.
-        ValueError: The URL is none of a directory.
+        ValueError: The URL is not a valid directory URL.
     """
     if not url:
         return await run(settings, **options)
@@ -187,7 +189,7 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
 
 
 async def _check_rights(directory: Directory) -> None:
-    """Warn where the directory's user could reach other planes on its server; an embedded server has none."""
+    """Warn where the directory's user may access other planes on its server; an embedded server has only one plane."""
     if directory.embedded:
         return
     with contextlib.suppress(DataPlaneError):
@@ -201,10 +203,10 @@ async def _check_rights(directory: Directory) -> None:
 
 
 def _watch(loop: asyncio.AbstractEventLoop, host: Host) -> None:
-    """Notice the end of standard input."""
+    """Watch standard input for the parent's commands and for its end."""
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode) and not os.isatty(0):
-            raise OSError("it is no pipe")  # noqa: TRY301 - nobody can let go of the other end of a file
+            raise OSError("it is no pipe")  # noqa: TRY301 - a file has no other end that a parent could close
         loop.add_reader(0, _heard, loop, host)
     except OSError as err:
         msg = f"standard input is to be watched, and no parent holds the other end of it: {err}"
@@ -212,7 +214,7 @@ def _watch(loop: asyncio.AbstractEventLoop, host: Host) -> None:
 
 
 def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
-    """Take what the parent says: ``fail port 2`` lets a port die; the end of it is the parent's own."""
+    """Handle input of the parent: ``fail port 2`` makes that port fail; the end of input stops the host."""
     try:
         came = os.read(0, 4096)
     except OSError:
@@ -229,23 +231,23 @@ def _heard(loop: asyncio.AbstractEventLoop, host: Host) -> None:
 
 
 def log_for_operators() -> None:
-    """Log to standard error: standard output is for what was asked for, and nobody may read it any further.
+    """Log to standard error; standard output carries only the readiness line, and may not be read after it.
 
-    Each connection that ends is a line at the level of debug: for a developer, not for an operator.
+    The end of a connection is logged at debug level, which operators do not see.
 
-    Where a standard stream is closed, its number goes to nothing: else the next socket would get it, and with it all
-    that UCX or a library prints.
+    A standard stream that is closed is opened on ``/dev/null``. Otherwise the next socket would get its number and
+    receive whatever UCX or a library prints.
     """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
-    log_to(sys.stderr or Path(os.devnull).open("w"))  # noqa: SIM115 - for ever
+    log_to(sys.stderr or Path(os.devnull).open("w"))  # noqa: SIM115 - open for as long as the process runs
 
 
 def many_descriptors() -> None:
-    """Allow this process as many descriptors as its user may have: each client takes up to four."""
+    """Raise the limit of open descriptors of this process to its hard limit; each client takes up to four."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -273,4 +275,4 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"the slot host cannot serve: {err}")
     if anew:
         begin_anew()
-    gc.freeze()  # else the end of the interpreter begins with a look at all objects
+    gc.freeze()  # without it, interpreter shutdown starts with a collection over all objects

@@ -1,4 +1,4 @@
-"""What all clients together may make a host hold: long replies wait their turn before they are built."""
+"""A limit on the memory for replies of all clients together: large replies wait before they are built."""
 
 from __future__ import annotations
 
@@ -10,26 +10,27 @@ from typing import Final
 
 __all__ = ["MemoryShare"]
 
-#: Replies up to this many bytes do not wait: what all sessions together hold of them is little, and they are quick.
+#: Replies up to this many bytes are not counted and do not wait: all sessions together hold little of them, for a short
+#: time.
 SMALL_BYTES: Final = 1 << 20
 
 
 class MemoryShare:
-    """Bytes that may be held at a time; who comes first is served first.
+    """Bounds the bytes that are held at a time; waiters are served in order of arrival.
 
     Args:
-        most: How many; a single user that wants more gets them when nobody else holds any.
+        most: Maximum number of bytes. A single request for more is granted while nothing else is held.
     """
 
     def __init__(self, most: int) -> None:
-        """Begin with nothing held."""
+        """Start with no bytes held."""
         self.most = most
         self.held = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     @asynccontextmanager
     async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Hold so many bytes; waits until they are free."""
+        """Wait until ``nbytes`` are available and hold them for the duration of the context."""
         if nbytes <= SMALL_BYTES:
             yield
             return
@@ -51,7 +52,7 @@ class MemoryShare:
             if turn.done() and not turn.cancelled():
                 self._give(nbytes)
             else:
-                with suppress(ValueError):  # it was passed over already
+                with suppress(ValueError):  # the cancelled waiter was removed from the queue already
                     self._waiting.remove((nbytes, turn))
                 self._wake()
             raise

@@ -1,7 +1,7 @@
-"""The log of a process that serves: what strangers can cause is told at a bounded rate, and telling never fails.
+"""Logging of a slot host: lines that remote peers can cause are rate limited, and logging never raises.
 
-Nothing that goes wrong here may reach who logs: a host that has no descriptor left would lose its heartbeat by the
-attempt to say so.
+An error of logging must not reach the code that logs. Otherwise a host without free descriptors would lose its
+heartbeat by logging that fact.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ import structlog
 
 __all__ = ["Seldom", "log_to"]
 
-#: Lines of one kind (one event, whatever its values) in one span; then only how many there were.
+#: Most lines of one kind (one event, whatever its values) per ``_SPAN_S`` seconds; further ones are only counted.
 _LINES: Final = 20
 _SPAN_S: Final = 10.0
-#: Kinds that are counted; events are constants of the code, so there are few.
+#: Most kinds that are counted at a time; events are constants of the code, so there are few.
 _KINDS: Final = 1024
 
 Event = MutableMapping[str, Any]
 
 
 class Seldom:
-    """Lets 20 lines of one kind through in 10 s; the first one after that says how many were left out.
+    """Passes 20 log lines of one kind in 10 s; the first line after that says how many were left out.
 
     Args:
-        now: Seconds, by any steady clock.
+        now: Monotonic clock, in seconds.
     """
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
-        """Begin with nothing told."""
+        """Start with no lines counted."""
         self._now = now
         self._told: dict[str, tuple[float, int]] = {}
 
     def left_out(self, kind: str) -> int | None:
-        """Note one line; None where it is not to be told, else how many of its kind were not told before it."""
+        """Count one line; return None to suppress it, else how many lines of its kind were suppressed before it."""
         now = self._now()
         since, count = self._told.get(kind, (now, 0))
         skipped = max(0, count - _LINES)
@@ -52,7 +52,7 @@ class Seldom:
         return skipped if count < _LINES else None
 
     def __call__(self, logger: Any, method: str, event: Event) -> Event:
-        """Serve as a processor of structlog."""
+        """Process an event as a structlog processor: drop it, or add ``left_out`` to it."""
         del logger, method
         skipped = self.left_out(str(event.get("event")))
         if skipped is None:
@@ -63,7 +63,7 @@ class Seldom:
 
 
 class _Safe:
-    """Writes lines, or does not: whoever logs goes on."""
+    """Writes lines to a file and ignores errors of writing."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -72,14 +72,14 @@ class _Safe:
         try:
             self._file.write(message + "\n")
             self._file.flush()
-        except (OSError, ValueError):  # nobody reads it any more
+        except (OSError, ValueError):  # the reader is gone, or the file is closed
             return
 
     debug = info = warning = warn = error = critical = exception = failure = fatal = log = msg
 
 
 class _Seldom(logging.Filter):
-    """The same for what libraries log, asyncio's own trouble with a listener for one: traceback and all."""
+    """Applies the rate limit of :class:`Seldom` to the ``logging`` module, which asyncio's listener errors go to."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def _rendered(render: Any) -> Any:
 
 
 def log_to(file: TextIO | None) -> None:
-    """Log to a file, by default standard error, as an operator wants to read it: no debug lines, none without bound."""
+    """Configure logging to a file, by default standard error, for operators: no debug lines, and rate limited."""
     renderer = structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback)
     structlog.configure(
         processors=[

@@ -1,4 +1,4 @@
-"""The doors of a host: N equal listeners for control streams. A taken number is left out and the next one tried."""
+"""The ports of a host: N equivalent listeners for control streams. A port number in use is skipped."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ _LAST: Final = 65535
 
 
 class Port:
-    """One listener.
+    """A listener for control streams.
 
     Attributes:
-        number: Where it listens.
+        number: TCP port number that it listens at.
     """
 
     def __init__(self, server: asyncio.Server, number: int, streams: set[Control]) -> None:
-        """Hold the listener, and the streams that came through it."""
+        """Keep the listener, and the set of streams that it accepts."""
         self._server = server
         self._streams = streams
         self.number = number
 
     @classmethod
     async def open(cls, bind: str, number: int, on_made: Callable[[Control], None]) -> Port:
-        """Listen at an address and port (0: any); ``on_made`` gets each new stream.
+        """Listen at an address and port (0: any free port); ``on_made`` is called with each new stream.
 
         Raises:
-            OSError: The port is taken, or the address is not this machine's.
+            OSError: The port is in use, or the address does not belong to this machine.
         """
         streams: set[Control] = set()
 
@@ -49,21 +49,21 @@ class Port:
         return cls(server, server.sockets[0].getsockname()[1], streams)
 
     def close(self) -> None:
-        """Take no more; streams that are open stay so."""
+        """Stop accepting connections; open streams stay open."""
         self._server.close()
 
     def fail(self) -> None:
-        """Be dead from now on: whoever is connected is cut off, who connects is refused."""
+        """Simulate a failure: close all open streams and refuse new connections."""
         self.close()
         for stream in tuple(self._streams):
             stream.end()
 
 
 async def open_ports(bind: str, first: int, count: int, on_made: Callable[[Control], None]) -> list[Port]:
-    """Open ``count`` ports, from ``first`` up where that is not 0.
+    """Open ``count`` ports, numbered from ``first`` upwards; 0: the system chooses the numbers.
 
     Raises:
-        DataPlaneUnavailable: There are not as many, or the address is not this machine's.
+        DataPlaneUnavailable: There are not enough free ports, or the address does not belong to this machine.
     """
     ports: list[Port] = []
     number = first

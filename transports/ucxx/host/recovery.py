@@ -1,4 +1,4 @@
-"""Adoption: a host that starts again takes over the slots that its killed former life left in the arena."""
+"""Arena recovery: a restarted host adopts the slots that its killed previous incarnation left in the arena."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ __all__ = ["adopt"]
 
 
 def adopt(table: SlotTable) -> dict[str, int]:
-    """Take over the slots of an adopted arena; to be called once, before anything is reserved.
+    """Restore the slots of an adopted arena into its table; to be called once, before anything is reserved.
 
-    READY slots are served on; WRITING ones are kept while their lane writer lives, taken as READY where it has
-    finished, and freed where it is dead or where the former host was the one who received. A header that is damaged, or
-    that overlaps another, costs its slot.
+    READY slots are kept. WRITING slots are kept while their lane writer runs, become READY where it has finished, and
+    are freed where it is dead or where the previous host process was receiving. A slot whose header is damaged or
+    overlaps another is freed.
 
     Returns:
-        How many slots were ``kept``, ``freed``, ``damaged``.
+        The number of slots that were ``kept``, ``freed`` and ``damaged``.
     """
     arena = table.arena
     used = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)[:, 0] & np.uint64(0xFF)
@@ -50,7 +50,7 @@ def adopt(table: SlotTable) -> dict[str, int]:
             slot = Slot(number, generation, header)
             outcome = "kept" if table.restore(slot) else "damaged"
             if outcome == "kept":
-                # A host that was killed while it marked rows as dead had not counted them yet.
+                # A host that was killed while it marked rows as dead may not have updated their count yet.
                 live = slot.live(arena)
                 write_dead(arena, number, live.size - int(np.count_nonzero(live)))
                 table.settle(slot)
@@ -64,14 +64,14 @@ def adopt(table: SlotTable) -> dict[str, int]:
 
 
 def _fits(arena: Arena, number: int, header: Header) -> bool:
-    """Whether what a header says lies within its own stretch, and that within the arena."""
+    """Return whether a slot's payload and live bytes lie within its extent, and that within the arena."""
     end = live_at(arena, number, header.capacity) + header.rows * header.cols
     own_end = arena.data_at + (number + header.units) * arena.unit_bytes
     return header.units > 0 and end <= own_end <= arena.nbytes and header.capacity <= arena.nbytes - PAGE
 
 
 def _still_written(arena: Arena, number: int, generation: int, header: Header) -> bool:
-    """Whether a slot that is not READY has a writer that has finished or still lives."""
+    """Return whether a slot that is not READY has a lane writer that has finished or still runs."""
     if header.writer is None:
         return False
     return header.writer.lives() or read_outcome(arena, number, generation) is Outcome.WRITTEN

@@ -1,4 +1,4 @@
-"""What a slot host needs of the directory: to be known there, the time, and what is live."""
+"""The directory as slot hosts use it: registration, heartbeats, the clock, and which rows are live."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class HostReport:
-    """What a host says with each heartbeat.
+    """Describes a host; sent with each heartbeat.
 
     Attributes:
-        id, epoch: Which host, in which life of its slots.
-        address, ports: Where it listens.
-        free_bytes: Space in its arena.
-        load: Bytes in use; the least loaded host gets the next put.
-        boot_id, arena: Its machine and segment, for the shared-memory lane.
-        draining: It serves what it has and takes no more.
-        supervised: Somebody starts it again when it dies.
+        id, epoch: Name of the host, and the epoch of its slots.
+        address, ports: Address and TCP port numbers that clients connect to.
+        free_bytes: Free bytes in its arena.
+        load: Bytes in use in its arena; clients prefer hosts that are less loaded.
+        boot_id, arena: Boot id of its machine and name of its shared-memory segment, for the lane.
+        draining: Whether it only serves what it has and accepts no new rows.
+        supervised: Whether a supervisor restarts it when it dies.
     """
 
     id: str
@@ -41,46 +41,46 @@ class HostReport:
 
 
 class HostDirectory(Protocol):
-    """The directory as a host sees it. All raise DataPlaneError."""
+    """The directory's operations for a host. All methods raise DataPlaneError."""
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return an epoch that no former life of this host has had."""
+        """Return an epoch that no previous incarnation of this host has had."""
 
     async def beat(self, report: HostReport) -> float:
-        """Say that the host lives; returns unix seconds by the directory's clock."""
+        """Register the host or renew its heartbeat; return unix seconds by the directory's clock."""
 
     async def leave(self, host_id: str, epoch: int) -> None:
-        """Strike the host off."""
+        """Remove the host's registration."""
 
     async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
-        """Return which rows of which (slot, generation) are somebody's content.
+        """Return the rows that are published and not cleared, by (slot, generation).
 
-        What is published while this runs may be missing: only of slots that are older than any put may take does it
-        tell what is nobody's.
+        Rows that are published during the call may be missing. Therefore only slots older than the longest put may be
+        freed because they are absent here.
         """
 
     async def shared_secret(self) -> str | None:
-        """Return what clients have to know, where the directory tells it: that of an embedded plane."""
+        """Return the shared secret where the directory stores one, as that of an embedded plane does; else None."""
 
     async def reap(self) -> tuple[str, ...]:
-        """Strike off the hosts that have been silent for too long; return their names."""
+        """Remove the registrations of hosts without a heartbeat for too long; return their names."""
 
 
 class NoDirectory:
-    """Stands in where there is none: nothing is known to be published, time is this machine's."""
+    """Replaces the directory where there is none: no rows are published, and the clock is this machine's."""
 
     def __init__(self, now: Callable[[], float] = time.time) -> None:
-        """Keep the clock."""
+        """Start with no reports; ``now`` is the clock, in unix seconds."""
         self._now = now
         self.reports: list[HostReport] = []
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return one drawn from the clock."""
+        """Return an epoch drawn from the clock."""
         del host_id
         return time.time_ns()
 
     async def beat(self, report: HostReport) -> float:
-        """Remember the latest report."""
+        """Keep the latest report; return the time."""
         self.reports[:] = [report]
         return self._now()
 
@@ -88,14 +88,14 @@ class NoDirectory:
         """Do nothing."""
 
     async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
-        """None."""
+        """Return no rows."""
         del host_id, epoch
         return {}
 
     async def shared_secret(self) -> str | None:
-        """Tell none."""
+        """Return None: no secret is stored."""
         return None
 
     async def reap(self) -> tuple[str, ...]:
-        """Strike off nobody."""
+        """Return no names: no host is removed."""
         return ()

@@ -1,4 +1,4 @@
-"""What is done about misuse of the UCX listener, in turn: a new worker, then a new process, then nothing."""
+"""Escalation against misuse of the UCX listener: a new UCX worker, then a new process, then nothing."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Final
 
 __all__ = ["AGAIN_S", "Remedies", "Remedy"]
 
-#: A host that began anew does so again only after this many seconds: whoever sends garbage without end makes it spin,
-#: but costs its clients no more than the seconds of one start in ten minutes.
+#: Seconds before a host that restarted may restart again. A peer that sends garbage all the time can make UCX spin, but
+#: it causes no more than one restart, which takes seconds, in ten minutes.
 AGAIN_S: Final = 600.0
-#: Trouble that comes back within so many spans of the watch was not cured: it takes two of them to be seen.
+#: Misuse seen again within this many intervals of the watch counts as not remedied; detection takes two of them.
 _CURED_SPANS: Final = 6
 _WORKERS: Final = 2
 
 
 class Remedy(enum.Enum):
-    """One of them."""
+    """An action against misuse of the UCX listener."""
 
     NEW_WORKER = "UCX is started anew"
     NEW_PROCESS = "that did not help: the host begins anew"
@@ -25,26 +25,26 @@ class Remedy(enum.Enum):
 
 
 class Remedies:
-    """Says what to try next.
+    """Chooses the next action.
 
-    A new worker mostly helps, and costs all connections. Where requests were under way UCX may keep the old one, with
-    all that strangers left in it (measured); then only a new process helps. That costs a start, and no row where the
-    arena is adopted.
+    A new worker mostly helps, and closes all connections. Where requests were running UCX may keep the old worker, with
+    the leaked connections in it (measured); then only a new process helps. That takes a restart, and loses no row where
+    the arena is adopted.
 
     Args:
-        span_s: Seconds between two looks of the watch.
-        process_from: Time from which a new process may be had, by the same clock as ``now``; never unless told.
+        span_s: Seconds between two checks of the watch.
+        process_from: Time from which a new process may be started, by the clock of ``now``; infinity: never.
     """
 
     def __init__(self, span_s: float, process_from: float = math.inf) -> None:
-        """Begin with nothing tried."""
+        """Start with no action taken."""
         self._span_s = span_s
         self._process_from = process_from
         self._tried = 0
         self._at = -math.inf
 
     def next(self, now: float) -> Remedy:
-        """Return what to try against trouble that was seen at ``now``, in seconds."""
+        """Return the action against misuse that was detected at ``now``, in seconds of a monotonic clock."""
         if now - self._at > _CURED_SPANS * self._span_s:
             self._tried = 0
         self._at = now

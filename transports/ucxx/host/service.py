@@ -1,4 +1,4 @@
-"""What a host does with requests: the slot table on one side, messages on the other. No sockets here."""
+"""The requests of clients, executed on the slot table; without sockets."""
 
 from __future__ import annotations
 
@@ -54,23 +54,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Service"]
 
-#: Refs that are looked at, and slots that are reserved, before other sessions have their turn (5-10 us each).
+#: Refs examined or slots reserved before the event loop runs other sessions (5-10 us each).
 _AT_ONCE: Final = 64
-#: Rows that a read names again may take so many bytes of one reply: else it is in no proportion to what is stored.
+#: Most bytes of one reply for rows that the read names repeatedly; unbounded, a reply could be far larger than what is
+#: stored.
 _REPEATED_BYTES: Final = 64 << 20
-#: Rows x fields of one put: each takes a byte in the arena, and eight where its length differs.
+#: Most cells (rows x fields) of one put: each takes a byte in the arena, and eight where its length differs.
 _MOST_CELLS: Final = 1 << 24
 
 
 class Service:
-    """Serves requests on one slot table.
+    """Executes requests on one slot table.
 
     Args:
-        table: The slots.
-        settings: See there.
-        directory: Knows what is published.
-        buffers: For what is on its way in or out.
-        clock: Unix seconds by the directory's clock.
+        table: Table of the host's slots.
+        settings: Configuration of the host.
+        directory: Directory that says which rows are published.
+        buffers: Pool of the buffers for payloads that are sent or received.
+        clock: Returns unix seconds by the directory's clock.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Service:
         buffers: BufferPool,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """Begin with nothing under way."""
+        """Start with no requests running."""
         self.table = table
         self.settings = settings
         self.directory = directory
@@ -96,7 +97,7 @@ class Service:
         self._freed = asyncio.Event()
 
     def space_came_back(self) -> None:
-        """Wake those who wait for space."""
+        """Wake the requests that wait for free space."""
         self._freed.set()
 
     def _own(self, epoch: int) -> None:
@@ -107,13 +108,13 @@ class Service:
 
     @asynccontextmanager
     async def read(self, request: Read, *, in_frame: bool = False) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
-        """Gather rows; gives the reply and its payloads, whose memory counts as the clients' until it is left.
+        """Gather rows; yield the reply and its payloads, whose memory is counted until the context ends.
 
-        Each read attempt is finished before that.
+        All read attempts are finished before the reply is yielded.
 
         Args:
-            request: What is read.
-            in_frame: Whether the payload has to fit into the frame, since this client has no other way.
+            request: The read request.
+            in_frame: Whether the payload has to fit into the frame, because this connection cannot use UCX.
         """
         self._own(request.epoch)
         errors: dict[int, DataPlaneError] = {}
@@ -158,7 +159,7 @@ class Service:
                 self.table.finish_read(attempt)
 
     def _within_reply(self, picks: list[Selection], errors: dict[int, DataPlaneError], most: int) -> list[Selection]:
-        """Leave out what would make the reply too long, or names rows again and again; it is asked for again."""
+        """Drop refs that exceed the reply's limit or repeat too many rows, with an error that tells so for each."""
         total, repeated = 0, 0
         kept: list[Selection] = []
         seen: dict[int, int] = {}
@@ -181,7 +182,7 @@ class Service:
         return kept
 
     def _within_frame(self, made: list[Gather], errors: dict[int, DataPlaneError], most: int) -> list[Gather]:
-        """Leave out what does not fit into the frame: without UCX nothing else can be sent."""
+        """Drop the refs that do not fit into the frame, the only way to send payload without UCX."""
         fit: list[Gather] = []
         left = most
         for whole in made:
@@ -202,7 +203,7 @@ class Service:
         return fit
 
     def _check(self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError]) -> None:
-        """Rows that were cleared during the copy are not served."""
+        """Add an error for each ref of which rows were cleared during the copy."""
         for pick in gather.picks:
             still = self.table.payload(attempts[pick.ref], pick.fields, pick.rows)
             if isinstance(still, DataPlaneError):
@@ -223,7 +224,7 @@ class Service:
     def _without_failed(
         self, parts: list[PartHead], payloads: list[Bytes], errors: dict[int, DataPlaneError]
     ) -> tuple[Rows, list[Bytes]]:
-        """A part of which a row was cleared meanwhile is dropped; its other refs are to be asked for again."""
+        """Build the reply without parts of which a row was cleared; the other refs of those have to be read again."""
         kept, bodies = [], []
         for part, payload in zip(parts, payloads, strict=True):
             if not any(at in errors for at in part.refs):
@@ -243,7 +244,7 @@ class Service:
     # -- writing
 
     async def reserve(self, request: Reserve, writer: Process | None, owner: str = "") -> list[Grant]:
-        """Reserve slots; where the host is to wait, waits for space."""
+        """Reserve slots; wait for free space where ``on_full`` is ``wait``."""
         self._own(request.epoch)
         if self.draining:
             raise DataPlaneNotReady("this slot host is shutting down and takes no more", retry_after_s=1.0)
@@ -268,9 +269,9 @@ class Service:
                 return grants
 
     def _within_share(self, owner: str, units: int) -> None:
-        """Refuse what would let one client hold more of the arena than its share in slots that it has not written.
+        """Refuse a reservation by which a client's unwritten slots would exceed its share of the arena.
 
-        Where there is no space for it anyway, that is left to be said.
+        Where the arena has no space for it, return: the reservation itself then fails with that error.
         """
         arena, table = self.table.arena, self.table
         if units > table.extents.free_units and not table.overwrite_oldest:
@@ -281,7 +282,7 @@ class Service:
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
     def _unwritten_units(self, owner: str) -> int:
-        """Count what a client has reserved and not written, and forget the puts of which nothing is like that."""
+        """Count the units that a client has reserved and not written; forget puts that have no such units."""
         table, held = self.table, 0
         ops = self._writing.get(owner, set())
         for op_id in list(ops):
@@ -294,12 +295,12 @@ class Service:
         return held
 
     def forget_writers(self) -> None:
-        """Forget clients that have nothing reserved any more."""
+        """Forget clients without unwritten reservations."""
         for owner in list(self._writing):
             self._unwritten_units(owner)
 
     async def _reserve(self, request: Reserve, writer: Process | None, owner: str) -> list[Grant]:
-        """Reserve in steps; what else is asked of this put meanwhile has to wait."""
+        """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
         key = (request.op_id, request.first_row)
         if key in self._reserving:
             raise DataPlaneNotReady("this put is being given its slots", retry_after_s=0.01)
@@ -331,13 +332,13 @@ class Service:
         raise AssertionError("the last step gives the grants")
 
     def is_written(self, request: Write) -> bool:
-        """Whether an earlier attempt of this write has done it, and only its answer was lost."""
+        """Return whether an earlier attempt of this write has succeeded already, so that only its reply was lost."""
         self._own(request.epoch)
         done = [self.table.is_written(number, generation, request.op_id) for number, generation, _ in request.slots]
         return all(done)
 
     def begin_write(self, request: Write) -> list[tuple[Slot, Bytes]]:
-        """Return where the payloads go; the slots are being received into from here on."""
+        """Return the slots and the memory for each payload; mark the slots as receiving."""
         self._own(request.epoch)
         places: list[tuple[Slot, Bytes]] = []
         if request.checksums is not None and len(request.checksums) != len(request.slots):
@@ -354,9 +355,9 @@ class Service:
         return places
 
     def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
-        """Make what was received READY, or say what is wrong with it. Ends the receive."""
+        """End the receive and make the slots READY; raise where a payload is damaged or a slot was given up."""
         self.release(places)
-        for at, (slot, _) in enumerate(places):  # all are looked at before any is READY: a put is whole or absent
+        for at, (slot, _) in enumerate(places):  # all are verified before any is READY: a put is whole or absent
             payload = self.table.look(slot)
             if request.checksums is not None and payload.checksum() != request.checksums[at]:
                 slot.payload = None
@@ -367,12 +368,12 @@ class Service:
         self._count("written", len(places))
 
     def release(self, places: Sequence[tuple[Slot, Bytes]]) -> None:
-        """Note that nothing is received into these slots any more."""
+        """Mark that these slots are not being received into any more."""
         for slot, _ in places:
             self.table.received(slot)
 
     def write_inline(self, request: Write) -> None:
-        """Write payloads that lie in the request itself."""
+        """Write the payloads contained in the request itself."""
         data = np.frombuffer(request.inline or b"", np.uint8)
         if len(data) != sum(size for _, _, size in request.slots):
             raise WireError("the frame holds another number of bytes than it says")
@@ -384,9 +385,9 @@ class Service:
         self.finish_write(request, places)
 
     async def abort(self, request: Abort, client: Process | None) -> int:
-        """Free what a put reserved and has not published."""
+        """Free the slots that a put reserved and has not published; return how many stay occupied for now."""
         table = self.table
-        table.refuse(request.op_id, self.clock())  # before anything is awaited: a late write must not slip in
+        table.refuse(request.op_id, self.clock())  # before the first await, so that a late write is refused
         slots = [table.slots[number] for number, _ in table.of_op(request.op_id)]
         keep: set[tuple[int, int]] = set()
         if any(table.settle(slot) is State.READY for slot in slots):  # written, so it may have been published
@@ -396,7 +397,7 @@ class Service:
         return table.abort(request.op_id, self.clock(), idle=request.idle and own, keep=keep)
 
     async def drop(self, request: Drop) -> int:
-        """End the life of rows."""
+        """End the life of rows; return how many were found."""
         self._own(request.epoch)
         found = 0
         for at, ref in enumerate(request.refs, 1):
@@ -406,10 +407,10 @@ class Service:
             found += self.table.drop(ref.slot, ref.generation, ref.index, fields or None)
         return found
 
-    # -- the rest
+    # -- statistics
 
     def facts(self) -> dict[str, int | float | str]:
-        """What there is, for people and tests."""
+        """Return the host's identity, its size and counters, for diagnosis and tests."""
         arena = self.table.arena
         return {
             "host_id": arena.host_id,

@@ -1,4 +1,4 @@
-"""One client at a port, seen from the host: one request at a time until the stream ends or idles too long."""
+"""The host's side of one client connection: one request at a time until the stream ends or idles too long."""
 
 from __future__ import annotations
 
@@ -47,20 +47,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Session"]
 
-#: A peer has so many seconds to take a reply, and one more for so many bytes of it: 8 MiB/s, a tenth of a slow network.
+#: Seconds that a peer has to receive a reply, plus one for each ``_TAKES_BYTES`` of it: 8 MiB/s, a tenth of a slow
+#: network.
 _TAKES_S: Final = 10.0
 _TAKES_BYTES: Final = 8 << 20
 
 
 class Session:
-    """Serves one control stream.
+    """Serves the requests of one control stream.
 
     Args:
-        control: The stream.
-        service: What does the work.
-        engine, claims: For payload over UCX; None where the host has none.
-        secret: What a client has to know.
-        ucx_port: Where the UCX listener is.
+        control: The control stream.
+        service: Executes the requests.
+        engine, claims: UCX engine and tokens, for payload over UCX; None where the host has no UCX.
+        secret: Shared secret that a client has to prove.
+        ucx_port: TCP port number of the UCX listener; 0 without UCX.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class Session:
         secret: Secret,
         ucx_port: int,
     ) -> None:
-        """Prepare to serve."""
+        """Initialise the state; :meth:`run` serves."""
         self.busy = False
         self.greeted = False
         self._control = control
@@ -90,7 +91,7 @@ class Session:
         self._log = structlog.get_logger("asyncdp.ucxx").bind(peer=control.peer)
 
     async def run(self) -> None:
-        """Serve until the stream ends. Nothing that a peer does gets out of here."""
+        """Authenticate the client and serve until the stream ends; errors are logged and not raised."""
         self._control.on_lost = self._abandon
         try:
             async with asyncio.timeout(self._service.settings.greeting_s):
@@ -113,7 +114,7 @@ class Session:
                 self._control.close()
 
     def end(self) -> None:
-        """End it now, as if the client had gone."""
+        """Close the stream at once, as if the client had disconnected."""
         self._control.end()
 
     def _abandon(self) -> None:
@@ -123,7 +124,7 @@ class Session:
             if arrived.done() and not arrived.cancelled():
                 endpoint, self._arrived = arrived.result(), None
             else:
-                arrived.cancel()  # who waits for it holds a whole reply
+                arrived.cancel()  # whoever waits for it keeps a whole reply in memory
         if endpoint is not None and self._engine is not None:
             self._engine.abandon(endpoint)
 
@@ -144,17 +145,18 @@ class Session:
             settings.inline_bytes,
         )
         answer = await greet(self._control, self._secret, welcome)
-        # A process that cannot be seen from here (of another pid namespace, or hidden from this user) could not be
-        # proved dead, so it may not copy into the arena itself.
+        # The death of a process that is invisible here (of another pid namespace, or hidden from this user) could not
+        # be detected, so such a process may not copy into the arena itself.
         client = Process(answer.pid, answer.start)
         if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid and client.lives():
             self._client = client
         self._owner = blake2b(answer.client, digest_size=16).hexdigest()
 
     async def _writer(self) -> Process | None:
-        """Return the client's process, where it is proved to be that: by the socket of this very connection.
+        """Return the client's process if it owns the socket of this connection; else None.
 
-        Looked up when it first matters (a millisecond): what is reserved in the name of a process stays while it lives.
+        The check takes a millisecond and is done at the first use. It is needed because slots reserved for a process
+        stay reserved for as long as that process runs.
         """
         client, address = self._client, self._control.peer_address
         if client is not None and not self._proved:
@@ -164,12 +166,12 @@ class Session:
         return self._client
 
     def _own(self, op_id: str) -> str:
-        """Name a put so that only who reserved for it can: by what this client showed, which no other knows."""
+        """Qualify an op_id by this client's private id, so that no other client can refer to the put."""
         return f"{self._owner}:{op_id}"
 
     async def _serve(self) -> None:
         while not self._service.draining:
-            if self._control.crowds:  # it did not wait for its replies: all such peers share one turn
+            if self._control.crowds:  # it sent requests without awaiting replies: such peers are served one at a time
                 async with self._service.crowd:
                     await self._serve_one()
                     await asyncio.sleep(0)
@@ -180,7 +182,7 @@ class Session:
         async with asyncio.timeout(self._service.settings.idle_s):
             request = await self._control.receive()
         self.busy = True
-        # What a peer that takes nothing any more may cost: the same as one that asks nothing.
+        # A peer that stops receiving is closed after the same time as one that sends no requests.
         async with asyncio.timeout(self._service.settings.idle_s):
             await self._answer(request)
         self.busy = False
@@ -194,7 +196,7 @@ class Session:
         if reply is not None:
             await self._control.send(reply)
 
-    async def _handle(self, request: Message) -> Message | None:  # noqa: PLR0911 - a table, in words
+    async def _handle(self, request: Message) -> Message | None:  # noqa: PLR0911 - one branch per kind of request
         service = self._service
         if isinstance(request, Read):
             await self._read(request)
@@ -243,11 +245,11 @@ class Session:
     async def _read(self, request: Read) -> None:
         in_frame = self._engine is None or not request.tag
         async with self._service.read(request, in_frame=in_frame) as (reply, payloads):
-            # Memory that others wait for is not kept for a peer that does not take it.
+            # The reply's memory counts towards the limit of all clients, so a slow peer may not hold it for long.
             async with asyncio.timeout(_TAKES_S + sum(map(len, payloads)) / _TAKES_BYTES):
                 await self._control.send(reply)
                 if payloads:
-                    if self._endpoint is None:  # the client ties it when it learns that it needs it
+                    if self._endpoint is None:  # the client connects UCX once it learns that it needs it
                         tie = await self._control.expect(Tie)
                         await self._answer(tie)
                     engine, endpoint = self._over_ucx()
@@ -269,7 +271,7 @@ class Session:
             await self._control.send(Ready(tag))
             await incoming.receive(lambda: self._control.send(More()))
         except BaseException:
-            # However this ended, UCX may still be writing: the slots are ours again only when it is done.
+            # UCX may still be writing into the slots, so they are released only when its operations have ended.
             self._abandon()
             _when_ended([] if incoming is None else incoming.operations, lambda: service.release(places))
             raise
@@ -278,7 +280,7 @@ class Session:
 
 
 def _when_ended(operations: Sequence[Operation], then: Callable[[], object]) -> None:
-    """Call ``then`` once UCX is done with all of these."""
+    """Call ``then`` once all of these UCX operations have ended."""
     left = [operation for operation in operations if not operation.ended.done()]
     if not left:
         then()

@@ -12,47 +12,48 @@ __all__ = ["HostSettings"]
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-#: The default; an arena that is smaller bounds slots by itself.
+#: Default of ``max_slot_bytes``; in a smaller arena, the arena's size is the bound.
 MAX_SLOT_BYTES = 256 << 20
 
 
 class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """How a slot host stores and serves.
+    """Configuration of a slot host.
 
     Attributes:
-        host_id: Its name; the same at each start, so that it finds its arena again.
-        plane: Keeps hosts of one name in several planes on one machine apart.
-        bind: Address that the ports listen at; loopback unless told otherwise.
-        publish: Address that clients are told; empty: ``bind``, or where that is a wildcard this machine's own.
-        ports: How many doors; several, so that rotation has somewhere to go.
-        first_port: First number that is tried; a taken one is left out. 0: the system chooses.
-        arena_bytes: Shared memory for payloads, allocated at the start.
-        unit_bytes: Payloads take multiples of this; a multiple of 4096. Each unit costs 128 bytes beside.
-        max_slot_bytes: Largest payload of one slot.
+        host_id: Name of the host; it has to be the same at each start, so that the host finds its arena again.
+        plane: Name of the plane; separates hosts of the same name in several planes on one machine.
+        bind: Address that the ports listen at; by default loopback.
+        publish: Address advertised to clients; empty: ``bind``, or this machine's address where ``bind`` is a wildcard.
+        ports: Number of ports; clients rotate among several.
+        first_port: Number of the first port; numbers in use are skipped. 0: the system chooses the numbers.
+        arena_bytes: Bytes of shared memory for payloads, allocated at the start.
+        unit_bytes: Allocation unit of payloads in bytes, a multiple of 4096. Each unit takes 128 bytes of metadata.
+        max_slot_bytes: Largest payload of one slot, in bytes.
         rows_per_slot: Rows of one put that share a slot; None: as many as fit, which is fastest.
-        on_full: ``wait``, ``raise`` or ``overwrite_oldest``.
-        adopt: Whether to take over the arena of a former life.
-        keep_arena: Whether the arena stays after an orderly end, for the next start to adopt.
+        on_full: What a full host does with a put: ``wait``, ``raise`` or ``overwrite_oldest``.
+        adopt: Whether to adopt the arena of a previous incarnation.
+        keep_arena: Whether to keep the arena after an orderly stop, for the next start to adopt.
         checksum: Whether replies carry a CRC-32 per slot (about 2 GB/s).
-        inline_bytes: Payloads up to this travel in the frame itself: one round trip less than over UCX.
-        max_reply_bytes: A longer reply is cut; what is left out is asked for again.
-        writing_share: Part of the arena that one client may have reserved and not written while it has other puts under
-            way: one that reserves and waits cannot keep all others out. A single put may take all of it.
-        held_bytes: Replies over 1 MiB that are built or sent at a time, of all clients together; further ones wait.
-        idle_s: A connection that asks nothing for so long is closed; clients replace theirs at half of it.
-        greeting_s: How long a peer may take to prove that it knows the secret.
-        beat_s: Pause between two heartbeats into the directory.
-        grace_s: How much longer than any put may take an unpublished slot is kept, by the directory's clock.
-        reap_s: Pause between two looks for hosts that have been silent for the directory's ``host_forget_s``.
-        supervised: Whether somebody starts it again when it dies: clients wait for it also where its last heartbeat is
-            old. ``asyncdp serve`` says so of the hosts of its plane.
-        drain_s: How long running requests may take at the end.
-        sweep_arenas_s: Segments of hosts that have been dead for longer are removed.
+        inline_bytes: Largest payload in bytes that is sent in the frame itself, which saves the round trip of UCX.
+        max_reply_bytes: Largest reply in bytes; clients have to ask again for the refs that a larger one left out.
+        writing_share: Share of the arena that the reserved, unwritten slots of one client may take while it has several
+            puts in progress, so that it cannot keep others from the arena. A single put may take all of it.
+        held_bytes: Bytes of replies over 1 MiB, of all clients together, that are built or sent at a time; others wait.
+        idle_s: Seconds after which an idle connection is closed; clients replace theirs after half of it.
+        greeting_s: Seconds that a peer may take to authenticate.
+        beat_s: Seconds between two heartbeats to the directory.
+        grace_s: Seconds for which an unpublished slot is kept beyond the longest put, by the directory's clock.
+        reap_s: Seconds between two checks for hosts without a heartbeat for the directory's ``host_forget_s``.
+        supervised: Whether a supervisor restarts the host when it dies: clients then wait for it even where its last
+            heartbeat is old. ``asyncdp serve`` sets it for the hosts of its plane.
+        drain_s: Seconds that running requests may take when the host stops.
+        sweep_arenas_s: Seconds after which shared-memory segments of dead hosts are removed.
         devices: Network devices for UCX; None: all.
-        watch_ucx_s: UCX is started anew, with all connections, where its thread was busy for two such spans, or where
-            strangers hold more than 128 descriptors: somebody misuses its listener; where that does not help the host
-            begins anew. 0: never; in a process that does other work as well it may be misled.
-        ucx: Whether to offer UCX at all; without it only the lane and payloads in frames work.
+        watch_ucx_s: Interval in seconds of the check for misuse of the UCX listener. UCX is restarted, with all
+            connections, where its thread was busy for two intervals or where more than 128 descriptors are
+            unaccounted for; where that does not help, the host process restarts. 0: no check, for a process that does
+            other work, which the check could mistake for misuse.
+        ucx: Whether to offer UCX; without it only the lane and payloads in frames work.
     """
 
     host_id: Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
@@ -86,7 +87,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     ucx: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what could never store or serve anything."""
+        """Refuse combinations with which no slot could be stored or no port opened."""
         size = self.unit_bytes
         if self.arena_bytes < size:
             raise ValueError(f"arena_bytes: {self.arena_bytes} is smaller than one slot (unit_bytes: {size})")

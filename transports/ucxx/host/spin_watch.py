@@ -1,4 +1,4 @@
-"""Sees when UCX's own thread spins: random bytes at its listener do that to it, for ever, at half a core (measured)."""
+"""Detect a spinning UCX thread: random bytes sent to its listener make it spin for ever, at half a core (measured)."""
 
 from __future__ import annotations
 
@@ -10,29 +10,36 @@ from typing import Final
 
 __all__ = ["SpinWatch"]
 
-#: A thread that wants this much is spinning (measured: 0.5 to 1.0 then; 0.02 while 70 clients a second connect).
+#: Share of a core above which an idle UCX's thread is spinning (measured: 0.5 to 1.0 when it spins; 0.02 while 70
+#: clients a second connect).
 _SHARE: Final = 0.25
-#: While UCX has work it must be more: what that thread does then over other networks is not known.
+#: The same share while UCX has work; higher, since the thread's need over other networks is not known.
 _BUSY_SHARE: Final = 0.45
-#: It must have got this much of what it wanted: on a busy machine each wake waits its turn, which is no wish for more.
+#: Least share of a core that the thread must really have used: on a busy machine each wake-up waits for a core, which
+#: alone is no sign of spinning.
 _LEAST: Final = 0.04
 
 
 class SpinWatch:
-    """Compares the processor time of threads that are not Python's between two looks.
+    """Measures the processor time that threads other than Python's used between two checks.
 
-    Time that a thread waited for a processor counts like time on one: a busy machine hides nothing.
+    Time that a thread waited for a processor counts like time on one, so spinning shows on a busy machine too.
 
-    Only meaningful where nothing else runs threads of its own at work, as in a slot host's process.
+    The result is only meaningful in a process without other busy native threads, such as a slot host's.
     """
 
     def __init__(self) -> None:
-        """Begin with what was spent so far."""
+        """Take the processor time used so far as the baseline."""
         self._spent = self._measure()
         self._hot = 0
 
     def look(self, since_s: float, *, idle: bool) -> bool:
-        """Whether a thread was busy in two looks in a row, ``since_s`` seconds apart; ``idle``: UCX had no work."""
+        """Return whether a thread was busy in two consecutive checks.
+
+        Args:
+            since_s: Seconds since the last check.
+            idle: Whether UCX had no work in that time.
+        """
         share = (_SHARE if idle else _BUSY_SHARE) * since_s
         spent, before = self._measure(), self._spent
         self._spent = spent
@@ -45,7 +52,7 @@ class SpinWatch:
         return self._hot > 1
 
     def _measure(self) -> dict[str, tuple[float, float]]:
-        """Seconds on a processor, and seconds of waiting for one, per foreign thread."""
+        """Return seconds on a processor and seconds of waiting for one, by id of each thread that is not Python's."""
         ours = {str(thread.native_id) for thread in threading.enumerate()}
         spent = {}
         for task in Path("/proc/self/task").iterdir():
@@ -57,7 +64,7 @@ class SpinWatch:
     def _of(self, task: Path) -> tuple[float, float]:
         try:
             ran, waited, _ = (task / "schedstat").read_text().split()
-        except FileNotFoundError:  # not each kernel counts what it waited
+        except FileNotFoundError:  # not every kernel counts the waiting time
             fields = (task / "stat").read_text().rpartition(")")[2].split()
             return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), 0.0
         return int(ran) / 1e9, int(waited) / 1e9
