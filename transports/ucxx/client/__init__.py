@@ -1,1 +1,1 @@
-"""The side of a client: which host serves a slot, connections, the shared-memory lane."""
+"""The client side: which host serves a slot, connections to it, and the shared-memory lane."""

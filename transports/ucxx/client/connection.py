@@ -1,7 +1,8 @@
 """One connection of a client to a port: a control stream and, once payload needs it, a UCX connection beside it.
 
-One request at a time. Whatever ends otherwise than with its reply (a cancel, a timeout, an error of the line) leaves
-the connection *spent*: it is closed at once and never used again, since the reply may still be on its way.
+A connection serves one request at a time. A request that ends without its reply (by cancellation, a timeout or an error
+of the connection) makes the connection *spent*: it is closed at once and never used again, because the late reply would
+be taken for that of the next request.
 """
 
 from __future__ import annotations
@@ -73,20 +74,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Connection", "Dropped"]
 
-#: The payload of one reply at the most; a host splits larger ones.
+#: Largest total payload of one reply, in bytes; a host splits larger replies.
 MAX_REPLY_BYTES: Final = 1 << 34
 Dropped = tuple[int, int, Sequence[int], tuple[str, ...]]
 
 
 class Connection:
-    """A connection that was let in.
+    """An authenticated connection to a port of a host.
 
     Args:
-        control: Its stream.
-        welcome: What the host said.
-        engine: Makes the UCX connection; None: payload travels in frames only.
-        address, port: Where the host is.
-        codec, buffers: For what is read.
+        control: The control stream.
+        welcome: The host's Welcome message.
+        engine: UCX engine that creates the UCX connection; None: payload travels in frames only.
+        address: Address and port number of the host.
+        codec: Decodes values that are no tensors.
+        buffers: Pool of the buffers for payloads.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class Connection:
         codec: ObjectCodec,
         buffers: BufferPool,
     ) -> None:
-        """Watch for the stream's end."""
+        """Keep the stream, and register for its end."""
         self.welcome = welcome
         self.used_at = time.monotonic()
         self._control = control
@@ -119,11 +121,11 @@ class Connection:
         buffers: BufferPool,
         client: bytes = b"\0" * 16,
     ) -> Connection:
-        """Connect and be let in.
+        """Connect and authenticate.
 
         Raises:
-            DataPlaneUnavailable: Nobody is there, or no slot host.
-            DataPlaneBadRequest: The secret is wrong.
+            DataPlaneUnavailable: The port does not answer, or something other than a slot host does.
+            DataPlaneBadRequest: The secrets of client and host differ.
         """
         host, port = address
         control = Control()
@@ -138,15 +140,15 @@ class Connection:
             raise
         return cls(control, welcome, engine, address, codec, buffers)
 
-    # -- life
+    # -- state
 
     @property
     def spent(self) -> bool:
-        """Whether it must not be used again."""
+        """Whether the connection must not be used again."""
         return self._control.lost
 
     def spend(self) -> None:
-        """End it now; what UCX still writes stays pinned in the engine. Twice is fine."""
+        """Close the connection at once; buffers that UCX still writes stay pinned in the engine. Idempotent."""
         self._control.on_lost = lambda: None
         self._control.end()
         endpoint, self._endpoint = self._endpoint, None
@@ -162,7 +164,7 @@ class Connection:
         ) from err
 
     async def _ask(self, message: Message, kind: Any) -> Any:
-        """Send a request and return its reply; a failure that the host reports is raised, the connection is good."""
+        """Send a request and return its reply; raise an error that the host reports, without ending the connection."""
         await self._control.send(message)
         return await self._reply(kind)
 
@@ -175,7 +177,7 @@ class Connection:
         return reply
 
     async def _tied(self) -> tuple[Engine, Any]:
-        """Return the UCX connection, made when it is first needed."""
+        """Return the UCX engine and connection; the connection is created when it is first needed."""
         if self._engine is None:
             raise WireError("the payload does not fit into a frame, and this client has no UCX")
         if self._endpoint is None:
@@ -188,7 +190,7 @@ class Connection:
         return self._engine, self._endpoint
 
     async def request(self, work: Any) -> Any:
-        """Run one request (a coroutine of this connection); whatever ends it but a reply spends the connection."""
+        """Await one request (a coroutine of this connection); any end without a reply makes the connection spent."""
         try:
             result = await work
         except DataPlaneError as err:
@@ -212,7 +214,7 @@ class Connection:
     # -- requests
 
     async def read(self, host: HostRef, refs: Sequence[SlotRef]) -> ReadResult:
-        """Read rows of many slots in one request; in several where they are more than one may name."""
+        """Read rows of many slots in one request, or in several where they exceed the limits of one."""
         parts: list[Part] = []
         errors: dict[int, DataPlaneError] = {}
         shares = _cuts([ref.index for ref in refs])
@@ -242,14 +244,14 @@ class Connection:
         else:
             buffers = []
             if reply.parts:
-                engine, endpoint = await self._tied()  # may fail: before anything is allocated
+                engine, endpoint = await self._tied()  # before the buffers are allocated, because it may fail
                 buffers = [self._buffers.empty(part.size) for part in reply.parts]
                 await wait_all(post_receives(engine, endpoint, tag, buffers))
         parts = [self._part(head, data) for head, data in zip(reply.parts, buffers, strict=True)]
         return ReadResult(tuple(parts), errors)
 
     def _check(self, reply: Rows, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]) -> None:
-        """Check what is announced before anything is allocated for it."""
+        """Check the announced parts against the request, before buffers are allocated for them."""
         seen = [at for part in reply.parts for at in part.refs]
         if len(set(seen)) != len(seen) or set(seen) & set(errors) or any(at >= len(refs) for at in seen):
             raise WireError("the reply names slots twice, or slots that were not asked for")
@@ -279,14 +281,14 @@ class Connection:
         """Reserve slots.
 
         Args:
-            host: Who is asked.
-            op_id: Of the put.
-            fields: Names, in the order of the payload's columns.
-            sizes: Data bytes per row.
+            host: Host of this connection.
+            op_id: Id of the put.
+            fields: Field names, in the order of the payload's columns.
+            sizes: Data bytes of each row.
             first_row: Position of the first row in the put.
-            ttl_s: How long from now the put may still publish, in seconds.
-            wait_s: How long the host may wait for space, in seconds.
-            lane: Whether this process will copy into them itself.
+            ttl_s: Seconds from now for which the put may still publish.
+            wait_s: Seconds that the host may wait for free space.
+            lane: Whether this process will copy into the slots itself, over shared memory.
         """
         if len(sizes) > MOST_ROWS or len(fields) > MOST_FIELDS:
             msg = f"a put of {len(sizes)} rows and {len(fields)} fields; one may have {MOST_ROWS} and {MOST_FIELDS}"
@@ -338,12 +340,12 @@ class Connection:
         await self._reply(Written)
 
     async def abort(self, op_id: str, *, idle: bool) -> int:
-        """Give a put up; ``idle``: this process copies nothing of it any more. Returns how many slots stay for now."""
+        """Abort a put; ``idle``: this process copies no row of it any more. Returns how many slots stay occupied."""
         done: Done = await self.request(self._ask(Abort(op_id, idle), Done))
         return done.count
 
     async def drop(self, host: HostRef, cells: Sequence[Dropped]) -> int:
-        """End the life of rows: (slot, generation, rows, fields or none for all) each. Returns how many were found."""
+        """End the life of rows: (slot, generation, rows, fields or () for all) each. Return how many were found."""
         found = 0
         cells = [
             (slot, generation, piece, fields) for slot, generation, index, fields in cells for piece in _pieces(index)
@@ -359,13 +361,13 @@ class Connection:
         return found
 
     async def ask(self) -> dict[str, int | float | str]:
-        """Return what the host has and does; also the way to see that it answers."""
+        """Return the host's identity, its size and counters; also used to check that the host answers."""
         told: Told = await self.request(self._ask(Ask(), Told))
         return told.facts
 
 
 def _cuts(indices: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
-    """Cut what is asked of slots, rows of each, into requests that a host takes, as (first, stop)."""
+    """Split refs, given by their row indices, into requests within the host's limits; return (first, stop) pairs."""
     out: list[tuple[int, int]] = []
     first, picked = 0, 0
     for at, index in enumerate(indices):
@@ -378,7 +380,7 @@ def _cuts(indices: Sequence[Sequence[int]]) -> list[tuple[int, int]]:
 
 
 def _pieces(index: Sequence[int]) -> Iterator[Sequence[int]]:
-    """Cut a list of rows into as many as a ref may name one by one."""
+    """Split a row index into pieces of at most ``MOST_PICKED`` rows; a range stays whole."""
     if isinstance(index, range) or len(index) <= MOST_PICKED:
         yield index
         return
@@ -396,7 +398,7 @@ def _slot_rows(slot: int, generation: int, fields: int, index: Sequence[int]) ->
 
 
 def _cut(data: bytes, sizes: Sequence[int]) -> list[Bytes]:
-    """Cut bytes into writable arrays of these sizes."""
+    """Split bytes into writable arrays of these sizes."""
     if sum(sizes) != len(data):
         raise WireError(f"{len(data)} bytes came where {sum(sizes)} were announced")
     whole = np.frombuffer(bytearray(data), np.uint8)

@@ -1,4 +1,4 @@
-"""Connections of a client, kept for the next request: one user at a time, never one that is spent or too old."""
+"""A pool of a client's connections: each is used by one request at a time, and spent or idle ones are replaced."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Address = tuple[str, int]
 
 
 class Pool:
-    """Connections per port of a host.
+    """A pool of connections, by address and port.
 
-    A connection that idled for ``idle_share`` of what its host allows is replaced, quietly: that the host would close
-    it is no fault of the port. So is one that the host closed meanwhile.
+    A connection that the host closed while it was idle is replaced without an error, since the port is not at fault. A
+    connection that was idle for ``idle_share`` of the time that its host allows is replaced before the host closes it.
 
     Args:
-        engine, secret, codec, buffers: For new connections (no engine: payload travels in frames only).
-        per_port: Connections to one port at the most; further users wait.
-        idle_share: See above.
-        client: Stands for this client at hosts, 16 bytes that nobody else knows; None: drawn.
+        engine, secret, codec, buffers: Arguments of new connections; without an engine, payload travels in frames only.
+        per_port: Maximum number of connections to one port; further requests wait.
+        idle_share: Share of the host's ``idle_s`` after which an idle connection is replaced.
+        client: Id of this client at hosts, 16 bytes that no other client knows; None: drawn at random.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Pool:
         idle_share: float = 0.5,
         client: bytes | None = None,
     ) -> None:
-        """Begin without any."""
+        """Start with no connections."""
         self._client = os.urandom(16) if client is None else client
         self._engine = engine
         self._secret = secret
@@ -65,11 +65,11 @@ class Pool:
 
     @asynccontextmanager
     async def use(self, host: str, port: int) -> AsyncIterator[Connection]:
-        """Lend a connection to a port; it comes back by itself unless it is spent.
+        """Yield a connection to a port; at the end of the context it returns to the pool unless it is spent.
 
         Raises:
-            DataPlaneUnavailable: Nobody answers there.
-            DataPlaneClosed: The pool was closed, before or meanwhile.
+            DataPlaneUnavailable: The port does not answer.
+            DataPlaneClosed: The pool was closed before or during the use.
         """
         address = (host, port)
         places = self._places.setdefault(address, asyncio.Semaphore(self._per_port))
@@ -93,7 +93,7 @@ class Pool:
                     self._idle.setdefault(address, []).append(connection)
 
     def _take(self, address: Address) -> Connection | None:
-        """Return the connection that was used last, if it is still good."""
+        """Return the most recently used idle connection that is still usable, or None."""
         if self._closed:
             raise DataPlaneClosed("the client is closed")
         idle = self._idle.get(address, [])
@@ -113,12 +113,12 @@ class Pool:
         return await Connection.open(self._engine, self._secret, address, self._codec, self._buffers, self._client)
 
     def forget(self, host: str, port: int) -> None:
-        """Close what idles at a port, as when its host has another epoch."""
+        """Close the idle connections to a port, for example because its host has another epoch."""
         for connection in self._idle.pop((host, port), []):
             connection.spend()
 
     def close(self) -> None:
-        """Spend all connections, those in use too: who uses them gets an error. Twice is fine."""
+        """Close all connections; requests that use one fail with DataPlaneClosed. Idempotent."""
         self._closed = True
         for connections in [*self._idle.values(), *self._busy.values()]:
             for connection in list(connections):
@@ -127,10 +127,10 @@ class Pool:
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed: with its client, or with its event loop."""
+        """Whether the pool was closed, with its client or with its event loop."""
         return self._closed
 
     @property
     def idle(self) -> int:
-        """Connections that wait for a user."""
+        """Number of idle connections."""
         return sum(map(len, self._idle.values()))

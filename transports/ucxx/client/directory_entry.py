@@ -1,4 +1,4 @@
-"""A slot host as the directory in Valkey knows it."""
+"""The entry of a slot host in the Valkey directory: its registration and heartbeats."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ __all__ = ["HostEntry"]
 
 R = TypeVar("R")
 
-#: How long the directory may take to answer a host. A paused one would hold up heartbeats for ever.
+#: Seconds that the directory may take to answer a host; without a limit a paused one would block heartbeats for ever.
 ANSWER_S: Final = 5.0
-#: What no second try cures: a password that is wrong, an account that may not do what a host has to.
+#: Errors that are not retried: the password is wrong, or the account lacks a right that a host needs.
 _REFUSALS: Final = (AuthenticationError, AuthorizationError, NoPermissionError)
 
 
 class HostEntry:
-    """The directory as a host sees it; a :class:`~.host_directory.HostDirectory`.
+    """Implements :class:`~asyncdp.transports.ucxx.host.registration.HostDirectory` on the Valkey directory.
 
     Args:
-        directory: A client of it.
+        directory: Client of the directory; whoever created it closes it.
     """
 
     def __init__(self, directory: Directory) -> None:
-        """Hold the client; whoever made it closes it."""
+        """Keep the client."""
         self._directory = directory
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return an epoch that no former life of this host has had.
+        """Return an epoch that no previous incarnation of this host has had.
 
         Raises:
-            DataPlaneUnavailable: A host of this name lives: it greets whoever connects to where it says it is.
+            DataPlaneUnavailable: A host of this name is running: it answers at its registered address.
         """
         for info in await _typed(self._directory.hosts()):
             if info.id == host_id and info.alive and await greets(info.address, info.ports[:1]):
@@ -52,32 +52,32 @@ class HostEntry:
         return await _typed(self._directory.next_epoch(host_id))
 
     async def beat(self, report: HostReport) -> float:
-        """Say that the host lives; returns unix seconds by the directory's clock."""
+        """Register the host or renew its heartbeat; return unix seconds by the directory's clock."""
         told = asdict(report)
         supervised = told.pop("supervised")
         return await _typed(self._directory.beat(HostInfo(**told, extra={"supervised": True} if supervised else {})))
 
     async def leave(self, host_id: str, epoch: int) -> None:
-        """Strike the host off."""
+        """Remove the host's registration."""
         await _typed(self._directory.leave(host_id, epoch))
 
     async def live(self, host_id: str, epoch: int) -> Mapping[tuple[int, int], Collection[int]]:
-        """Return which rows of which (slot, generation) are somebody's content."""
+        """Return the rows that are published and not cleared, by (slot, generation)."""
         partitions = await _typed(self._directory.list_partitions())
         names = [partition.partition_id for partition in partitions]
         return await _typed(self._directory.cells_of(host_id, epoch, names), timeout_s=None)
 
     async def shared_secret(self) -> str | None:
-        """Return what clients have to know, where the directory tells it."""
+        """Return the shared secret where the directory stores one, else None."""
         return await _typed(self._directory.shared_secret())
 
     async def reap(self) -> tuple[str, ...]:
-        """Strike off the hosts that have been silent for too long; return their names."""
+        """Remove the registrations of hosts without a heartbeat for too long; return their names."""
         return await _typed(self._directory.reap())
 
 
 async def _typed(answer: Awaitable[R], timeout_s: float | None = ANSWER_S) -> R:
-    """Give what the connection raises its place among the plane's errors."""
+    """Await a request to the directory; turn errors of the connection into DataPlaneErrors."""
     try:
         async with asyncio.timeout(timeout_s):
             return await answer

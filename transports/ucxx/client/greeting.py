@@ -1,4 +1,4 @@
-"""Whether a slot host answers: it greets whoever connects to one of its ports, before anything is proved."""
+"""Check whether a slot host answers: its ports send a greeting to every connection, before authentication."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 __all__ = ["greets"]
 
-#: How long a host may take to greet, all ports together, in seconds; one that lives does it at once.
+#: Seconds that a host may take to send its greeting, all ports together; a running host sends it at once.
 GREETING_S: Final = 1.0
 
 
 async def greets(address: str, ports: Sequence[int]) -> bool:
-    """Whether a slot host answers at one of these ports."""
+    """Return whether a slot host answers at one of these ports."""
     try:
         async with asyncio.timeout(GREETING_S):
             for port in ports:

@@ -1,4 +1,4 @@
-"""How a client reaches slots: over the shared-memory lane where the host's arena can be mapped, else over the wire."""
+"""Requests to slot hosts: over the shared-memory lane where the host's arena can be mapped, else over the network."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
 
 __all__ = ["HostClient", "Route"]
 
-#: Processors that keep stores in order and loads in order. The lane relies on it: elsewhere a reader could take the end
-#: of a copy for older than it is, so there payload goes over the wire.
+#: Processor architectures that keep stores in order and loads in order. The lane's checks before and after a copy rely
+#: on it; on others payload goes over the network.
 _ORDERED: Final = frozenset({"x86_64", "AMD64", "i686", "i386"})
-#: By host and epoch; None: it cannot be mapped.
+#: Lanes by host id and epoch; None: the arena cannot be mapped.
 Lanes = dict[tuple[str, int], Lane | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Where a host is.
+    """The network address of a host, and its shared memory.
 
     Attributes:
-        address: Where its ports listen.
-        boot_id, arena: Its machine and its segment, as it published them.
+        address: Address that its ports listen at.
+        boot_id, arena: Boot id of its machine and name of its shared-memory segment, as the host registered them.
     """
 
     address: str
@@ -51,27 +51,28 @@ class HostClient:
     """Reads, reserves and writes slots of any host.
 
     Args:
-        pool: Connections.
-        codec, buffers: For what is read on the lane.
-        lane: Whether to use the lane where it can be had.
-        lanes: Those that are mapped already, by host and epoch: they belong to no event loop.
+        pool: Pool of connections.
+        codec, buffers: Codec and buffer pool for reads over the lane.
+        lane: Whether to use the lane where it is available.
+        lanes: Lanes that are mapped already, by host and epoch; they do not depend on an event loop.
     """
 
     def __init__(
         self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True, lanes: Lanes | None = None
     ) -> None:
-        """Begin with the lanes that there are."""
+        """Start with ``lanes``, and without requests."""
         self._pool = pool
         self._codec = codec
         self._buffers = buffers
         self._lanes: Lanes = {} if lanes is None else lanes
         self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
-        #: op_ids whose copies on the lane are under way, and slots that were granted for the lane.
+        #: Number of running lane copies, by op_id.
         self._copying: dict[str, int] = {}
+        #: Op_ids of the slots granted for the lane, by (host id, epoch, slot, generation).
         self._granted: dict[tuple[str, int, int, int], str] = {}
 
     def lane_of(self, host: HostRef, route: Route) -> Lane | None:
-        """Return the lane to a host: where its machine is this one, by boot id, and its arena can be mapped."""
+        """Return the lane to a host; None where the host is on another machine or its arena cannot be mapped."""
         key = (host.id, host.epoch)
         if key in self._lanes:
             lane = self._lanes[key]
@@ -89,7 +90,7 @@ class HostClient:
         return lane
 
     def _let_go(self) -> None:
-        """Unmap arenas of lives that are over: their memory is only free when nobody maps it."""
+        """Unmap arenas of ended incarnations: their memory is freed only when no process maps it."""
         for key, lane in list(self._lanes.items()):
             if lane is not None and not lane.usable:
                 del self._lanes[key]
@@ -106,7 +107,7 @@ class HostClient:
             yield connection
 
     async def read(self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
-        """Read rows of slots."""
+        """Read rows of slots, over the lane or through ``port`` (None: the host's first port)."""
         lane = self.lane_of(host, route)
         if lane is not None:
             return await lane.read(refs)
@@ -129,19 +130,19 @@ class HostClient:
         """Reserve slots for rows of a put; the same op_id gets the same slots again.
 
         Args:
-            host: Who has them.
-            route: Where that is.
-            op_id: Of the put.
-            fields: Names of its fields, in the order of the block that will be written.
-            sizes: Data bytes per row.
+            host: Host that reserves the slots.
+            route: Route to that host.
+            op_id: Id of the put.
+            fields: Field names, in the order of the block that will be written.
+            sizes: Data bytes of each row.
             first_row: Position of the first row in the put.
-            ttl_s: How long from now the put may still publish, in seconds.
-            wait_s: How long a full host may wait for space (where its ``on_full`` says so), in seconds; well below an
-                attempt's timeout, so that a full host is DataPlaneNotReady and no port is blamed.
-            port: Which door.
+            ttl_s: Seconds from now for which the put may still publish.
+            wait_s: Seconds that a full host may wait for free space (where its ``on_full`` is ``wait``); well below the
+                timeout of an attempt, so that a full host is DataPlaneNotReady and no port is blamed.
+            port: Port number to use; None: the host's first port.
 
         Returns:
-            A ref per slot; ``rows`` count from ``first_row`` up.
+            One ref per slot; their ``rows`` count from ``first_row`` upwards.
         """
         lane = self.lane_of(host, route) is not None
         async with self._use(host, route, port) as connection:
@@ -186,28 +187,28 @@ class HostClient:
             self._granted.pop(name, None)
 
     async def abort(self, host: HostRef, route: Route, op_id: str, port: int | None = None) -> int:
-        """Give a put up; returns how many of its slots stay occupied for now."""
+        """Abort a put; return how many of its slots stay occupied for now."""
         async with self._use(host, route, port) as connection:
             idle = op_id not in self._copying
             left = await connection.abort(op_id, idle=idle)
-            if left and not idle and op_id not in self._copying:  # the copy ended while the host was being told
+            if left and not idle and op_id not in self._copying:  # the copy ended during the request
                 left = await connection.abort(op_id, idle=True)
         for name in [name for name, op in self._granted.items() if op == op_id and name[0] == host.id]:
             del self._granted[name]
         return left
 
     async def drop(self, host: HostRef, route: Route, cells: Sequence[Dropped], port: int | None = None) -> int:
-        """End the life of rows; returns once the host did it."""
+        """End the life of rows; return how many were found, once the host has done it."""
         async with self._use(host, route, port) as connection:
             return await connection.drop(host, cells)
 
     async def ask(self, host: HostRef, route: Route, port: int | None = None) -> Mapping[str, int | float | str]:
-        """Return what a host has and does."""
+        """Return a host's identity, its size and counters."""
         async with self._use(host, route, port) as connection:
             return await connection.ask()
 
     async def close(self) -> None:
-        """Unmap all arenas and close the connections. Twice is fine."""
+        """Unmap all arenas and close the connections. Idempotent."""
         self._pool.close()
         self._lanes.clear()
         await asyncio.sleep(0)

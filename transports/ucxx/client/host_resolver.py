@@ -1,4 +1,4 @@
-"""What a client has on its event loop to reach slot hosts: connections, lanes, UCX, and where each host is."""
+"""Resolution of slot hosts to addresses, and the connections, lanes and UCX engine of a client on its event loop."""
 
 from __future__ import annotations
 
@@ -33,34 +33,34 @@ if TYPE_CHECKING:
 __all__ = ["HostResolver", "Place"]
 
 
-#: How long the directory may take to answer a probe, in seconds.
+#: Seconds that the directory may take to answer a probe.
 DIRECTORY_S: Final = 1.0
 
 
 class Place:
-    """Where a host is now, and which of its ports to take.
+    """The current route to a host, and its current ports.
 
     Args:
-        info: What the host last said of itself.
+        info: The host's entry in the directory.
     """
 
     __slots__ = ("info", "route")
 
     def __init__(self, info: HostInfo) -> None:
-        """Hold it."""
+        """Derive the route from the entry."""
         self.info = info
         self.route = Route(info.address, info.boot_id, info.arena)
 
     def port(self, chosen: int | None) -> int | None:
-        """Return the port chosen; where the host has others since it was started again, the one in its place."""
+        """Return the chosen port, or a current one in its place where the host has other ports since a restart."""
         ports = self.info.ports
         return chosen if chosen is None or chosen in ports or not ports else ports[chosen % len(ports)]
 
 
 class _EngineOnDemand:
-    """Makes the engine when it is first used: where the lane serves everything, UCX is never loaded."""
+    """Creates the UCX engine when it is first used, so UCX is not loaded where the lane serves all requests."""
 
-    next_tag = staticmethod(Engine.next_tag)  # of each request; what fits into a frame needs no UCX
+    next_tag = staticmethod(Engine.next_tag)  # every request draws one, also where it needs no UCX
 
     def __init__(self, devices: str | None) -> None:
         self._devices = devices
@@ -73,19 +73,19 @@ class _EngineOnDemand:
 
 
 class HostResolver:
-    """Finds and reaches slot hosts, from the running event loop.
+    """Resolves slot hosts by the directory and connects to them on the running event loop.
 
     A client may be used from one loop after another: connections end with their loop, lanes stay.
 
     Args:
-        directory: Knows where hosts are.
-        settings: See there.
-        secret: What hosts want to know; none: it is asked of the directory.
-        codec: Of values that are no tensors.
+        directory: Directory that hosts register with.
+        settings: Configuration of the transport.
+        secret: Shared secret of the hosts; where it is empty, the directory is asked for one.
+        codec: Codec of values that are no tensors.
     """
 
     def __init__(self, directory: Directory, settings: UcxxSettings, secret: Secret, codec: ObjectCodec) -> None:
-        """Reach nothing yet."""
+        """Start with no known hosts and no connections."""
         self._directory = directory
         self._settings = settings
         self._secret = secret
@@ -105,10 +105,10 @@ class HostResolver:
 
     @property
     def host_client(self) -> HostClient:
-        """The way to slots from the running loop; to be asked for after :meth:`find`, which may learn the secret.
+        """Client for requests from the running loop; to be used after :meth:`find`, which may fetch the secret.
 
         Raises:
-            DataPlaneUnsupported: It is not asyncio's.
+            DataPlaneUnsupported: The running loop is not asyncio's.
             DataPlaneClosed: The client was closed.
         """
         loop = running_loop()
@@ -135,7 +135,7 @@ class HostResolver:
         return self._host_client
 
     def _leave(self) -> None:
-        """Close what a loop before left open: it was closed without its end, or another one runs meanwhile."""
+        """Close the connections of the previous loop, which was closed without cleanup or is not the running one."""
         pool, engine, loop = self._pool, self._engine, self._loop
         self._host_client = self._pool = self._engine = self._loop = self._end = None
         if pool is None or loop is None:
@@ -146,12 +146,12 @@ class HostResolver:
             loop.call_soon_threadsafe(_end_now, pool, engine)
 
     async def find(self, host: HostRef) -> Place | None:
-        """Return where a host is; None where it is not registered.
+        """Return the place of a host; None where it is not registered.
 
         Raises:
-            StaleSlotError: Another life of it has begun: what its slots held is gone.
+            StaleSlotError: A newer incarnation of the host is registered, so the contents of its slots are lost.
         """
-        if not self._asked:  # whoever told where hosts are, a ping for one, did not ask for it
+        if not self._asked:  # hosts may be known (by a ping, for example) before the secret is
             shared = await self._directory.shared_secret()
             self._asked = True
             if shared is not None:
@@ -166,11 +166,11 @@ class HostResolver:
         return place
 
     async def answers(self, host_id: str | None) -> bool:
-        """Whether a host, or the directory, answers again; False where it does not and is not known to come back.
+        """Return whether a host answers again, or with None the directory; False where no restart is expected.
 
         Raises:
-            DataPlaneUnavailable: A host does not answer yet.
-            RedisError, OSError: The directory does not, and is known to come back.
+            DataPlaneUnavailable: The host does not answer yet, and a restart is expected.
+            RedisError, OSError: The directory does not answer yet, and a restart is expected.
         """
         try:
             async with asyncio.timeout(DIRECTORY_S):
@@ -192,17 +192,17 @@ class HostResolver:
         return False
 
     def know(self, hosts: tuple[HostInfo, ...]) -> None:
-        """Take what the directory says of hosts."""
+        """Replace the known places by the directory's current entries."""
         self._places = {(info.id, info.epoch): Place(info) for info in hosts}
 
     def forget(self, host: HostRef) -> None:
-        """Ask the directory anew where a host is: it did not answer, and may have other ports by now."""
+        """Drop the cached place of a host that did not answer; it may have other ports by now."""
         self._places.pop((host.id, host.epoch), None)
 
     async def moved(self, host: HostRef, before: Place) -> Place | None:
-        """Return where a host is by now, at whose door somebody else answers; None where it is nowhere else.
+        """Return the new place of a host at whose port another host answers; None where its place is unchanged.
 
-        A host that was killed and adopted its arena again may have other ports, and another host those that it had.
+        A host that was killed and adopted its arena may have new ports, and another host may have its old ones.
         """
         self.forget(host)
         try:
@@ -214,7 +214,7 @@ class HostResolver:
         return place
 
     async def close(self) -> None:
-        """Close everything; what belongs to another loop as far as that is possible from here. Twice is fine."""
+        """Close all connections, those of another loop as far as that is possible from here. Idempotent."""
         self._closed = True
         end = self._end
         if end is not None and self._loop is asyncio.get_running_loop():
@@ -225,27 +225,27 @@ class HostResolver:
         self._buffers.clear()
 
     def after_fork(self) -> None:
-        """Let the parent's arenas go: their memory is only free when nobody maps it."""
+        """Unmap the parent's arenas in the child: their memory is freed only when no process maps it."""
         self._lanes.clear()
 
 
 async def _end(pool: Pool, engine: _EngineOnDemand | None) -> None:
-    """Close what belongs to the running loop."""
+    """Close the pool and the engine on their running loop."""
     pool.close()
     if engine is not None and engine.made is not None:
         await engine.made.close()
-    await asyncio.sleep(0)  # asyncio closes the sockets
+    await asyncio.sleep(0)  # one iteration of the loop, in which asyncio closes the sockets
 
 
 def _end_now(pool: Pool, engine: _EngineOnDemand | None) -> None:
-    """Close it without the loop."""
+    """Close the pool and the engine without their loop."""
     pool.close()
     if engine is not None and engine.made is not None:
         engine.made.end()
 
 
 def on_asyncio() -> bool:
-    """Whether the running loop is asyncio's."""
+    """Return whether the running loop is asyncio's."""
     try:
         running_loop()
     except DataPlaneUnsupported:
@@ -257,7 +257,7 @@ def running_loop() -> asyncio.AbstractEventLoop:
     """Return the running loop.
 
     Raises:
-        DataPlaneUnsupported: It is not asyncio's.
+        DataPlaneUnsupported: The running loop is not asyncio's.
     """
     try:
         return asyncio.get_running_loop()

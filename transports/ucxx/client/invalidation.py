@@ -1,4 +1,4 @@
-"""Telling slot hosts which rows are nobody's content any more."""
+"""Invalidation: tell slot hosts which rows were cleared or replaced."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ if TYPE_CHECKING:
 
 __all__ = ["Invalidator"]
 
-#: How long one port may take to hear of it before another is tried, in seconds. A living host needs milliseconds.
+#: Seconds that one port may take before another is tried; a running host needs milliseconds.
 PORT_S: Final = 1.0
-#: Deaths that are remembered at the most for a host that could not be told; the rest is left to its reconciliation.
+#: Most undelivered invalidations kept per host; older ones are left to the host's own reconciliation.
 MOST_UNTOLD: Final = 10_000
 
 
 class Invalidator:
-    """Brings the news of dead rows to the hosts that hold them.
+    """Delivers invalidations of dead rows to the hosts that hold them.
 
-    A clear, or a put that replaces, returns only after the hosts changed their rows' live words: from then on no
-    reader, however old its reference, gets the old bytes. A host that is dead cannot serve them and learns by its own
-    reconciliation. What a cancel or a fault kept from a host is told with the next news.
+    A clear, or a put that replaces rows, returns only after the hosts have marked the old rows as dead. From then on no
+    reader, however old its reference, gets the old bytes. A host that is down cannot serve them, and frees them in its
+    own reconciliation. Invalidations that a cancellation or a fault kept from a host are sent with the next ones.
 
     Args:
-        resolver: The way to hosts.
+        resolver: Resolves and connects to the hosts.
     """
 
     def __init__(self, resolver: HostResolver) -> None:
-        """Nobody died yet."""
+        """Start with no undelivered invalidations."""
         self._resolver = resolver
         self._untold: dict[HostRef, list[DeadCells]] = {}
 
     async def tell(self, cells: Sequence[DeadCells], ctx: CallContext) -> None:
-        """Return when each host that lives did it.
+        """Send the invalidations and return once every running host has applied them.
 
         Raises:
-            DataPlaneUnavailable: A host that seems to live did not answer; the mutation itself has happened.
+            DataPlaneUnavailable: A host that seems to be running did not answer; the mutation itself has happened.
         """
         if not cells and not self._untold:
             return
@@ -73,7 +73,7 @@ class Invalidator:
             self._keep(news)
 
     def _keep(self, news: dict[HostRef, list[DeadCells]]) -> None:
-        """Write down what could not be told."""
+        """Keep the undelivered invalidations for the next call."""
         for host, cells in news.items():
             kept = self._untold.setdefault(host, [])
             kept += cells
@@ -84,7 +84,7 @@ class Invalidator:
             place = await self._resolver.find(host)
         except StaleSlotError:
             return
-        if place is None:  # struck off: nobody is there to serve those slots
+        if place is None:  # not registered any more: no process serves those slots
             return
         await self._tell_at(host, place, cells)
 
@@ -96,7 +96,7 @@ class Invalidator:
             try:
                 async with asyncio.timeout(PORT_S):
                     await self._resolver.host_client.drop(host, place.route, news, port)
-            except StaleSlotError:  # another host answers there, or another life of this one
+            except StaleSlotError:  # another host answers there, or another incarnation of this one
                 moved = await self._resolver.moved(host, place)
                 if moved is not None:
                     await self._tell_at(host, moved, cells)
@@ -115,7 +115,7 @@ class Invalidator:
             raise problem
 
     async def _may_serve(self, host: HostRef, before: Place, *, refused: bool) -> bool:
-        """Whether a host that could not be told may still serve: it lives, or was just started anew elsewhere."""
+        """Return whether a host that did not get its invalidations may still serve, perhaps on other ports by now."""
         try:
             place = await self._resolver.find(host)
         except StaleSlotError:

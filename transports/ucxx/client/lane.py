@@ -1,9 +1,9 @@
-"""The shared-memory lane: a process on the host's own machine reads and writes its arena without asking it.
+"""The shared-memory lane: a process on the host's machine reads and writes the host's arena without requests to it.
 
-A reader copies out and checks before and after that each slot still holds its generation and each row still lives; what
-changed in between is StaleSlotError, never another sample's bytes. A writer copies into slots that the host reserved
-for it and says in the header when it is done; the host uses a slot for something else only after that, or after the
-writer's death, so that a writer that was paused for hours still hurts nobody.
+A reader checks before and after its copy that each slot still holds its generation and that each row is still live; a
+change in between is StaleSlotError, never another sample's bytes. A writer copies into slots that the host reserved for
+it and records its end in the slot's header. The host reuses such a slot only after that, or after the writer's death,
+so even a writer that was paused for hours never overwrites other rows.
 """
 
 from __future__ import annotations
@@ -45,25 +45,25 @@ if TYPE_CHECKING:
 
 __all__ = ["Lane"]
 
-#: Heads up to this many bytes are remembered during a read: those of a few columns whose rows do not differ in length.
+#: Heads of payloads up to this many bytes are cached during a read: those of a few columns with rows of equal length.
 _HEAD: Final = 256
 _STATE_BITS: Final = np.uint64(8)
 _OUTCOME_BITS: Final = np.uint64(2)
-#: Layouts by the length of their heads and by these.
+#: Layouts by the length of the payload's head, and by the head itself.
 Heads = dict[int, dict[bytes, Layout]]
 
 
 class Lane:
-    """One arena, mapped by a client.
+    """Reads and writes one arena that a client has mapped.
 
     Args:
-        arena: Attached, not owned.
-        buffers: Where results go.
-        codec: Decodes objects of results.
+        arena: The host's arena, attached and not owned.
+        buffers: Pool of the buffers for results.
+        codec: Decodes values that are no tensors.
     """
 
     def __init__(self, arena: Arena, buffers: BufferPool, codec: ObjectCodec) -> None:
-        """Hold them."""
+        """Keep the arena, and view its slot headers as an array."""
         self.arena = arena
         self._buffers = buffers
         self._codec = codec
@@ -72,13 +72,13 @@ class Lane:
 
     @property
     def usable(self) -> bool:
-        """False once the host removed the arena, or another life of it began."""
+        """Whether the arena is still in use; False once its host or a newer incarnation of it removed it."""
         return not self.arena.given_up
 
     # -- reading
 
     async def read(self, refs: Sequence[SlotRef]) -> ReadResult:
-        """Copy rows out of slots; an error per ref that could not be read, as from the host itself."""
+        """Copy rows out of slots; return an error for each ref that could not be read, as the host itself would."""
         errors: dict[int, DataPlaneError] = {}
         foreign = [at for at, ref in enumerate(refs) if not self._known(ref)]
         for at in foreign:
@@ -110,7 +110,7 @@ class Lane:
         return ref.host.epoch == self.arena.epoch and 0 <= ref.slot < self.arena.units
 
     def _look(self, ref: SlotRef, heads: Heads) -> Payload:
-        """See where the rows of a slot lie. Slots of one shape begin with the same bytes: ``heads`` remembers those."""
+        """Return a slot's payload with its layout, cached in ``heads``: slots of one shape begin with equal bytes."""
         data = self.arena.data[self.arena.payload_at(ref.slot) :]
         head = data[:_HEAD].tobytes()
         for size, known in heads.items():
@@ -125,7 +125,7 @@ class Lane:
     def _part(
         self, gather: Gather, copied: Payload, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]
     ) -> Part | None:
-        """Check after the copy; what is stale by now goes."""
+        """Check the slots after the copy and return the part without refs that became stale; None if all did."""
         numbers = [pick.ref for pick in gather.picks]
         self._check(refs, numbers, errors)
         block = block_of(copied, self._codec)
@@ -140,9 +140,9 @@ class Lane:
         return Part(tuple(numbers), block, sizes, copied.schema())
 
     def _check(self, refs: Sequence[SlotRef], numbers: Sequence[int], errors: dict[int, DataPlaneError]) -> None:
-        """Note each ref whose slot does not hold its generation, or whose rows are nobody's content.
+        """Add an error for each ref whose slot does not hold its generation, or of which a row is dead.
 
-        Rows are looked at before the state: a slot that is used again first stops being READY.
+        Rows are checked before the state, because a slot that is reused first stops being READY.
         """
         if self.arena.given_up:
             errors.update({at: _stale(refs[at]) for at in numbers})
@@ -158,7 +158,7 @@ class Lane:
         generations = np.asarray([refs[at].generation for at in numbers], np.uint64)
         state = self._table[slots, STATE]
         good = state == generations << _STATE_BITS | np.uint64(State.READY)
-        if not good.all():  # what a lane wrote is good before the host has taken note of it
+        if not good.all():  # a finished lane write is valid before the host has made the slot READY
             written = self._table[slots, DONE] == generations << _OUTCOME_BITS | np.uint64(Outcome.WRITTEN)
             good |= written & (state == generations << _STATE_BITS | np.uint64(State.WRITING))
         for place in (~good).nonzero()[0].tolist():
@@ -167,20 +167,20 @@ class Lane:
                 errors[numbers[place]] = problem
 
     def _state_problem(self, ref: SlotRef) -> DataPlaneError | None:
-        """Why a slot does not hold a finished payload of this generation, or None."""
+        """Return why a slot does not hold a finished payload of this generation, or None where it does."""
         arena = self.arena
         state, generation = read_state(arena, ref.slot)
         if generation != ref.generation or state not in (State.READY, State.WRITING):
             return _stale(ref)
         if state is State.READY or read_outcome(arena, ref.slot, generation) is Outcome.WRITTEN:
             return None
-        # It may have become READY between the two looks.
+        # It may have become READY between the two reads.
         if read_state(arena, ref.slot) == (State.READY, ref.generation):
             return None
         return DataPlaneNotReady(f"slot {ref.slot} is still being written", host=ref.host.id, retry_after_s=0.01)
 
     def _live(self, ref: SlotRef) -> bool:
-        """Whether all rows and fields of a ref are somebody's content."""
+        """Return whether all rows and fields of a ref are live."""
         header = Header.read(self.arena, ref.slot, ref.generation)
         if header is None or live_at(self.arena, ref.slot, header.capacity) > self.arena.nbytes:
             return False
@@ -199,11 +199,11 @@ class Lane:
     async def write(self, refs: Sequence[SlotRef], block: Block) -> None:
         """Copy rows into slots that were reserved for this process; ``block`` holds the rows of all refs in order.
 
-        Cut off, it leaves them reserved: the write may be tried again, or its put given up. Tried again after it was
-        done, it does nothing.
+        A write that is cut off leaves the slots reserved, so it may be retried, or its put aborted. A retry of a
+        finished write does nothing.
 
         Raises:
-            DataPlaneWriteError: A slot is not reserved for this any more; nothing of the put may be published.
+            DataPlaneWriteError: A slot is not reserved for this write any more; the put must not be published.
         """
         if sum(len(ref.rows) for ref in refs) != block.n:
             raise DataPlaneWriteError(f"{block.n} rows do not fit the slots that were reserved for them")
@@ -236,9 +236,9 @@ class Lane:
                 raise DataPlaneWriteError("this write was given up while it was under way", host=ref.host.id)
 
     def _mine(self, ref: SlotRef, state: State) -> bool:
-        """Whether a slot is in this state and generation; where the put was given up its word is still the writer's.
+        """Return whether a slot is in this state and generation, and is written by this process.
 
-        Never in a child that was forked in mid-copy: the slot is its parent's, which still writes.
+        It is False in a child that was forked during a copy, because the parent still writes the slot.
         """
         if self._pid != os.getpid():
             return False

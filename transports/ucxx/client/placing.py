@@ -1,4 +1,4 @@
-"""Which slot host gets the next put. No I/O; time and the random source are handed in."""
+"""Placement: which slot host gets the next put. The code does no I/O; time and randomness are arguments."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Placing", "RandomSource"]
 
-#: Hosts whose arenas are used within the same eighth count as equal and take turns: heartbeats are a second apart, and
-#: clients that all ran to the least used one would flood it between two of them.
+#: Steps of arena use; hosts within the same eighth count as equal and are used in rotation. Heartbeats are a second
+#: apart, and between two of them all clients would otherwise overload the least used host.
 USE_STEPS: Final = 8
-#: A host of which less is free is left for others, near or not: a put there would wait for space.
+#: Least free share of an arena; a host with less comes after all others, because a put there would wait for space.
 LEAST_FREE: Final = 1 / 32
-#: So long a host that said it was full comes last, in seconds: as long as its heartbeats may not yet tell of it.
+#: Seconds for which a host is deprioritised after it reported full. Heartbeats lag by up to one second, so its
+#: advertised free space may be wrong until then.
 FULL_S: Final = 1.0
 
 
 class RandomSource(Protocol):
-    """What is asked of ``random.Random``."""
+    """The part of ``random.Random`` that placement needs."""
 
     def random(self) -> float:
         """Return a number from 0 up to 1."""
@@ -30,13 +31,13 @@ class RandomSource(Protocol):
 
 @dataclass(slots=True)
 class _Seen:
-    """What this client knows of a host beside its latest heartbeat.
+    """What this client knows of a host in addition to its latest heartbeat.
 
     Attributes:
-        turns: Puts that it got; begins at a random part of one, so that clients do not all begin with the same host.
-        age_s, load: The heartbeat.
-        nbytes: What this client reserved since.
-        full_until: When it may be asked again for space.
+        turns: Number of puts that it got, plus a random fraction, so that clients do not all start with the same host.
+        age_s, load: Age in seconds and load in bytes of the latest heartbeat.
+        nbytes: Bytes that this client has reserved since that heartbeat.
+        full_until: Monotonic time until which the host comes last, because it reported full.
     """
 
     turns: float
@@ -47,20 +48,20 @@ class _Seen:
 
 
 class Placing:
-    """Orders hosts for puts: those with space, near ones, less used ones; equals take turns."""
+    """Orders hosts for puts: first those with space, then those on this machine, then less used ones, in rotation."""
 
     def __init__(self) -> None:
-        """Nobody has had a turn."""
+        """Start with no knowledge of hosts."""
         self._seen: dict[str, _Seen] = {}
 
     def order(self, hosts: Sequence[HostInfo], boot_id: str, now: float, rng: RandomSource) -> list[HostInfo]:
-        """Order hosts, the best first; it is taken to get the put.
+        """Order hosts, the best first, and count a put for that one.
 
         Args:
-            hosts: As of their latest heartbeats.
-            boot_id: Of this machine.
-            now: Monotonic seconds.
-            rng: Makes clients begin with different hosts.
+            hosts: Hosts as of their latest heartbeats.
+            boot_id: Boot id of this machine.
+            now: Monotonic time, in seconds.
+            rng: Random source; makes clients start with different hosts.
         """
         self._seen = {host.id: self._heard(host, rng) for host in hosts}
 
@@ -79,22 +80,22 @@ class Placing:
     def _heard(self, host: HostInfo, rng: RandomSource) -> _Seen:
         seen = self._seen.get(host.id)
         if seen is None:
-            # A host that is new begins where the others are: it must not get every put until it has as many.
+            # A new host starts with the least count of the others; else it would get every put until it has as many.
             least = min((int(known.turns) for known in self._seen.values()), default=0)
             return _Seen(least + rng.random(), host.age_s, host.load)
-        if host.age_s < seen.age_s or host.load != seen.load:  # a heartbeat came, which counts what was put
+        if host.age_s < seen.age_s or host.load != seen.load:  # a new heartbeat, which includes what was put
             seen.nbytes = 0
         seen.age_s, seen.load = host.age_s, host.load
         return seen
 
     def reserved(self, host_id: str, nbytes: int) -> None:
-        """Note what a host granted to this client; its next heartbeat will count it."""
+        """Add bytes that a host granted to this client; the host's next heartbeat will include them."""
         seen = self._seen.get(host_id)
         if seen is not None:
             seen.nbytes += nbytes
 
     def full(self, host_id: str, now: float) -> None:
-        """Note that a host had no space for this client."""
+        """Deprioritise a host for ``FULL_S`` seconds from ``now``, because it reported full."""
         seen = self._seen.get(host_id)
         if seen is not None:
             seen.full_until = now + FULL_S

@@ -1,4 +1,4 @@
-"""The half of the transport that moves rows: where they may go, where they are, in and out of slots."""
+"""The slot calls of the transport: locate and place rows, and move them into and out of slots."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["SlotCalls", "op_of"]
 
 R = TypeVar("R")
 
-#: A full host may keep a put waiting for this share of what is left of its call, and this many seconds at the most.
+#: Limits of the time that a full host may keep a put waiting: a share of the call's remaining time, and seconds.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
-#: Giving space back may take this share of what is left of a call, and this many seconds at the most: it is owed by an
-#: earlier call, and a host that is paused must not cost this one its time.
+#: Limits of the time for an Abort: a share of the call's remaining time, and seconds. It belongs to an earlier call, so
+#: a paused host must not take up the time of this one.
 ABORT_SHARE: Final = 0.2
 ABORT_S: Final = 1.0
 
 
 def op_of(ctx: CallContext) -> Op:
-    """Name the user's call to the directory."""
+    """Return the operation id and remaining time by which the directory identifies the user's call."""
     return Op(ctx.op_id, ctx.remaining())
 
 
 class SlotCalls(Service):
-    """Serves slot calls; what it holds is made by the transport."""
+    """Handles slot calls; the transport, its subclass, creates the attributes."""
 
     _owner: str
     _checksum: bool
@@ -66,7 +66,7 @@ class SlotCalls(Service):
                 (host.id for host in await self._directory.hosts() if host.supervised and not host.alive), None
             )
             msg = "no slot host is registered that takes rows"
-            told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # it will be back: see Probe
+            told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # Probe waits for it
             raise DataPlaneUnavailable(msg, partition_id=call.partition_id, **told)
         return s.Placement(((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
 
@@ -80,9 +80,10 @@ class SlotCalls(Service):
         return place
 
     async def _at(self, host: s.HostRef, port: int | None, work: Callable[[Place, int | None], Awaitable[R]]) -> R:
-        """Do something at a host, and where another life or another host answers, once more where it is by now.
+        """Run a request at a host; where another host or incarnation answers, retry once at the host's new place.
 
-        If nobody answers, ask where it is before it is asked again: it may have been started anew.
+        Where no host answers, drop the cached place, so that the next request resolves the host again: it may have
+        been restarted.
         """
         place = await self._find(host, port)
         try:
@@ -155,7 +156,7 @@ class SlotCalls(Service):
             await self._resolver.host_client.abort(call.host, place.route, call.op_id, port)
 
         try:
-            if await self._resolver.find(call.host) is None:  # its own limits free what was reserved there
+            if await self._resolver.find(call.host) is None:  # an unregistered host frees expired reservations
                 return
             async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
                 await self._at(call.host, call.port, abort)
@@ -169,7 +170,7 @@ class SlotCalls(Service):
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
         left_s = ctx.remaining()
-        if call.refs and ctx.began:  # later its slots may be another's, and the directory refuses to name them
+        if call.refs and ctx.began:  # later the host may have reused the slots, so the directory refuses the put
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
         done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
         await self._invalidator.tell(done.dead, ctx)
@@ -177,7 +178,7 @@ class SlotCalls(Service):
 
 
 def _refuse_unwritable(name: str) -> None:
-    """Refuse a field name that payloads, which are UTF-8, cannot hold."""
+    """Refuse a field name that cannot be encoded as UTF-8, which payloads need."""
     try:
         name.encode()
     except UnicodeEncodeError as err:
@@ -185,5 +186,5 @@ def _refuse_unwritable(name: str) -> None:
 
 
 def _replaced(host: s.HostRef, err: StaleSlotError) -> DataPlaneUnavailable:
-    """Make of it what it is to a put, which has other hosts to go to."""
+    """Return the error that a put needs instead: the host is unavailable, and other hosts may take the put."""
     return DataPlaneUnavailable(f"slot host {host.id!r} is not there: {err.message}", host=host.id, blames_port=False)
