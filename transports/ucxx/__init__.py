@@ -1,11 +1,11 @@
-"""The UCXX backend: slot hosts serve payload, a directory in Valkey says where it lies and who claimed it."""
+"""The UCXX backend: slot hosts serve payload; a directory in Valkey records where it lies and who claimed it."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import Any
 
-# Loaded on first use: the directory alone needs no ucxx.
+# The transport is imported on first use, because the directory alone needs no ucxx.
 __all__ = ["UCXXTransport"]
 
 

@@ -1,4 +1,4 @@
-"""UCXXTransport: a client of a plane of slot hosts and a directory."""
+"""UCXXTransport: the client of a plane that consists of slot hosts and a directory."""
 
 from __future__ import annotations
 
@@ -35,27 +35,29 @@ __all__ = ["CAPABILITIES", "UCXXTransport"]
 
 
 class UCXXTransport(SlotCalls):
-    """The contract on slot hosts, which keep payload in shared memory, and a directory in Valkey or Redis.
+    """Transport over slot hosts, which keep payload in shared memory, and a directory in Valkey or Redis.
 
     ``controller_address`` of the config is the directory's URL (``redis://``, ``rediss://``, ``unix://``); slot hosts
-    are found there. Without it, and with ``bootstrap=True``, a Valkey server and ``num_storage_units`` slot hosts are
-    started as children of this process, which takes seconds and blocks (the extra ``embedded``); its close ends them.
-    With ``bootstrap=False``, or unpickled, it attaches when it is first used. Runs under asyncio only.
+    are registered there. Without it, and with ``bootstrap=True``, the constructor starts a Valkey server and
+    ``num_storage_units`` slot hosts as children of this process, which takes seconds, blocks, and needs the extra
+    ``embedded``; closing the transport stops them. With ``bootstrap=False``, or unpickled, the transport attaches at
+    its first call. It runs under asyncio only.
 
     Args:
-        config: See :class:`~asyncdp.config.DataPlaneConfig` and :class:`~asyncdp.config.UcxxSettings`.
-        bootstrap: Whether to start a plane where no ``controller_address`` says that there is one.
+        config: Mapping with the keys of :class:`~asyncdp.config.DataPlaneConfig`; its key ``ucxx`` has those of
+            :class:`~asyncdp.config.UcxxSettings`.
+        bootstrap: Whether to start a plane where the config has no ``controller_address``.
 
     Raises:
-        ValueError: The config is wrong; the message names the key.
+        ValueError: The config is invalid; the message names the key.
         ImportError: The extra ``embedded`` is needed and not installed.
-        DataPlaneUnavailable: A child did not start.
+        DataPlaneUnavailable: A child process did not start.
     """
 
     error_table = ERROR_TABLE
 
     def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:
-        """Start a plane, or remember where to attach."""
+        """Start a plane, or keep the URL to attach to."""
         super().__init__()
         parsed = parse_config(config)
         raw = plain_config(config)
@@ -89,42 +91,42 @@ class UCXXTransport(SlotCalls):
         self._invalidator = Invalidator(self._resolver)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by config: unpickled, it attaches."""
-        own = {"allow_pickle": True} if self._codec.allow_pickle else {}  # who unpickles this runs its code anyway
+        """Pickle the transport as its config; the unpickled one attaches to the same plane."""
+        own = {"allow_pickle": True} if self._codec.allow_pickle else {}  # unpickling this runs code in any case
         config = self.attach_config()
         return _attach, ({**config, "ucxx": {**config.get("ucxx", {}), **own}},)
 
-    # -- what it is
+    # -- properties
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what it guarantees: all but filters, which no verb has yet."""
+        """Return the guarantees of the backend: all but server-side filters, which no verb has yet."""
         return CAPABILITIES
 
     @property
     def object_codec(self) -> ObjectCodec:
-        """Non-tensor values travel as msgpack, exactly, or are refused."""
+        """Codec of values that are no tensors: it encodes them exactly as msgpack, or refuses them."""
         return self._codec
 
     @property
     def owner(self) -> str:
-        """Who this client is to the plane."""
+        """Name of this client in the plane: the owner of its claims and rows."""
         return self._owner
 
     @property
     def plane(self) -> EmbeddedPlane | None:
-        """The plane that this client started and ends; None where it is another's."""
+        """Plane that this client started and will stop; None where it attached to one."""
         return self._plane
 
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which other processes attach.
 
-        It has the directory's URL, with its password where it has one, but not the slot hosts' secret: other processes
-        get that by ``ASYNCDP_SECRET``. The random one of an embedded plane is told by its directory.
+        It contains the directory's URL, including a password, but not the slot hosts' secret: other processes get that
+        from ``ASYNCDP_SECRET``, and the random secret of an embedded plane from its directory.
         """
         return attach_config(self._config)
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Serve a call; under another loop than asyncio's, say so."""
+        """Execute a call; raise DataPlaneUnsupported under another event loop than asyncio's."""
         running_loop()
         return super().execute(call, ctx)
 
@@ -234,9 +236,9 @@ class UCXXTransport(SlotCalls):
         return await self._directory.describe(call.partition_id)
 
     async def on_close(self) -> None:
-        """Wake what waits, close all connections; end the plane, where this client owns it."""
+        """Wake waiting calls, close all connections, and stop the plane where this client started it."""
         try:
-            if on_asyncio():  # else no call has opened anything that could be closed from here
+            if on_asyncio():  # otherwise nothing is open that could be closed here
                 await self._directory.close()
                 await self._resolver.close()
         finally:

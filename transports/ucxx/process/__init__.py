@@ -1,1 +1,1 @@
-"""Planes as processes: a plane of one's own, and one that an operator serves."""
+"""Planes as child processes: an embedded plane, and a supervised one that an operator runs."""

@@ -1,4 +1,4 @@
-"""A plane of one's own: a Valkey server and slot hosts as children of this process."""
+"""An embedded plane: a Valkey server and slot hosts as children of this process."""
 
 from __future__ import annotations
 
@@ -43,20 +43,21 @@ RESTART_POLL_S = 0.05
 
 
 class EmbeddedPlane:
-    """A directory and slot hosts, owned by this process: they end with it, however it ends.
+    """A directory and slot hosts that this process owns: they stop when it ends, however it ends.
 
-    In a folder of its own a plane outlives its owner: the next one that is started there has its samples.
+    With a folder (``settings.folder``), the plane's samples outlive the process: the next plane started in that folder
+    has them.
 
     Args:
-        settings: See there.
-        hosts: How many slot hosts.
+        settings: Configuration of the transport.
+        hosts: Number of slot hosts.
     """
 
     def __init__(self, settings: UcxxSettings, hosts: int) -> None:
-        """Check the settings; start nothing yet.
+        """Check the settings; :meth:`start` starts the processes.
 
         Raises:
-            ValueError: A setting of the hosts is wrong.
+            ValueError: A setting of the hosts or the folder is invalid.
         """
         self._options = directory_settings(settings)
         folder = None if settings.folder is None else Path(settings.folder).absolute()
@@ -74,13 +75,13 @@ class EmbeddedPlane:
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         temporary = [] if folder is not None else [arena_name(host.host_id, host.plane) for host in self._hosts]
         self._arenas = temporary
-        #: What each slot host said when it was ready, by number.
+        #: The readiness report of each slot host, by number.
         self.reports: dict[int, dict[str, Any]] = {}
         self._ender = weakref.finalize(self, _end, self._children, os.getpid(), temporary)
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Hold the pipes no more, at whose end the hosts end."""
+        """Close the pipes to the hosts in the child: hosts stop when the last holder of a pipe closes it."""
         for child in self._children.values():
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None and not pipe.closed:
@@ -88,7 +89,7 @@ class EmbeddedPlane:
 
     @property
     def url(self) -> str:
-        """Where the directory is; it holds its password."""
+        """URL of the directory, including its password."""
         return self._server.url
 
     @property
@@ -98,15 +99,15 @@ class EmbeddedPlane:
 
     @property
     def server(self) -> EmbeddedServer:
-        """The directory's server."""
+        """Server of the directory."""
         return self._server
 
     def start(self) -> None:
-        """Start, and return when all of it serves; blocks.
+        """Start all processes and block until all of them serve.
 
         Raises:
-            ImportError: An extra is missing.
-            DataPlaneUnavailable: A child did not come up.
+            ImportError: An extra is not installed.
+            DataPlaneUnavailable: A child process did not start.
         """
         try:
             _in_a_thread(self._serve)
@@ -121,7 +122,7 @@ class EmbeddedPlane:
             raise
 
     async def _serve(self) -> None:
-        """Start the directory. Without a secret of its own the plane has a random one, which the directory tells."""
+        """Start the directory; without a configured secret, store a random one there for clients and hosts."""
         await self._server.start()
         directory = Directory(self.url, settings=self._options)
         try:
@@ -132,16 +133,16 @@ class EmbeddedPlane:
             await directory.close()
 
     def start_host(self, number: int) -> None:
-        """Start a slot host again that has ended; it takes over what the former life left."""
+        """Restart a slot host that has ended, and block until it serves; it adopts the arena it had before."""
         if number not in self.pids:
             self._spawn(number)
             self._await_ready(number, time.monotonic() + self._settings.start_timeout_s)
 
     async def restart_host(self, number: int) -> None:
-        """As :meth:`start_host`, without blocking; a host whose start is cancelled is killed, as nothing is lost by it.
+        """Restart a slot host like :meth:`start_host`, without blocking; on cancellation, kill it, which loses nothing.
 
         Raises:
-            DataPlaneUnavailable: It did not come up.
+            DataPlaneUnavailable: The host did not start.
         """
         self._spawn(number)
         child = self._children[number]
@@ -161,7 +162,7 @@ class EmbeddedPlane:
         command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", text]
         command += ["--namespace", self._settings.namespace]
         env = {**os.environ, "ASYNCDP_DIRECTORY": self.url, "ASYNCDP_SECRET": self._secret}
-        # In a session of its own: a Ctrl-C is for this process, which then stops it in order.
+        # In a session of its own, so that Ctrl-C reaches only this process, which then stops the host in order.
         with self._log_of(number) as log:
             self._children[number] = subprocess.Popen(  # noqa: S603 - our own module, arguments of our own
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=env, start_new_session=True
@@ -169,7 +170,7 @@ class EmbeddedPlane:
 
     @contextlib.contextmanager
     def _log_of(self, number: int) -> Iterator[Any]:
-        """Where a host's log goes: None is this process' own standard error."""
+        """Yield the file for a host's log; None: the standard error of this process."""
         if not self._logs_to_folder:
             yield None
             return
@@ -187,15 +188,15 @@ class EmbeddedPlane:
         return "its log says why"
 
     def _await_ready(self, number: int, until: float) -> None:
-        """Wait for the line that says that a host serves; blocks."""
+        """Block until a host has printed its readiness line."""
         rest: bytes | None = b""
         while rest is not None:
             rest = self._ready_line(number, rest, until, look_s=max(0.0, until - time.monotonic()))
 
     def _ready_line(self, number: int, rest: bytes, until: float, look_s: float) -> bytes | None:
-        """Look for that line; what others of its process may have printed is passed by.
+        """Read a host's output for at most ``look_s`` seconds and look for the readiness line; skip other lines.
 
-        Returns None once it was there, else what has come of the next line; waits ``look_s`` seconds for more.
+        Returns None once the line was read, else the beginning of the next line that was read so far.
         """
         child = self._children[number]
         assert child.stdout is not None  # noqa: S101 - made with a pipe
@@ -214,7 +215,7 @@ class EmbeddedPlane:
         return rest
 
     def fail_port(self, number: int, index: int) -> int:
-        """Let a port of a host die, to see what clients make of it; returns which it was."""
+        """Make a port of a host fail, for tests of clients; return its number."""
         pipe = self._children[number].stdin
         assert pipe is not None  # noqa: S101 - made with a pipe
         pipe.write(b"fail port %d\n" % index)
@@ -222,13 +223,13 @@ class EmbeddedPlane:
         return int(self.reports[number]["ports"][index])
 
     def hurry(self) -> None:
-        """Let hosts that are ending cut off what runs: the second signal to a slot host means that."""
+        """Make stopping hosts cut off running requests, which is what a second signal means to a slot host."""
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
 
     async def stop(self) -> None:
-        """Stop the hosts, then the directory, in order or after their time by force. Twice is fine."""
+        """Stop the hosts, then the directory; kill what has not stopped after its time limit. Idempotent."""
         try:
             for child in self._children.values():
                 _close_pipes(child)
@@ -246,7 +247,8 @@ def host_settings(settings: UcxxSettings, number: int = 0, plane: str = "", *, k
     """Return the settings of a slot host that is started as a child.
 
     Raises:
-        ValueError: One is unknown, ill-typed or cannot work; the message begins with its name, ``ucxx.host.ports``.
+        ValueError: A setting is unknown, ill-typed or cannot work; the message begins with its name, such as
+            ``ucxx.host.ports``.
     """
     if "host_id" in settings.host:
         raise ValueError("ucxx.host.host_id: slot hosts that are started as children are numbered by their plane")
@@ -258,7 +260,7 @@ def directory_settings(settings: UcxxSettings) -> DirectorySettings:
     """Return the settings of the directory, checked together with those of slot hosts.
 
     Raises:
-        ValueError: One is unknown, ill-typed or cannot work; the message begins with its name.
+        ValueError: A setting is unknown, ill-typed or cannot work; the message begins with its name.
     """
     if "namespace" in settings.directory:
         raise ValueError("ucxx.directory.namespace: is given as ucxx.namespace, which slot hosts have too")
@@ -273,10 +275,10 @@ def directory_settings(settings: UcxxSettings) -> DirectorySettings:
 
 
 def attach_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what other processes attach with, of a plain config whose ``controller_address`` is the directory's URL.
+    """Return the config with which other processes attach, made of one whose ``controller_address`` is the directory.
 
-    Without the slot hosts' secret and what else is the plane's own: no pickle may hold it. Nor with ``allow_pickle``:
-    whether code may run where values are read, each reader says itself.
+    It lacks the slot hosts' secret, which no pickle may contain, and other settings of the plane itself. It also lacks
+    ``allow_pickle``: each reading process decides itself whether unpickling may run code in it.
     """
     shared = shared_config(config)
     if "ucxx" in shared:
@@ -286,7 +288,7 @@ def attach_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _password(folder: Path) -> str:
-    """Return the password of the directory in a folder, made when there is none: clients of a former life know it."""
+    """Return the directory's password that the folder stores; created once, so existing clients can reconnect."""
     private_folder(folder)
     path = folder / "password"
     with contextlib.suppress(FileExistsError):
@@ -295,7 +297,7 @@ def _password(folder: Path) -> str:
 
 
 def _close_pipes(child: subprocess.Popen[bytes] | None) -> None:
-    """Let a child know that its parent needs it no more."""
+    """Close the pipes to a child, which tells it to stop."""
     if child is not None:
         for pipe in (child.stdin, child.stdout):
             if pipe is not None:
@@ -304,9 +306,9 @@ def _close_pipes(child: subprocess.Popen[bytes] | None) -> None:
 
 
 def _end(children: dict[int, subprocess.Popen[bytes]], parent: int, arenas: Sequence[str]) -> None:
-    """End what still runs, and wait for it; nothing in a forked child, whose they are not.
+    """Stop the children that still run and wait for them; do nothing in a forked child, which does not own them.
 
-    ``arenas`` are removed: a host that was killed could not do it itself.
+    ``arenas`` are removed, because a killed host could not remove its own.
     """
     if os.getpid() != parent:
         return
@@ -324,7 +326,7 @@ def _end(children: dict[int, subprocess.Popen[bytes]], parent: int, arenas: Sequ
 
 
 def _in_a_thread(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a coroutine function to its end in another thread, whatever loop this one may run; blocks."""
+    """Run a coroutine function in another thread and block until it ends; works while this thread runs a loop."""
     problem: list[BaseException] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""A whole plane as one process of an operator's: its parts are children, and one that dies is started again."""
+"""Supervision of a plane in one process: its directory and hosts are children, and one that dies is restarted."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 __all__ = ["keep"]
 
 LOOK_S: Final = 0.2
-"""Pause between two looks whether all parts run: a restart takes seconds, so nobody waits for this."""
+"""Seconds between two checks that a part runs; short in comparison with a restart, which takes seconds."""
 MOST_DEATHS: Final = 3
-"""So many deaths of one part within ``DEATHS_S`` seconds are no accident: then the plane ends."""
+"""Deaths of one part within ``DEATHS_S`` seconds after which the plane is stopped instead of restarting the part."""
 DEATHS_S: Final = 60.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -31,20 +31,20 @@ SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 async def keep(
     plane: EmbeddedPlane, ready: Callable[[], None] = lambda: None, stopping: Callable[[], None] = lambda: None
 ) -> None:
-    """Keep a plane running until SIGTERM or SIGINT, then stop it; a second signal cuts off what runs.
+    """Keep a plane running until SIGTERM or SIGINT, then stop it; a second signal cuts off running requests.
 
-    A slot host that was killed is started again and adopts its arena; so is the directory, which has all that was
-    acknowledged in its file. Each part is watched by itself: one that takes its time does not keep another waiting, and
-    the end does not wait for a start. A start that fails counts as a death.
+    A slot host that was killed is restarted and adopts its arena. The directory is restarted too; its append-only file
+    holds everything that it acknowledged. Each part is watched independently, so a slow restart delays neither other
+    parts nor the stop. A failed start counts as a death.
 
     Args:
-        plane: It has been started.
-        ready: Called once signals are waited for.
-        stopping: Called when it begins to stop.
+        plane: Plane that has been started.
+        ready: Called once the signal handlers are installed.
+        stopping: Called when the plane begins to stop.
 
     Raises:
-        DataPlaneUnavailable: A part died ``MOST_DEATHS`` times within ``DEATHS_S`` seconds: it is given up, and the
-            plane with it, which was stopped. The message says which, and why as far as is known.
+        DataPlaneUnavailable: A part died ``MOST_DEATHS`` times within ``DEATHS_S`` seconds, and the plane was stopped.
+            The message names the part, and the reason as far as it is known.
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
@@ -62,13 +62,13 @@ async def keep(
         ended.set()
         stopping()
         await plane.stop()
-        for number in SIGNALS:  # the end is in order by now: one more signal must not spoil its exit code
+        for number in SIGNALS:  # the plane has stopped in order; a further signal must not change the exit code
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_IGN)
 
 
 async def _watch_all(plane: EmbeddedPlane, ended: asyncio.Event) -> None:
-    """Start again what dies, until told to end."""
+    """Restart parts that die, until ``ended`` is set or a part is given up."""
     parts = [_watch("the directory", lambda: plane.server.pid is not None, plane.server.start)]
     for number in plane.pids:
         is_up = partial(lambda number: number in plane.pids, number)
@@ -85,7 +85,7 @@ async def _watch_all(plane: EmbeddedPlane, ended: asyncio.Event) -> None:
 
 
 async def _watch(part: str, is_up: Callable[[], bool], start: Callable[[], Awaitable[None]]) -> NoReturn:
-    """Start one part again whenever it died."""
+    """Restart one part whenever it has died; raise DataPlaneUnavailable where it dies too often."""
     log = structlog.get_logger("asyncdp.ucxx")
     deaths: deque[float] = deque(maxlen=MOST_DEATHS)
     why = "its log says why"

@@ -2,13 +2,13 @@
 
 ::
 
-    page 0            arena header: magic, version, sizes, epoch, host id, CRC-32; a word that tells it was given up
-    table             128 bytes per unit: the header of the slot that begins there, see slot_header
-    data              units of ``unit_bytes``; a slot takes a stretch of them
+    page 0            arena header: magic, version, sizes, epoch, host id, CRC-32; a word that says it was given up
+    table             128 bytes per unit: the header of the slot that begins there, see ``header.py``
+    data              units of ``unit_bytes``; a slot takes a contiguous extent of them
 
-The host holds a lock (flock) on the segment for as long as it lives: whoever gets the lock knows that no host does.
-Segments are opened by ``_posixshmem`` and ``mmap``, not by ``multiprocessing.shared_memory``, whose resource tracker
-unlinks a segment when a process that only attached ends (CPython before 3.13) or when its owner is killed.
+The host holds a lock (flock) on the segment for as long as it runs, so a process that gets the lock knows that no host
+is running. Segments are opened by ``_posixshmem`` and ``mmap``, not by ``multiprocessing.shared_memory``: its resource
+tracker unlinks a segment when a process that only attached ends (CPython before 3.13) or when its owner is killed.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ WORDS: Final = HEADER_BYTES // 8
 PREFIX: Final = "asyncdp-"
 _HEADER: Final = struct.Struct("<8sIIQQQQ128s")
 _MAGIC: Final = b"ADPARENA"
-#: Of the headers and of how rows lie in slots. Magic and version stay where they are, whatever else changes.
+#: Version of the headers and of the layout of rows in slots. The positions of magic and version never change.
 _VERSION: Final = 1
 _GIVEN_UP_AT: Final = PAGE - 8
 _SHM: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
 
 
 def arena_name(host_id: str, plane: str = "") -> str:
-    """Name of the segment of a host: the same at each start, so that it is found again."""
+    """Return the name of a host's shared-memory segment; it is the same at each start, so that it is found again."""
     return PREFIX + hashlib.blake2b(f"{plane}\0{host_id}".encode(), digest_size=12).hexdigest()
 
 
@@ -61,8 +61,8 @@ def _open(name: str, flags: int) -> int:
     """Open a segment without following links.
 
     Raises:
-        PermissionError: It is another user's, or others may read or write it: whoever may write to a segment may also
-            shorten it, and then the next access ends the process with SIGBUS.
+        PermissionError: The segment belongs to another user, or other users may read or write it. A process that may
+            write to a segment may also truncate it, and then the next access ends this process with SIGBUS.
     """
     try:
         fd = int(_posixshmem.shm_open("/" + name, flags, 0o600))
@@ -80,26 +80,26 @@ def _open(name: str, flags: int) -> int:
 
 
 class _OtherVersionError(ValueError):
-    """A segment is an arena, of another version."""
+    """Raised where a segment is an arena of another version."""
 
 
 class Arena:
-    """A mapped segment.
+    """A mapped shared-memory segment of a host.
 
     Attributes:
-        name: Of the segment.
-        host_id, epoch: Whose it is, and in which of its lives.
-        unit_bytes, units: How its data space is divided.
+        name: Name of the segment.
+        host_id, epoch: Host that it belongs to, and epoch of the host's slots.
+        unit_bytes, units: Bytes of one allocation unit, and number of units in the data space.
         data: The whole segment, uint8.
-        words: The slot headers as 64-bit words, ``WORDS`` per unit. Aligned words are read and written whole.
-        owned: Whether this process holds the lock, as its host.
+        words: The slot headers as 64-bit words, ``WORDS`` per unit. Aligned words are read and written atomically.
+        owned: Whether this process holds the lock, as the segment's host.
     """
 
     def __init__(self, name: str, fd: int, *, owned: bool) -> None:
         """Map an open segment and check its header.
 
         Raises:
-            ValueError: It is no arena, or a damaged one.
+            ValueError: The segment is no arena, is damaged, or is of another version.
         """
         self.name = name
         self.owned = owned
@@ -131,18 +131,18 @@ class Arena:
 
     @classmethod
     def create(cls, name: str, host_id: str, *, epoch: int, data_bytes: int, unit_bytes: int = 16 << 10) -> Arena:
-        """Make a segment, allocate all of it, and lock it.
+        """Create a segment, allocate all of its memory, and lock it.
 
         Args:
-            name: Of the segment; see :func:`arena_name`.
-            host_id: At most 128 bytes.
-            epoch: Of this life of the host.
-            data_bytes: Space for payloads.
-            unit_bytes: Space is handed out in units of so many bytes; each costs 128 bytes for a header.
+            name: Name of the segment, from :func:`arena_name`.
+            host_id: Name of the host, at most 128 bytes.
+            epoch: Epoch of the host's slots.
+            data_bytes: Bytes for payloads.
+            unit_bytes: Bytes of one allocation unit; each unit takes 128 further bytes for a header.
 
         Raises:
-            FileExistsError: A segment of this name is there.
-            DataPlaneUnavailable: There is not as much shared memory.
+            FileExistsError: A segment of this name exists.
+            DataPlaneUnavailable: There is not enough shared memory.
         """
         if unit_bytes % PAGE or len(host_id.encode()) > 128:  # noqa: PLR2004 - bytes in the header
             raise ValueError(f"unit_bytes {unit_bytes} is no multiple of {PAGE}, or the host id is too long")
@@ -167,10 +167,10 @@ class Arena:
 
     @classmethod
     def adopt(cls, name: str, host_id: str) -> Arena | None:
-        """Take over the segment that an earlier life of the host left; None where there is none that can be used.
+        """Adopt the segment that a previous incarnation of the host left; return None where there is no usable one.
 
         Raises:
-            DataPlaneUnavailable: A host that lives holds it, or another version of asyncdp wrote it.
+            DataPlaneUnavailable: A running host holds the segment, or another version of asyncdp wrote it.
         """
         fd = _locked(name)
         if fd is None:
@@ -190,10 +190,10 @@ class Arena:
 
     @classmethod
     def discard(cls, name: str) -> bool:
-        """Remove the segment that an earlier life left, telling those who have it mapped. Whether there was one.
+        """Remove the segment that a previous incarnation left, marked as given up; return whether there was one.
 
         Raises:
-            DataPlaneUnavailable: A host that lives holds it.
+            DataPlaneUnavailable: A running host holds the segment.
         """
         fd = _locked(name)
         if fd is None:
@@ -208,22 +208,22 @@ class Arena:
         return True
 
     def unlink(self) -> None:
-        """Give the segment up and remove its name; those who have it mapped see it as given up."""
+        """Mark the segment as given up, which processes that have it mapped see, and remove its name."""
         self._given_up[0] = 1
         with contextlib.suppress(FileNotFoundError):
             _posixshmem.shm_unlink("/" + self.name)
         self.close()
 
     def touch(self) -> None:
-        """Show in the segment's modification time that its host lived until now."""
+        """Set the segment's modification time to now, as a sign that its host runs."""
         if self._fd is not None:
             os.utime(self._fd)
 
-    # -- others
+    # -- the clients' side
 
     @classmethod
     def attach(cls, name: str, host_id: str, epoch: int) -> Arena | None:
-        """Map the segment of a host on this machine; None where it cannot be read or is another life's."""
+        """Map the segment of a host on this machine; None where it cannot be opened or has another epoch."""
         try:
             fd = _open(name, os.O_RDWR)
         except OSError:
@@ -233,16 +233,16 @@ class Arena:
         except ValueError:
             os.close(fd)
             return None
-        arena.close()  # the mapping has a descriptor of its own, which goes with it
+        arena.close()  # the mapping keeps its own duplicate of the descriptor
         return arena if arena.host_id == host_id and arena.epoch == epoch and not arena.given_up else None
 
     @property
     def given_up(self) -> bool:
-        """Whether the host, or its next life, removed the segment: nothing in it is anybody's content any more."""
+        """Whether the host or a later incarnation of it removed the segment, so that all its rows are dead."""
         return self._given_up[0] != 0
 
     def close(self) -> None:
-        """Release lock and descriptor; the memory is unmapped when nothing refers to it any more. Twice is fine."""
+        """Release lock and descriptor; the memory is unmapped when nothing refers to it any more. Idempotent."""
         if self._fd is not None:
             if self.owned:
                 # mmap keeps a duplicate of the descriptor, and with it the lock, for as long as anything is mapped.
@@ -250,10 +250,10 @@ class Arena:
             os.close(self._fd)
             self._fd = None
 
-    # -- places
+    # -- offsets
 
     def payload_at(self, slot: int) -> int:
-        """Where the payload of a slot begins: a cache line past a page.
+        """Return the offset in the segment, in bytes, of a slot's payload: one cache line past a page.
 
         A destination 16 bytes above its source modulo 4096 makes copies 2.5 times slower; arrays of numpy and torch
         begin 16 or 64 bytes past a page.
@@ -261,7 +261,7 @@ class Arena:
         return self.data_at + slot * self.unit_bytes + 64
 
     def slice(self, begin: int, size: int) -> npt.NDArray[np.uint8]:
-        """Return bytes of the segment."""
+        """Return a view of ``size`` bytes of the segment from offset ``begin``."""
         return self.data[begin : begin + size]
 
 
@@ -288,7 +288,7 @@ def _foreign(name: str, err: OSError) -> DataPlaneUnavailable:
 
 
 def _locked(name: str) -> int | None:
-    """Open a segment and lock it; None where there is none."""
+    """Open a segment and lock it; return its descriptor, or None where it does not exist."""
     while True:
         try:
             fd = _open(name, os.O_RDWR)
@@ -302,7 +302,7 @@ def _locked(name: str) -> int | None:
             os.close(fd)
             msg = f"a host of this name lives on this machine already: it holds the arena {name}"
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
-        # Unlinked, or replaced by another of its name, between open and lock?
+        # The segment may have been unlinked, or replaced by another of its name, between open and lock.
         path = _SHM / name
         if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
             return fd
@@ -310,14 +310,15 @@ def _locked(name: str) -> int | None:
 
 
 def sweep_arenas(older_than_s: float, *, now: float | None = None) -> list[str]:
-    """Remove segments whose hosts are dead and have not come back for ``older_than_s`` seconds; returns their names.
+    """Remove segments whose hosts have been dead for at least ``older_than_s`` seconds; return their names.
 
-    A host touches its segment with each heartbeat. ``now`` is in unix seconds.
+    The time of death is the segment's modification time, which a host sets with each heartbeat. ``now`` is in unix
+    seconds; None: the current time.
     """
     now = time.time() if now is None else now
     swept = []
     for path in sorted(_SHM.glob(PREFIX + "*")):
-        # Held by a host that lives, gone already, or another user's: not ours to remove.
+        # Segments that a running host holds, that are gone already or that belong to another user are skipped.
         with contextlib.suppress(DataPlaneUnavailable, OSError):
             if now - path.stat().st_mtime >= older_than_s and Arena.discard(path.name):
                 swept.append(path.name)

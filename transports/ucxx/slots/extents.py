@@ -1,4 +1,4 @@
-"""Which stretches of an arena are free: best fit over size classes, neighbours joined at once. No I/O."""
+"""The allocator of an arena's free extents: best fit over size classes, adjacent extents merged at once. No I/O."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ __all__ = ["Extents", "size_class"]
 
 
 def size_class(units: int) -> int:
-    """Round up to a size class: exact up to 8 units, then eight classes per doubling, so at most 1/8 is given away.
+    """Round up to a size class: exact up to 8 units, then eight classes per doubling, so at most 1/8 is wasted.
 
-    Payloads of about one size then fit exactly into what their like left behind, as in jemalloc's classes.
+    Payloads of similar sizes then fit exactly into extents that others of the class freed, as in jemalloc.
     """
     step = 1 << max(0, (units - 1).bit_length() - 4)
     return -(-units // step) * step
 
 
 class Extents:
-    """Free stretches of ``units`` units.
+    """The free extents (contiguous runs of units) of an arena.
 
     Args:
-        units: How many there are; all begin free.
+        units: Number of units of the arena; all are free at the start.
     """
 
     def __init__(self, units: int) -> None:
-        """Begin with one free stretch."""
+        """Start with one free extent of all units."""
         self.free_units = 0
         self._size: dict[int, int] = {}
         self._ends: dict[int, int] = {}
@@ -33,7 +33,7 @@ class Extents:
         self._add(0, units)
 
     def copy(self) -> Extents:
-        """Return one that gives out the same stretches from here on."""
+        """Return a copy that allocates the same extents as this one would from here on."""
         twin = Extents(0)
         twin.free_units = self.free_units
         twin._size, twin._ends = dict(self._size), dict(self._ends)
@@ -43,11 +43,11 @@ class Extents:
 
     @property
     def largest(self) -> int:
-        """Units of the largest free stretch."""
+        """Units of the largest free extent; 0 where there is none."""
         return self._sizes[-1] if self._sizes else 0
 
     def take(self, units: int) -> int | None:
-        """Take the smallest stretch that fits; returns where it begins, or None where none does."""
+        """Allocate ``units`` from the smallest free extent that fits; return the first unit, or None."""
         at = bisect_left(self._sizes, units)
         if at == len(self._sizes):
             return None
@@ -59,7 +59,7 @@ class Extents:
         return begin
 
     def take_at(self, begin: int, units: int) -> bool:
-        """Take this very stretch; False, and nothing changed, where it is not free throughout."""
+        """Allocate exactly this extent; return False, without a change, where it is not entirely free."""
         for start, size in self._size.items():
             if start <= begin and begin + units <= start + size:
                 self._remove(start)
@@ -71,7 +71,7 @@ class Extents:
         return False
 
     def give(self, begin: int, units: int) -> None:
-        """Give a stretch back and join it with its free neighbours."""
+        """Free an extent and merge it with its free neighbours."""
         before = self._ends.get(begin)
         if before is not None:
             units += self._remove(before)

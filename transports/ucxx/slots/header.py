@@ -1,8 +1,8 @@
-"""The header of one slot, in shared memory: what survives the host, and what a lane reader checks.
+"""The header of one slot, in shared memory: it survives the host's process, and lane readers check it.
 
-Sixteen words of 64 bits. Two of them change while the slot is used, each written by one process only: ``STATE`` by the
-host, ``DONE`` by the writer. A word is stored in one machine instruction, and x86 keeps stores in order and loads in
-order, so a reader that sees the same READY generation before and after its copy has copied that generation.
+A header is sixteen words of 64 bits. ``STATE`` and ``DEAD`` are written by the host only, ``DONE`` by the writer only.
+A word is stored in one machine instruction, and x86 keeps stores in order and loads in order, so a reader that sees
+the same READY generation before and after its copy has copied that generation.
 """
 
 from __future__ import annotations
@@ -23,28 +23,29 @@ if TYPE_CHECKING:
 
 __all__ = ["GENERATIONS", "Header", "Outcome", "State", "digest_of", "next_generation", "read_state"]
 
-#: A generation is drawn at random below this, so that who was not told where a row lies cannot name it, to read or to
-#: drop it. A reference to an earlier use of a slot is mistaken for one to this use once in so many times.
+#: Generations are drawn at random below this number, so that a client that was not given a reference to a row cannot
+#: guess one, to read or drop it. A reference to an earlier use of a slot is mistaken for one to the current use once in
+#: this many times.
 GENERATIONS: Final = 1 << 52
 
-#: Positions of the words; FIXED begins the eight that belong to one generation, CHECK is their CRC-32.
+#: Positions of the words. FIXED is the first of eight words that are fixed for one generation; CHECK is their CRC-32.
 STATE, DONE, DEAD, FIXED = range(4)
 CHECK: Final = FIXED + 8
 _FIXED: Final = struct.Struct("<IIIIQ16sdQQ")
 
 
 class State(IntEnum):
-    """What a slot is; 0, since a fresh segment is zeros."""
+    """State of a slot. FREE is 0, because a new segment contains zeros."""
 
     FREE = 0
     WRITING = 1
     READY = 2
-    #: Given up by its put while its writer may still be copying: freed when the writer is done or dead.
+    #: Aborted by its put while its writer may still be copying; freed when the writer has finished or is dead.
     GIVEN_UP = 3
 
 
 class Outcome(IntEnum):
-    """What the writer says in its word."""
+    """What the writer records in its word ``DONE``."""
 
     NONE = 0
     WRITTEN = 1
@@ -52,7 +53,7 @@ class Outcome(IntEnum):
 
 
 def digest_of(op_id: str) -> bytes:
-    """Sixteen bytes that stand for an op_id, however long it is."""
+    """Return a digest of sixteen bytes that identifies an op_id of any length."""
     return blake2b(op_id.encode(), digest_size=16).digest()
 
 
@@ -62,21 +63,21 @@ def next_generation(before: int) -> int:
 
 
 def _check_of(data: bytes, generation: int) -> int:
-    # Of four bytes where it fits them, as generations were counted up once.
+    # Generations below 2**32 are hashed as four bytes, for compatibility with arenas whose generations were counted up.
     return zlib.crc32(data + generation.to_bytes(4 if generation < 1 << 32 else 8, "little"))
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a slot was reserved for; fixed for one generation and checksummed with it.
+    """Describes what a slot was reserved for; fixed for one generation and checksummed with it.
 
     Attributes:
-        units: Length of its stretch.
-        rows, cols: Rows and fields.
-        writer: Who copies into it, or None where the host itself receives it.
-        op: Digest of the op_id.
-        not_after: When a put that has not published can do so no more, by the directory's clock, unix seconds.
-        first_row: Position, in its put, of the first row.
+        units: Length of its extent, in units.
+        rows, cols: Number of rows and of fields.
+        writer: Process that copies into it over the lane; None: the host receives the payload.
+        op: Digest of the put's op_id.
+        not_after: Unix seconds, by the directory's clock, after which the put can no longer publish.
+        first_row: Position of the slot's first row in its put.
         capacity: Bytes for the payload.
     """
 
@@ -104,7 +105,7 @@ class Header:
         )
 
     def write(self, arena: Arena, slot: int, generation: int) -> None:
-        """Write all but the state."""
+        """Write all words but the state; ``DONE`` and ``DEAD`` become 0."""
         data = self._packed()
         base = slot * WORDS
         words = arena.words
@@ -116,7 +117,7 @@ class Header:
 
     @classmethod
     def read(cls, arena: Arena, slot: int, generation: int) -> Header | None:
-        """Read it; None where its checksum does not match."""
+        """Read the header of a slot; return None where its checksum does not match."""
         base = slot * WORDS
         data = arena.words[base + FIXED : base + CHECK].tobytes()
         if arena.words[base + CHECK] != _check_of(data, generation):
@@ -126,19 +127,19 @@ class Header:
 
 
 def read_state(arena: Arena, slot: int) -> tuple[State, int]:
-    """Return state and generation, read at once. A word that makes no sense is FREE."""
+    """Return state and generation, read atomically. An invalid state is returned as FREE."""
     word = arena.words[slot * WORDS + STATE]
     code = word & 0xFF
     return State(code) if code < len(State) else State.FREE, (word >> 8) % GENERATIONS
 
 
 def write_state(arena: Arena, slot: int, state: State, generation: int) -> None:
-    """Set state and generation at once."""
+    """Set state and generation atomically."""
     arena.words[slot * WORDS + STATE] = generation << 8 | state
 
 
 def read_outcome(arena: Arena, slot: int, generation: int) -> Outcome:
-    """What the writer said about this generation."""
+    """Return what the writer recorded for this generation; NONE where it recorded nothing."""
     word = arena.words[slot * WORDS + DONE]
     if word >> 2 != generation or not 0 < word & 3 <= Outcome.STOPPED:
         return Outcome.NONE
@@ -146,15 +147,15 @@ def read_outcome(arena: Arena, slot: int, generation: int) -> Outcome:
 
 
 def write_outcome(arena: Arena, slot: int, generation: int, outcome: Outcome) -> None:
-    """Say, as the writer, what became of this generation."""
+    """Record, as the writer, how the write of this generation ended."""
     arena.words[slot * WORDS + DONE] = generation << 2 | outcome
 
 
 def read_dead(arena: Arena, slot: int) -> int:
-    """How many row-field pairs of the slot are no content any more."""
+    """Return how many cells (pairs of row and field) of the slot are dead."""
     return int(arena.words[slot * WORDS + DEAD])
 
 
 def write_dead(arena: Arena, slot: int, count: int) -> None:
-    """Set that count; only the host does."""
+    """Set the number of dead cells of the slot; only the host calls this."""
     arena.words[slot * WORDS + DEAD] = count

@@ -1,4 +1,4 @@
-"""One slot in use, as its host knows it."""
+"""The state that a host keeps of one slot in use."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Grant", "ReadAttempt", "Slot", "live_at"]
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A reserved slot, as its writer is told.
+    """A reserved slot, as reported to its writer.
 
     Attributes:
-        slot, generation: Which one.
-        rows, first_row: How many rows of the put go there, and which is the first.
-        at: Where in the segment the payload goes, in bytes.
-        capacity: Bytes for it.
+        slot, generation: Number and generation of the slot.
+        rows, first_row: Number of rows of the put that it takes, and position of the first one in the put.
+        at: Offset of the payload in the segment, in bytes.
+        capacity: Bytes for the payload.
     """
 
     slot: int
@@ -40,7 +40,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class ReadAttempt:
-    """One reader of one slot; finished exactly once."""
+    """One read of one slot by one reader; it has to be finished exactly once."""
 
     slot: int
     generation: int
@@ -49,15 +49,15 @@ class ReadAttempt:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """What a host remembers of a slot that is not FREE.
+    """A slot that is not FREE.
 
     Attributes:
-        number, generation, header: Which one, and what it was reserved for.
-        payload: Where its rows lie, once they were looked at.
-        readers: Read attempts under way.
-        receiving: Whether the host itself is receiving into it.
-        ready_since: When it became READY, by the host's clock.
-        fields: Column numbers by field name, once the payload was looked at.
+        number, generation, header: Number and generation of the slot, and what it was reserved for.
+        payload: The payload with its layout; None until it was read.
+        readers: Numbers of the read attempts that have not finished.
+        receiving: Whether the host itself is receiving into the slot.
+        ready_since: When the slot became READY, in seconds of the host's clock.
+        fields: Column numbers by field name.
     """
 
     number: int
@@ -70,13 +70,13 @@ class Slot:
     fields: dict[str, int] = field(default_factory=dict)
 
     def live(self, arena: Arena) -> npt.NDArray[np.uint8]:
-        """One byte per row and field, shape ``(rows, cols)``: 1 where it is somebody's content."""
+        """Return the live bytes, one per row and field, shape ``(rows, cols)``: 1 for live, 0 for dead."""
         begin = live_at(arena, self.number, self.header.capacity)
         rows, cols = self.header.rows, self.header.cols
         return arena.slice(begin, rows * cols).reshape(rows, cols)
 
     def holds(self, arena: Arena, fields: Sequence[str], index: Sequence[int]) -> bool:
-        """Whether all these rows and fields are still somebody's content."""
+        """Return whether all these rows and fields are still live."""
         if not read_dead(arena, self.number):
             return True
         if isinstance(index, range):
@@ -88,13 +88,13 @@ class Slot:
         return bool(live[:, [self.fields[name] for name in fields if name in self.fields]].all())
 
     def any_live(self, arena: Arena, rows: Collection[int]) -> bool:
-        """Whether any of these rows is still marked as somebody's content."""
+        """Return whether any field of any of these rows is still live."""
         return bool(self.live(arena)[sorted(rows)].any())
 
     def kill(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> bool:
-        """End the life of rows, or of some of their fields. Whether nothing lives in the slot any more."""
+        """End the life of rows, or of some of their fields; return whether all of the slot is dead now."""
         live = self.live(arena)
-        if isinstance(index, range) and index.step == 1:  # as long as the wire says, which may be very long
+        if isinstance(index, range) and index.step == 1:  # a client may name a very long range
             index = range(max(0, index.start), min(index.stop, self.header.rows))
             which: slice | list[int] = slice(index.start, max(index.start, index.stop))
         else:
@@ -110,5 +110,5 @@ class Slot:
 
 
 def live_at(arena: Arena, slot: int, capacity: int) -> int:
-    """Where the live bytes of a slot begin: behind its payload."""
+    """Return the offset in the segment of a slot's live bytes, which follow its payload."""
     return arena.payload_at(slot) + -(-capacity // 64) * 64

@@ -1,4 +1,4 @@
-"""How the rows of a put are cut into slots. No I/O."""
+"""Splitting the rows of a put into slots; without I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Share", "cut"]
 
 
 class Share(NamedTuple):
-    """Rows ``first`` to ``stop`` of a put, and the bytes that their payload never exceeds."""
+    """Rows ``first`` to ``stop`` (exclusive) of a put, and an upper bound of their payload in bytes."""
 
     first: int
     stop: int
@@ -21,22 +21,22 @@ class Share(NamedTuple):
 
 
 def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_per_slot: int | None) -> list[Share]:
-    """Cut rows into slots: as few as may be, in order.
+    """Split rows into as few slots as the limits allow, in order.
 
     Args:
         fields: Names of the put's fields.
-        sizes: Data bytes per row.
-        max_slot_bytes: Largest payload.
+        sizes: Data bytes of each row.
+        max_slot_bytes: Largest payload of a slot, in bytes.
         rows_per_slot: Most rows of a slot; None: as many as fit.
 
     Raises:
-        DataPlaneBadRequest: A row alone is larger than the largest payload.
+        DataPlaneBadRequest: A single row is larger than the largest payload.
     """
     most = rows_per_slot or max(1, len(sizes))
     whole = bound(fields, sizes)
     if len(sizes) <= most and whole <= max_slot_bytes:
         return [Share(0, len(sizes), whole)]
-    # What begins on a boundary may lie up to ALIGN - 1 bytes behind what is summed up here.
+    # Alignment may add up to ALIGN - 1 bytes to the sums below.
     fixed, per_row, room = bound(fields, ()), 8 * len(fields), max_slot_bytes - ALIGN + 1
     shares, start, used = [], 0, fixed
     for at, size in enumerate(sizes):

@@ -1,12 +1,12 @@
 """The slots of one host: FREE -> WRITING -> READY -> FREE.
 
-READING is no state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is read
-is doomed: freed when its last reader ends. A transition that meets an unexpected state changes nothing and warns.
-A WRITING slot is taken back only when its writer can write no more: a writer on the shared-memory lane has said so or
-its process is dead; a remote one cannot once the host's own receive has ended. Never by time, and not because a
-connection broke. What is under way may be slow; what is given up is only marked.
+Reading is not a state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is
+read is freed when its last reader finishes. A transition from an unexpected state changes nothing and logs a warning.
+A WRITING slot is freed only when its writer can no longer write: a lane writer has recorded its end or its process is
+dead; for a remote writer, the host's own receive has ended. A slot is never freed because time passed or a connection
+broke, since a write may be slow; an aborted one is only marked as GIVEN_UP.
 
-Only the host's thread calls this; what it does to the arena, lane readers see at once.
+Only the host's thread calls this code; lane readers see its changes of the arena at once.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ __all__ = ["SlotStore"]
 
 
 class SlotStore:
-    """What slots there are, and the transitions between their states.
+    """The slots in use, and the transitions between their states.
 
     Args:
-        arena: Where they lie.
-        on_free: Called when space came back.
+        arena: Arena that holds the slots.
+        on_free: Called whenever space was freed.
     """
 
     def __init__(self, arena: Arena, on_free: Callable[[], None]) -> None:
-        """Begin with all slots FREE."""
+        """Start with all slots FREE."""
         self.arena = arena
         self.extents = Extents(arena.units)
         self.slots: dict[int, Slot] = {}
@@ -57,10 +57,10 @@ class SlotStore:
     # -- transitions
 
     def seal(self, slot: Slot, now: float = 0.0) -> bool:
-        """WRITING -> READY, where the payload that lies there is right. Whether it is READY now.
+        """Make a WRITING slot READY after checking its payload; return whether it is READY now.
 
         Raises:
-            CorruptPayload: What lies there is not the payload that was announced.
+            CorruptPayload: The slot does not hold a payload of the reserved rows and fields.
         """
         if not self._current(slot) or self.state(slot) is not State.WRITING:
             return self._warn("seal", slot)
@@ -70,10 +70,10 @@ class SlotStore:
         return True
 
     def look(self, slot: Slot) -> Payload:
-        """Read where the rows of a slot lie, once.
+        """Return a slot's payload with its layout, which is read once and kept.
 
         Raises:
-            CorruptPayload: What lies there is no payload of so many rows and fields.
+            CorruptPayload: The slot does not hold a payload of the reserved rows and fields.
         """
         if slot.payload is None:
             grant = self._grant(slot)
@@ -85,7 +85,7 @@ class SlotStore:
         return slot.payload
 
     def settle(self, slot: Slot, now: float = 0.0) -> State:
-        """Take note of what a lane writer said in its word; returns the state afterwards."""
+        """Apply the outcome that a lane writer recorded in the header, if any; return the state after it."""
         state = self.state(slot)
         if state not in (State.WRITING, State.GIVEN_UP):
             return state
@@ -103,7 +103,7 @@ class SlotStore:
         return State.FREE
 
     def restore(self, slot: Slot) -> bool:
-        """Take a slot over from an earlier life of the host; False where its space is taken already."""
+        """Add a slot of a previous incarnation of the host; return False where its extent is in use already."""
         if not self.extents.take_at(slot.number, slot.header.units):
             return False
         self.slots[slot.number] = slot
@@ -113,7 +113,7 @@ class SlotStore:
     def _free(self, slot: Slot) -> bool:
         if not self._current(slot):
             return self._warn("free", slot)
-        # The state first: a lane reader that is copying sees it before the space is used again.
+        # The state is written first, so that a lane reader in the middle of a copy sees it before the space is reused.
         write_state(self.arena, slot.number, State.FREE, slot.generation)
         del self.slots[slot.number]
         numbers = self._by_op.get(slot.header.op, [])
@@ -143,24 +143,24 @@ class SlotStore:
         writer = slot.header.writer
         return not slot.receiving if writer is None else not writer.lives()
 
-    # -- what there is
+    # -- queries
 
     def find(self, number: int, generation: int) -> Slot | None:
-        """Return a slot in this very generation."""
+        """Return the slot if it is in use with exactly this generation, else None."""
         slot = self.slots.get(number)
         return slot if slot is not None and slot.generation == generation else None
 
     def state(self, slot: Slot) -> State:
-        """State of a slot in use."""
+        """Return the state of a slot in use."""
         return read_state(self.arena, slot.number)[0]
 
     @property
     def free_bytes(self) -> int:
-        """Space that is not in use, in bytes."""
+        """Free space of the arena, in bytes."""
         return self.extents.free_units * self.arena.unit_bytes
 
     def of_op(self, op_id: str, *, unwritten: bool = False) -> list[tuple[int, int]]:
-        """(slot, generation) of what a put has reserved here; of that only what nobody has written yet, if told so."""
+        """Return (slot, generation) of the slots that a put reserved; ``unwritten``: only those not written yet."""
         slots = [self.slots[number] for number in self._by_op.get(digest_of(op_id), ()) if number in self.slots]
         if unwritten:
             slots = [slot for slot in slots if self._unwritten(slot)]
@@ -171,7 +171,7 @@ class SlotStore:
         return outcome is Outcome.NONE and self.state(slot) in (State.WRITING, State.GIVEN_UP)
 
     def counts(self) -> dict[str, int]:
-        """Count slots by state, those being read, and free bytes."""
+        """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""
         out = {"writing": 0, "ready": 0, "given_up": 0, "reading": 0}
         for slot in self.slots.values():
             out[self.state(slot).name.lower()] += 1

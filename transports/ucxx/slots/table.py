@@ -1,4 +1,4 @@
-"""What a host does with its slots at the request of clients: reserve, write, give up, read, clear."""
+"""The operations of a host on its slots that clients request: reserve, write, abort, read, clear."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ OnFull = Literal["wait", "raise", "overwrite_oldest"]
 
 
 class SlotTable(SlotStore):
-    """Slots of an arena.
+    """The table of the slots of one arena.
 
     Args:
-        arena: Where they lie; a fresh one, or one that was adopted (then call :func:`adopt` first).
-        max_slot_bytes: Largest payload: a put is cut into slots of so many bytes at most, a larger row is refused.
-        rows_per_slot: Rows of one put that share a slot at most; None: as many as fit.
-        overwrite_oldest: Whether rows make room for newer ones.
-        on_free: Called when space came back.
+        arena: Arena that holds the slots: a new one, or an adopted one (then call :func:`adopt` first).
+        max_slot_bytes: Largest payload in bytes: puts are split into slots of this size; a larger row is refused.
+        rows_per_slot: Most rows of one put that share a slot; None: as many as fit.
+        overwrite_oldest: Whether old rows are overwritten by newer ones when the arena is full.
+        on_free: Called whenever space was freed.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class SlotTable(SlotStore):
         overwrite_oldest: bool = False,
         on_free: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with all slots FREE."""
+        """Start with all slots FREE."""
         super().__init__(arena, on_free)
-        # What is larger than the whole arena will never fit: an error, and no reason to wait for space.
+        # A row larger than the whole arena will never fit, so it is an error and no reason to wait for space.
         self.max_slot_bytes = min(max_slot_bytes, arena.units * arena.unit_bytes - PAGE)
         self.rows_per_slot = rows_per_slot
         self.overwrite_oldest = overwrite_oldest
@@ -83,17 +83,17 @@ class SlotTable(SlotStore):
         """Reserve slots for rows of a put, all or none; the same op_id and first row get the same slots again.
 
         Args:
-            op_id: Of the put.
-            fields: Names of its fields, in the order of the payload's columns.
-            sizes: Data bytes per row.
-            first_row: Position, in the put, of the first of these rows.
-            not_after: When the put can publish no more, by the directory's clock.
-            writer: The process that will copy into them; None: the host receives.
+            op_id: Id of the put.
+            fields: Field names, in the order of the payload's columns.
+            sizes: Data bytes of each row.
+            first_row: Position in the put of the first of these rows.
+            not_after: Unix seconds, by the directory's clock, after which the put can no longer publish.
+            writer: Process that will copy into the slots over the lane; None: the host receives the payloads.
 
         Raises:
             DataPlaneNotReady: There is no space; nothing was reserved.
             DataPlaneBadRequest: A row is larger than the largest slot.
-            DataPlaneWriteError: The put was given up.
+            DataPlaneWriteError: The put was aborted.
         """
         steps = self.reserve_in_steps(op_id, fields, sizes, first_row, not_after, writer)
         return next(grants for grants in steps if grants is not None)
@@ -110,10 +110,11 @@ class SlotTable(SlotStore):
         shares: Sequence[Share] | None = None,
         admit: Callable[[int], None] = lambda _: None,
     ) -> Generator[list[Grant] | None, None, None]:
-        """As :meth:`reserve`, a slot at a time: None after each, the grants at the end; left early, nothing is kept.
+        """Reserve like :meth:`reserve`, one slot per step: yield None after each slot, and the grants at the end.
 
-        ``shares`` is how the rows are cut into slots, where that is known already; ``admit`` is told of how many units
-        they take before any is taken, and raises where this client may not have them.
+        A generator that is closed early frees its slots. ``shares`` is the split of the rows into slots, where it was
+        computed already. ``admit`` is called with the total number of units before any is allocated, and raises where
+        this client may not have them.
         """
         op = digest_of(op_id)
         self._refuse_given_up(op)
@@ -163,13 +164,13 @@ class SlotTable(SlotStore):
             self._refuse_given_up(op)
 
     def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
-        """Return what the same request got before."""
+        """Return the grants of an earlier, identical request; empty where there was none."""
         known = [self.slots[number] for number in self._by_op.get(op, ()) if number in self.slots]
         share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
         return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
 
     def _units(self, rows: int, cols: int, capacity: int) -> int:
-        """Units of a slot: its payload, and behind it a live byte per row and field."""
+        """Return the units of a slot: its payload, followed by one live byte per row and field."""
         return size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // self.arena.unit_bytes))
 
     def _take(self, fields: Sequence[str], header: Header) -> Slot | None:
@@ -181,7 +182,7 @@ class SlotTable(SlotStore):
         slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
-        # Whatever lay here before must not be taken for the payload of this generation.
+        # Old content of this memory must not be taken for the payload of this generation.
         arena.slice(arena.payload_at(number), 32)[:] = 0
         write_state(arena, number, State.WRITING, generation)
         self.slots[number] = slot
@@ -189,9 +190,9 @@ class SlotTable(SlotStore):
         return slot
 
     def _in_the_way(self, sizes: Sequence[int]) -> list[Slot]:
-        """Return the slots to overwrite, oldest first, for stretches of so many units; none where even all will not do.
+        """Return the slots to overwrite, oldest first, to get extents of these sizes; empty where even all do not do.
 
-        Tried on a copy of what is free: a put that cannot fit overwrites nothing.
+        The search works on a copy of the free extents, so a put that cannot fit overwrites nothing.
         """
         trial, chosen = self.extents.copy(), []
         left = iter(list(self.slots.values()))
@@ -205,7 +206,7 @@ class SlotTable(SlotStore):
         return chosen
 
     def _overwrite(self, slot: Slot | None) -> bool:
-        """Free a slot; False where there is none."""
+        """Free a slot and count it as overwritten; return False where it is None."""
         if slot is None:
             return False
         self.overwritten += 1
@@ -216,11 +217,11 @@ class SlotTable(SlotStore):
             raise DataPlaneWriteError("this write was given up and is refused")
 
     def writable(self, number: int, generation: int, op_id: str) -> Slot:
-        """Return a slot that the host may receive into.
+        """Return a slot that the host may receive into for this put.
 
         Raises:
-            DataPlaneNotReady: An earlier attempt of the same write has not quite ended.
-            DataPlaneWriteError: It is not reserved for this put, or not any more.
+            DataPlaneNotReady: An earlier attempt of the same write has not ended yet.
+            DataPlaneWriteError: The slot is not, or no longer, reserved for this put.
         """
         op = digest_of(op_id)
         self._refuse_given_up(op)
@@ -232,7 +233,7 @@ class SlotTable(SlotStore):
         return slot
 
     def is_written(self, number: int, generation: int, op_id: str) -> bool:
-        """Whether an earlier attempt of this very write has done it."""
+        """Return whether an earlier attempt of this write has made the slot READY."""
         op = digest_of(op_id)
         slot = self.find(number, generation)
         return (
@@ -240,20 +241,20 @@ class SlotTable(SlotStore):
         )
 
     def refuse(self, op_id: str, now: float) -> None:
-        """From here on, refuse whatever arrives of a put."""
+        """Refuse all later requests of a put; ``now`` is the time of the refusal, for :meth:`forget`."""
         self._refused[digest_of(op_id)] = now
 
     def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
-        """Free what a put reserved; what of it arrives later is refused.
+        """Free the slots that a put reserved, and refuse later requests of it.
 
         Args:
-            op_id: Of the put.
-            now: Kept with the refusal.
-            idle: Whether the writer itself says that no copy of it is under way.
-            keep: (slot, generation) of slots that the directory says are published.
+            op_id: Id of the put.
+            now: Time of the refusal, for :meth:`forget`.
+            idle: Whether the writer itself has reported that it copies no row of the put.
+            keep: (slot, generation) of slots that are published, according to the directory.
 
         Returns:
-            How many slots stay occupied for now, since something is still written into or read from them.
+            The number of slots that stay occupied for now, because they are still being written or read.
         """
         self.refuse(op_id, now)
         op = digest_of(op_id)
@@ -275,13 +276,13 @@ class SlotTable(SlotStore):
         return left
 
     def received(self, slot: Slot) -> None:
-        """Note that the host's own receive into a slot has ended, well or not."""
+        """Mark that the host's own receive into a slot has ended, successfully or not; free an aborted slot."""
         slot.receiving = False
         if self._current(slot) and self.state(slot) is State.GIVEN_UP:
             self._free(slot)
 
     def sweep(self, now: float) -> int:
-        """Take back slots whose writers are dead, or (where the host receives) can publish no more; say how many."""
+        """Free slots whose writer is dead, or (where the host receives) whose put expired; return how many."""
         freed = 0
         for slot in [slot for slot in self.slots.values() if self.state(slot) in (State.WRITING, State.GIVEN_UP)]:
             state = self.settle(slot, now)
@@ -292,7 +293,7 @@ class SlotTable(SlotStore):
         return freed
 
     def forget(self, before: float) -> None:
-        """Drop refusals that nobody can need any more."""
+        """Forget refusals from before this time."""
         for op in [op for op, since in self._refused.items() if since < before]:
             del self._refused[op]
 
@@ -301,7 +302,7 @@ class SlotTable(SlotStore):
     def begin_read(
         self, number: int, generation: int, fields: Sequence[str], index: Sequence[int]
     ) -> ReadAttempt | DataPlaneError:
-        """Begin one read attempt, or say why not. Many readers of one slot are fine."""
+        """Begin a read attempt, or return the error that prevents it. A slot may have many readers at a time."""
         slot = self.find(number, generation)
         state = State.FREE if slot is None else self.settle(slot)
         if slot is None or state in (State.FREE, State.GIVEN_UP):
@@ -319,14 +320,14 @@ class SlotTable(SlotStore):
         return ReadAttempt(number, generation, self._attempts)
 
     def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | StaleSlotError:
-        """Return what an attempt reads; the rows must still live (ask again after the copy)."""
+        """Return the payload that an attempt reads if the rows are live; to be called again after the copy."""
         slot = self.find(attempt.slot, attempt.generation)
         if slot is None or slot.payload is None or not slot.holds(self.arena, fields, index):
             return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
         return slot.payload
 
     def finish_read(self, attempt: ReadAttempt) -> bool:
-        """End a read attempt; ended twice, or after the slot was recycled, it changes nothing and warns."""
+        """End a read attempt; a second time, or after the slot was reused, change nothing and log a warning."""
         slot = self.find(attempt.slot, attempt.generation)
         if slot is None or attempt.number not in slot.readers:
             self._log.warning("late finish of a read changes nothing", slot=attempt.slot, generation=attempt.generation)
@@ -339,9 +340,10 @@ class SlotTable(SlotStore):
     # -- clearing
 
     def drop(self, number: int, generation: int, index: Sequence[int], fields: Sequence[str] | None = None) -> bool:
-        """End the life of rows, or of some of their fields; a slot without life is freed when its last reader ends.
+        """End the life of rows, or of some of their fields; a slot without live rows is freed after its last reader.
 
-        Returns whether the slot held this generation; repeated, or after the slot was recycled, it changes nothing.
+        Returns whether the slot was READY with this generation; a repeated call, or one after the slot was reused,
+        changes nothing.
         """
         slot = self.find(number, generation)
         if slot is None or self.settle(slot) is not State.READY:

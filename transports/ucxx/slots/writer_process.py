@@ -1,4 +1,4 @@
-"""Which process, on which machine: what tells that a writer is dead, and that two processes share memory."""
+"""Identity of processes and machines, to detect that a writer is dead and that two processes can share memory."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["Machine", "Process", "holds_socket", "this_machine", "this_process"]
 
 
 class Machine(NamedTuple):
-    """A running kernel, and the process ids that are seen there.
+    """A machine since its last boot, and a pid namespace on it.
 
     Attributes:
-        boot_id: Drawn anew by the kernel at each boot; the same in all containers of a machine.
-        pid_namespace: Within it, process ids mean the same.
+        boot_id: Random id that the kernel draws at each boot; the same in all containers of a machine.
+        pid_namespace: Inode number of the pid namespace, within which process ids are unique.
     """
 
     boot_id: str
@@ -24,18 +24,18 @@ class Machine(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One life of a process: ids are used again, but not with the same start time.
+    """Identifies a process; process ids are reused, but not with the same start time.
 
     Attributes:
         pid: Process id.
-        start: When it began, in clock ticks since boot.
+        start: Start time, in clock ticks since boot.
     """
 
     pid: int
     start: int
 
     def lives(self) -> bool:
-        """Whether it still runs (a stopped one does; a zombie does not), as far as this pid namespace can see."""
+        """Return whether it still runs (if stopped, it does; a zombie does not), as seen from this pid namespace."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):
@@ -44,7 +44,7 @@ class Process(NamedTuple):
 
 
 def this_process() -> Process:
-    """Return the process that calls; asked anew after a fork."""
+    """Return the calling process; not cached, so it is right in a forked child."""
     pid = os.getpid()
     return Process(pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]))
 
@@ -56,13 +56,13 @@ def this_machine() -> Machine:
 
 
 def holds_socket(process: Process, address: tuple[str, int]) -> bool:
-    """Whether a process of this machine has the TCP socket of this local address: what a peer says of itself, proved.
+    """Return whether a process of this machine owns the TCP socket with this local address, to verify a peer's claim.
 
-    False where that cannot be seen from here: in another network namespace, or of another user's process.
+    The answer is False where it cannot be determined: in another network namespace, or for another user's process.
 
     Args:
-        process: Who is said to be the peer.
-        address: The peer's, as this end of the connection sees it.
+        process: Process that the peer claims to be.
+        address: Address of the peer, as this end of the connection sees it.
     """
     inode = _inode_of(address)
     if inode is None or not process.lives():
@@ -77,14 +77,14 @@ def holds_socket(process: Process, address: tuple[str, int]) -> bool:
 
 
 def _inode_of(address: tuple[str, int]) -> str | None:
-    """Find a socket of this network namespace by its local address."""
+    """Return the inode of the TCP socket with this local address in this network namespace, or None."""
     try:
         ip = ipaddress.ip_address(address[0])
     except ValueError:
         return None
     ip = getattr(ip, "ipv4_mapped", None) or ip
     packed = ip.packed
-    words = (packed[at : at + 4][::-1] for at in range(0, len(packed), 4))  # the kernel prints each in its own order
+    words = (packed[at : at + 4][::-1] for at in range(0, len(packed), 4))  # the kernel prints in host byte order
     name = f"{b''.join(words).hex().upper()}:{address[1]:04X}"
     with contextlib.suppress(OSError):
         for line in Path("/proc/net/tcp" if ip.version == 4 else "/proc/net/tcp6").read_text().splitlines()[1:]:  # noqa: PLR2004 - IPv4
