@@ -1,7 +1,7 @@
-"""Blocks of rows packed into payloads, and payloads seen as blocks again: a client's side, where there is torch.
+"""Conversion of blocks of rows to payloads and back; for clients, since it needs torch.
 
-Packing copies each tensor once, piece by piece, so that an event loop is never held up for long; seeing a payload as a
-block copies no tensor at all. No Python object is made per tensor row.
+Packing copies each tensor once, in pieces, so that it never blocks an event loop for long. Viewing a payload as a block
+copies no tensor. No Python object is created per tensor row.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ __all__ = ["block_of", "layout_of", "pack", "packed", "rows_of"]
 
 
 def layout_of(block: Block) -> Layout:
-    """Lay out a block.
+    """Return the layout of the payload that holds a block.
 
     Raises:
-        DataPlaneBadRequest: A column cannot be kept; the message names the field.
+        DataPlaneBadRequest: A column cannot be stored unchanged; the message names the field.
     """
     metas = tuple(_meta_of(name, column) for name, column in block.columns.items())
     offsets: list[npt.NDArray[np.int64] | None] = []
@@ -64,7 +64,7 @@ def layout_of(block: Block) -> Layout:
 
 
 def _meta_of(name: str, column: Column) -> ColumnMeta:
-    """Describe a column."""
+    """Return the description of a column."""
     if isinstance(column, Objects):
         return ColumnMeta(name, OBJECTS)
     if not isinstance(column, (Dense, Ragged)):
@@ -80,7 +80,7 @@ def _meta_of(name: str, column: Column) -> ColumnMeta:
 
 
 def _dtype_of(meta: ColumnMeta) -> torch.dtype:
-    """Return the dtype itself, of which a layout has the name."""
+    """Return the torch dtype that a column's description names."""
     dtype = getattr(torch, meta.dtype, None)
     if not isinstance(dtype, torch.dtype):
         msg = f"field {meta.name!r} is of {meta.dtype}, which torch {torch.__version__} of this process does not have"
@@ -89,9 +89,9 @@ def _dtype_of(meta: ColumnMeta) -> torch.dtype:
 
 
 def pack(block: Block, layout: Layout, out: Bytes) -> Iterator[int]:
-    """Write a block into ``out``; a generator that yields after each piece how many bytes it copied.
+    """Write a block into ``out`` as a generator, which yields the number of bytes copied after each piece.
 
-    ``out`` holds at least ``layout.nbytes``. Strided, expanded and read-only tensors are right too.
+    ``out`` has at least ``layout.nbytes`` bytes. Strided, expanded and read-only tensors are supported.
     """
     head = layout.head()
     out[: len(head)] = np.frombuffer(head, np.uint8)
@@ -101,14 +101,14 @@ def pack(block: Block, layout: Layout, out: Bytes) -> Iterator[int]:
         block.columns.values(), layout.metas, layout.data_at, layout.data_bytes, strict=True
     ):
         if isinstance(column, (Dense, Ragged)) and 0 < size <= payloads.PIECE_BYTES and column.values.is_contiguous():
-            out[at : at + size] = _flat(column.values)  # most are like this, and a slot may hold little
+            out[at : at + size] = _flat(column.values)  # the common case, and fast for small slots
             yield size
         elif size:
             yield from _copy(column, meta, out[at : at + size])
 
 
 def rows_of(block: Block, first: int, stop: int) -> Block:
-    """See some rows of a block as a block of its own; no tensor is copied."""
+    """Return rows ``first`` to ``stop`` of a block as a block of their own; no tensor is copied."""
     if first == 0 and stop == block.n:
         return block
     columns: dict[str, Column] = {}
@@ -125,7 +125,7 @@ def rows_of(block: Block, first: int, stop: int) -> Block:
 
 
 def packed(block: Block) -> Bytes:
-    """Return a block as a payload of its own."""
+    """Return the bytes of a payload that holds a block."""
     layout = layout_of(block)
     out = np.empty(layout.nbytes, np.uint8)
     for _ in pack(block, layout, out):
@@ -134,7 +134,7 @@ def packed(block: Block) -> Bytes:
 
 
 def _copy(column: Column, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
-    """Copy the rows of one column."""
+    """Copy the rows of one column into ``out``, in pieces."""
     if isinstance(column, Objects):
         data = np.frombuffer(b"".join(column.items), np.uint8)
     else:
@@ -148,14 +148,14 @@ def _copy(column: Column, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
 
 
 def _flat(values: torch.Tensor) -> Bytes:
-    """See a contiguous tensor as bytes. Flattening it first takes twice as long, where views will do."""
-    # In dimensions of one element a contiguous tensor may have any stride, and no view as bytes.
+    """View a contiguous tensor as bytes; without ``reshape`` where possible, which would take twice as long."""
+    # A contiguous tensor may have any stride in dimensions of one element, and then it cannot be viewed as bytes.
     flat = values if values.stride(-1) == 1 else values.reshape(-1)
     return flat.view(torch.uint8).numpy().reshape(-1)
 
 
 def _copy_strided(values: torch.Tensor, meta: ColumnMeta, out: Bytes) -> Iterator[int]:
-    """Copy a tensor whose elements do not lie in order."""
+    """Copy a tensor that is not contiguous into ``out``, in pieces."""
     target = torch.from_numpy(out).view(_dtype_of(meta)).view(values.shape)
     row = out.nbytes // values.shape[0]
     step = max(1, payloads.PIECE_BYTES // row)
@@ -166,10 +166,10 @@ def _copy_strided(values: torch.Tensor, meta: ColumnMeta, out: Bytes) -> Iterato
 
 
 def block_of(payload: Payload, codec: ObjectCodec = PICKLE) -> Block:
-    """See a payload as a block whose tensors share its bytes.
+    """Return a block whose tensors share the payload's bytes.
 
     Raises:
-        DataPlaneReadError: A field is of a dtype that only a newer torch has; it is named.
+        DataPlaneReadError: A field has a dtype that this torch does not have; the message names the field.
     """
     columns = {meta.name: _column(payload, at) for at, meta in enumerate(payload.layout.metas)}
     return Block(payload.layout.n, columns, codec=codec)

@@ -1,4 +1,4 @@
-"""Long copies and the event loop take turns."""
+"""Long copies that yield to the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["copy_cooperatively"]
 
 
 async def copy_cooperatively(copies: Iterator[int]) -> None:
-    """Run a generator of copies, which yields how many bytes each had; the loop runs after each 16 MiB."""
+    """Run a generator that copies and yields the bytes of each copy; let the event loop run after each 16 MiB."""
     done = 0
     for copied in copies:
         done += copied

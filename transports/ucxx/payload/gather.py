@@ -1,7 +1,7 @@
-"""Gather: rows of many payloads, put end to end in one payload.
+"""Gather: concatenate rows of many payloads in one payload.
 
-This is what serves a read of many slots, in the slot host (into a message) as on the shared-memory lane (into the
-reader's own memory). Slots whose columns look alike go together; others get a payload of their own.
+It serves reads of many slots, in the slot host (into a message) and on the shared-memory lane (into the reader's
+memory). Rows of slots with equal columns go into one payload, others into a payload of their own.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 __all__ = ["Gather", "Selection", "gathers"]
 
-#: Scattered rows below this many bytes are picked by numpy at once; larger ones are copied one by one (1 us each).
+#: Scattered rows up to this many bytes are picked by numpy in one step; larger ones are copied one by one (1 us each).
 _PICK_BYTES: Final = 2048
 
 
 class Selection(NamedTuple):
-    """Rows and fields of one payload.
+    """A selection of rows and fields of one payload.
 
     Attributes:
-        ref: The caller's number for it.
-        payload: Where they lie.
-        fields: Which columns.
-        rows: Which rows, in this order; a range or integers.
+        ref: Number by which the caller identifies the selection.
+        payload: Payload that holds the rows.
+        fields: Names of the selected columns.
+        rows: Indices of the selected rows, in order; a range or integers.
     """
 
     ref: int
@@ -48,7 +48,7 @@ Span = tuple[int, int]
 
 
 def span_of(index: Sequence[int]) -> Span | None:
-    """Return (first, stop) where the index counts up by one."""
+    """Return (first, stop) where the index counts up by one, else None."""
     if isinstance(index, range):
         return (index.start, index.stop) if index.step == 1 else None
     if not index:
@@ -61,12 +61,12 @@ def span_of(index: Sequence[int]) -> Span | None:
 
 @dataclass(slots=True)
 class Gather:
-    """One payload to be made of selections whose columns look alike.
+    """A payload to be built from selections with equal columns.
 
     Attributes:
         picks: The selections, in order.
-        layout: Of the payload to be made.
-        nbytes: Data bytes per selection.
+        layout: Layout of the payload to be built.
+        nbytes: Data bytes of each selection.
     """
 
     picks: list[Selection]
@@ -77,7 +77,7 @@ class Gather:
 
     @classmethod
     def of(cls, picks: list[Selection], metas: tuple[ColumnMeta, ...]) -> Gather:
-        """Lay out the payload that holds these selections."""
+        """Return the gather that builds the payload of these selections; ``metas`` are its columns."""
         marks = [span_of(pick.rows) for pick in picks]
         counts = [len(pick.rows) for pick in picks]
         places: dict[bytes, list[int]] = {}
@@ -105,11 +105,11 @@ class Gather:
 
     @property
     def counts(self) -> list[int]:
-        """Rows per selection."""
+        """Number of rows of each selection."""
         return [len(pick.rows) for pick in self.picks]
 
     def fill(self, out: Bytes) -> Iterator[int]:
-        """Write the payload into ``out``; a generator that yields after each piece how many bytes it copied."""
+        """Write the payload into ``out`` as a generator, which yields the number of bytes copied after each piece."""
         head = self.layout.head()
         out[: len(head)] = np.frombuffer(head, np.uint8)
         for begin, end in self.layout.gaps():
@@ -143,7 +143,7 @@ def _lengths(pick: Selection, at: int, mark: Span | None) -> npt.NDArray[np.int6
 
 
 def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterable[Bytes]:
-    """The bytes of the selected rows of one column, in order."""
+    """Return the bytes of the selected rows of one column, in order."""
     layout = pick.payload.layout
     offsets = layout.offsets[at]
     if mark is not None:
@@ -173,9 +173,9 @@ def _within(index: Sequence[int], n: int) -> bool:
 
 
 def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, CorruptPayload]]:
-    """Group selections by how their columns look, keeping their order within a group.
+    """Group selections by their columns, in order within a group.
 
-    Returns the payloads to be made, and an error per selection whose payload lacks a field or a row.
+    Returns the payloads to be built, and an error for each selection whose payload lacks a field or a row.
     """
     groups: dict[tuple[ColumnMeta, ...], list[Selection]] = {}
     known: dict[tuple[bytes, tuple[str, ...]], tuple[ColumnMeta, ...] | str] = {}

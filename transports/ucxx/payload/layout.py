@@ -1,13 +1,13 @@
-"""Where the parts of a payload lie.
+"""The binary layout of a payload.
 
-A payload is what one slot holds and what one message carries: n rows of some columns::
+A payload is the content of one slot or of one message: n rows of some columns::
 
     prefix     32 B   magic, version, flags, head bytes, CRC-32 of the head, rows, whole length
-    schema            msgpack: per column name, kind, dtype, the sizes that rows share
+    schema            msgpack: per column its name, kind, dtype and the sizes that all rows share
     lengths           int64 per row, for each column whose rows differ in length
-    data              per column all rows end to end, each column on a 64-byte boundary
+    data              per column all rows contiguously, each column on a 64-byte boundary
 
-All offsets follow from schema, rows and lengths, so that nothing from outside is used as an address.
+All offsets are computed from schema, rows and lengths, so no value of a received payload is used as an address.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 __all__ = ["ALIGN", "ITEM_BYTES", "MAX_HEAD_BYTES", "MAX_RANK", "ColumnMeta", "Layout", "bound", "read_layout"]
 
 ALIGN: Final = 64
-#: Columns of a payload are described in at most this many bytes: a few thousand columns.
+#: Largest schema of a payload in bytes, enough for a few thousand columns.
 MAX_HEAD_BYTES: Final = 1 << 20
 _PREFIX: Final = struct.Struct("<4sBBHIQQI")
 PREFIX_BYTES: Final = 32
 _MAGIC: Final = b"ADPP"
 _VERSION: Final = 1
-#: Dimensions of a tensor, that of the rows among them.
+#: Most dimensions of a tensor, including that of the rows.
 MAX_RANK: Final = 16
-#: Rows that hold no bytes (a size of 0 in their shape) could claim any length.
+#: Largest total length of ragged rows without bytes (a size of 0 in their shape), which no byte count bounds.
 _MAX_EMPTY_STEPS: Final = 1 << 26
 
 DENSE, RAGGED, OBJECTS = range(3)
 
-#: Bytes per element of every dtype that can travel, by torch's name of it. Written out, since a slot host has no torch.
+#: Bytes per element of every supported dtype, by its name in torch. It is a literal because a slot host has no torch.
 ITEM_BYTES: Final = {
     "bool": 1,
     "int8": 1,
@@ -73,13 +73,13 @@ ITEM_BYTES: Final = {
 
 
 class ColumnMeta(msgspec.Struct, array_like=True, frozen=True):
-    """One column, without its rows.
+    """Describes one column, without its rows.
 
     Attributes:
-        name: Of the field.
+        name: Name of the field.
         kind: 0 dense, 1 ragged, 2 objects.
-        dtype: Torch's name of it; empty for objects.
-        shape: Of a row; for ragged columns without the dimension in which rows differ.
+        dtype: Name of the dtype in torch; empty for objects.
+        shape: Shape of a row; for ragged columns without the dimension in which rows differ.
         dim, nested: As in :class:`~asyncdp.rows.block.Ragged`.
     """
 
@@ -102,17 +102,17 @@ def _up(value: int) -> int:
 
 @dataclass(slots=True)
 class Layout:
-    """Where the parts of one payload lie.
+    """The offsets and sizes of the parts of one payload.
 
     Attributes:
-        n: Rows.
-        metas: The columns.
-        offsets: Per column int64 ``(n + 1,)``, in steps of its unit; None for dense columns.
-        schema: The encoded columns.
-        data_at: Per column where its data begins, in bytes from the payload's begin.
-        data_bytes: Per column how long its data is.
-        head_bytes: Where the data of all columns begins.
-        nbytes: Length of the whole payload.
+        n: Number of rows.
+        metas: Descriptions of the columns.
+        offsets: Per column the offsets of its rows, int64 ``(n + 1,)``, in steps of its unit; None for dense columns.
+        schema: The encoded ``metas``.
+        data_at: Per column the offset of its data, in bytes from the beginning of the payload.
+        data_bytes: Per column the length of its data, in bytes.
+        head_bytes: Length of prefix, schema and lengths in bytes: the offset of the first column's data.
+        nbytes: Length of the whole payload, in bytes.
     """
 
     n: int
@@ -133,7 +133,7 @@ class Layout:
         offsets: Sequence[npt.NDArray[np.int64] | None],
         schema: bytes | None = None,
     ) -> Layout:
-        """Lay out ``n`` rows."""
+        """Compute the layout of ``n`` rows; ``schema`` is the encoded ``metas`` where it exists already."""
         if schema is None:
             schema = msgspec.msgpack.encode(metas)
         ragged = sum(column is not None for column in offsets)
@@ -147,10 +147,10 @@ class Layout:
         return cls(n, metas, tuple(offsets), schema, tuple(places), tuple(sizes), head, at)
 
     def refuse_unreadable(self) -> None:
-        """Refuse, before anything is written, what :func:`read_layout` would not take.
+        """Refuse, before anything is written, a layout that :func:`read_layout` would refuse.
 
         Raises:
-            DataPlaneBadRequest: It says what is wrong, and with which column.
+            DataPlaneBadRequest: The message says what is wrong, and in which column.
         """
         if len(self.schema) > MAX_HEAD_BYTES:
             msg = f"{len(self.metas)} fields are described in {len(self.schema)} bytes, {MAX_HEAD_BYTES} are the most"
@@ -165,7 +165,7 @@ class Layout:
                 raise DataPlaneBadRequest(msg, field=meta.name)
 
     def head(self) -> bytes:
-        """Prefix, schema and lengths, padded to where the data begins."""
+        """Return prefix, schema and lengths, padded to ``head_bytes``."""
         if self._head is not None:
             return self._head
         parts = [self.schema, bytes(_up(PREFIX_BYTES + len(self.schema)) - PREFIX_BYTES - len(self.schema))]
@@ -179,13 +179,13 @@ class Layout:
         return head
 
     def gaps(self) -> list[tuple[int, int]]:
-        """Where the padding after each column lies: (begin, end)."""
+        """Return (begin, end) of the padding after each column that has any."""
         ends_ = [at + size for at, size in zip(self.data_at, self.data_bytes, strict=True)]
         begins = [*self.data_at[1:], self.nbytes] if ends_ else []
         return [(end, begin) for end, begin in zip(ends_, begins, strict=True) if end < begin]
 
     def column(self, name: str) -> int | None:
-        """Position of a column, or None."""
+        """Return the position of a column, or None where there is none of this name."""
         return next((at for at, meta in enumerate(self.metas) if meta.name == name), None)
 
 
@@ -197,7 +197,7 @@ def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
-    """Bytes that a payload of these fields never exceeds, where ``sizes`` are the data bytes of its rows."""
+    """Return an upper bound, in bytes, of a payload of these fields whose rows have ``sizes`` data bytes."""
     names = sum(len(name.encode()) for name in fields)
     described = names + len(fields) * (48 + 9 * MAX_RANK)
     lengths = 8 * len(sizes) * len(fields)
@@ -206,14 +206,14 @@ def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
 
 @lru_cache(maxsize=1024)
 def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
-    """Decode and check the columns; a pure function of bytes, remembered since a put's slots share them."""
+    """Decode and check the schema; cached, because the slots of a put share it."""
     metas = msgspec.msgpack.decode(schema, type=tuple[ColumnMeta, ...])
     if len({meta.name for meta in metas}) != len(metas):
         raise ValueError("two columns have one name")
     for meta in metas:
         if meta.kind not in (DENSE, RAGGED, OBJECTS) or (meta.kind != OBJECTS and meta.dtype not in ITEM_BYTES):
             raise ValueError(f"column {meta.name!r} is of an unknown kind or dtype")
-        # Sizes of 0 hide the others from a count of bytes, not from the strides of a tensor.
+        # A size of 0 makes the number of bytes 0, but the other sizes still have to fit the strides of a tensor.
         steps = math.prod(max(size, 1) for size in meta.shape)
         if len(meta.shape) > MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
             raise ValueError(f"column {meta.name!r} has a shape that cannot be")
@@ -224,7 +224,7 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
 
 @lru_cache(maxsize=1024)
 def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
-    """What ``Block.schema_hash`` gives for rows of these columns: names, kinds, dtypes and ranks, in order of name."""
+    """Return the ``Block.schema_hash`` of rows of these columns: names, kinds, dtypes and ranks, in order of name."""
     parts = []
     for meta in sorted(metas, key=lambda meta: meta.name):
         rank = len(meta.shape) + (meta.kind == RAGGED)
@@ -234,14 +234,14 @@ def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
 
 @lru_cache(maxsize=1024)
 def _dense(n: int, schema: bytes) -> Layout:
-    """Lay out rows of which none differs in length; a pure function, remembered since a batch of slots shares it."""
+    """Return the layout of ``n`` rows of dense columns; cached, because the slots of a batch share it."""
     metas = _metas(schema)
     return Layout.make(n, metas, (None,) * len(metas), schema)
 
 
 @lru_cache(maxsize=1024)
 def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
-    """As :func:`_dense`, for who writes them; what could not be read is refused, and that is not remembered."""
+    """Return the layout of ``n`` rows of dense columns for a writer; an unreadable one is refused and not cached."""
     layout = Layout.make(n, metas, (None,) * len(metas))
     layout.refuse_unreadable()
     return layout
@@ -252,10 +252,10 @@ def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layou
 
     Args:
         buffer: Bytes that begin with a payload.
-        rows: How many rows are expected, where known.
+        rows: Expected number of rows; None: unknown.
 
     Raises:
-        CorruptPayload: The bytes are no payload, or not one of so many rows.
+        CorruptPayload: The bytes are no valid payload, or not one of ``rows`` rows.
     """
     try:
         return _read(buffer, rows)
@@ -270,7 +270,7 @@ def _corrupt(why: str) -> CorruptPayload:
 
 
 def _prefix(buffer: npt.NDArray[np.uint8], rows: int | None) -> tuple[int, int, int, int]:
-    """Return bytes of schema, rows, bytes of the payload and CRC-32 of its head."""
+    """Check the prefix; return schema bytes, number of rows, payload bytes and the CRC-32 of the head."""
     magic, version, flags, spare, schema_bytes, n, nbytes, crc = _PREFIX.unpack(buffer[:PREFIX_BYTES].tobytes())
     if magic != _MAGIC or version != _VERSION or flags or spare:
         raise _corrupt(f"magic {magic!r}, version {version}")
@@ -283,7 +283,7 @@ def _prefix(buffer: npt.NDArray[np.uint8], rows: int | None) -> tuple[int, int, 
 
 
 def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt.NDArray[np.int64]:
-    """Check the lengths of a column's rows against the bytes that are there."""
+    """Check the lengths of a column's rows against the size of the payload; return the rows' offsets."""
     most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
     if len(lengths) and (lengths.min() < 0 or lengths.max() > most or lengths.sum(dtype=np.float64) > most):
         raise _corrupt(f"lengths of column {meta.name!r} do not fit")
@@ -312,7 +312,7 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
             if meta.kind == DENSE:
                 offsets.append(None)
             else:
-                # A copy: another process may still change what lies there.
+                # Copied before the check, because another process may still change the shared memory.
                 lengths = buffer[begin : begin + n * 8].view(np.int64).copy()
                 offsets.append(_offsets(lengths, meta, size))
                 begin += n * 8
@@ -323,7 +323,7 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
 
 
 def spans(counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Turn counts into (first, stop) pairs that follow each other."""
+    """Return the consecutive (first, stop) ranges that have these lengths."""
     marks = [0]
     for count in counts:
         marks.append(marks[-1] + count)

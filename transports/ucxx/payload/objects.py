@@ -1,8 +1,9 @@
-"""Values that are no tensors, as bytes: msgpack, with extension types for what msgpack itself would change.
+"""Encoding of values that are no tensors: msgpack, with extension types for the types that msgpack would change.
 
-msgpack keeps None, bool, 64-bit ints, floats, str, bytes, lists and dicts. Tuples, sets, frozensets, bytearrays, ints
-of any size, complex numbers and numpy arrays and scalars travel as extension types, so that each comes back as it was.
-Subclasses (an OrderedDict, an IntEnum, a named tuple) would come back as their base class: they are refused.
+msgpack preserves None, bool, 64-bit ints, floats, str, bytes, lists and dicts. Tuples, sets, frozensets, bytearrays,
+ints of any size, complex numbers and numpy arrays and scalars are encoded as extension types, so that each is decoded
+to an equal value of the same type. Subclasses (an OrderedDict, an IntEnum, a named tuple) would be decoded to their
+base class, so they are refused.
 """
 
 from __future__ import annotations
@@ -20,21 +21,22 @@ from asyncdp.errors import CorruptPayload, DataPlaneError
 __all__ = ["MsgpackCodec"]
 
 _TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _BYTEARRAY, _ARRAY, _SCALAR = range(1, 9)
-#: Set apart from the rest, since reading it runs what the writer chose.
+#: Code of pickles, apart from the others, because decoding one runs code that its writer chose.
 _PICKLE = 100
-#: How deeply tuples, sets and arrays may be nested, lists and dicts between them not counted: each is another pass.
+#: Deepest nesting of tuples, sets and arrays, without the lists and dicts in between: each level is one more pass.
 _MAX_PASSES = 64
-#: How deeply all of them may be nested; far below where Python's own stack ends.
+#: Deepest nesting of all containers together; far below Python's recursion limit.
 _MAX_DEPTH = 256
-#: Lists, dicts, tuples and sets (which count four times) of one value: so many, or one for each so many bytes that it
-#: takes packed. An empty list is one byte, and takes 56 where it is read; an empty set is four, and takes 216.
+#: Most containers in one value: ``_FREE``, or one for each ``_BYTES_EACH`` packed bytes if that is more; a set counts
+#: ``_SET_COUNTS`` times. An empty list is one byte packed and 56 bytes decoded; an empty set is four and 216.
 _FREE: Final = 1 << 16
 _BYTES_EACH: Final = 4
 _SET_COUNTS: Final = 4
-#: Longer ones are made only when all that a value says of lengths was added up: memory is taken by what they say.
+#: Longer lists and dicts are decoded only after the announced lengths of the whole value were checked, because msgpack
+#: allocates memory by announced lengths.
 _LONG: Final = 1 << 17
-#: Members of one set, or keys of one dict, that may share a hash: those of ints and tuples can be foretold, and each
-#: further one is compared with all before it.
+#: Most members of one set, or keys of one dict, with equal hashes. Hashes of ints and tuples are predictable, and each
+#: further member of an equal hash is compared with all before it.
 _MOST_ALIKE: Final = 64
 _LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} levels deep, or {_MAX_PASSES} of tuples and sets"
@@ -44,34 +46,35 @@ _NO_PICKLES: Final = (
     "a pickled value came, and allow_pickle is off: turn ucxx.allow_pickle on in this process' own config, if it trusts"
     " whoever may put"
 )
-#: What msgpack takes for bytes whatever it is told.
+#: Types that msgpack encodes as bytes even with ``strict_types``.
 _BUFFERS = frozenset({bytearray, memoryview})
 _NESTING: Final = frozenset({list, tuple, dict, set, frozenset})
 _LOOKED_INTO: Final = _NESTING | _BUFFERS
 _SETS: Final = (bytes([_SET]), bytes([_FROZENSET]))
-#: Numbers, None, bools: what is neither text, bytes, extension nor container.
+#: Matches encoded numbers, None and bools: everything but text, bytes, extensions and containers.
 _NUMBERS: Final = re.compile(
     rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8})*+"
 )
-#: By their first byte, of all others: how many bytes their length takes, and how many follow beside what is so long.
+#: Encoded bytes, texts and extensions, by first byte: the bytes of their length field, and the bytes of the content
+#: that this length does not count.
 _TEXTS: Final = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
 _TEXTS.update({0xD9: (1, 0), 0xDA: (2, 0), 0xDB: (4, 0)})
 _TEXTS.update({0xD4 + power: (0, 1 + (1 << power)) for power in range(5)})
 
 
 class MsgpackCodec:
-    """Encodes values exactly or refuses them; an :class:`~asyncdp.rows.block.ObjectCodec`.
+    """Encodes values exactly or refuses them; implements :class:`~asyncdp.rows.block.ObjectCodec`.
 
     Args:
-        allow_pickle: Whether values of other types travel as pickles. Then a peer that may write can run code in every
-            process that reads: only among processes that trust each other.
+        allow_pickle: Whether values of other types are encoded as pickles. Every process that may write can then run
+            code in every process that reads, so all of them have to trust each other.
 
     Raises:
         ImportError: msgpack is not installed; the message names the extra.
     """
 
     def __init__(self, *, allow_pickle: bool = False) -> None:
-        """Load msgpack."""
+        """Import msgpack."""
         try:
             import msgpack
         except ImportError as err:
@@ -82,14 +85,14 @@ class MsgpackCodec:
         self.allow_pickle = allow_pickle
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by what it was made with: an error that holds rows which came travels with their codec."""
+        """Pickle the codec by its arguments; it is pickled with errors that contain the rows that were read."""
         return _made, (self.allow_pickle,)
 
     def dumps(self, value: Any) -> bytes:
         """Encode one value.
 
         Raises:
-            TypeError, ValueError: It cannot be kept as it is; the message says what it is.
+            TypeError, ValueError: The value cannot be encoded exactly; the message names its type or the reason.
         """
         try:
             nest = _Nest()
@@ -101,10 +104,10 @@ class MsgpackCodec:
         return packed
 
     def loads(self, data: bytes) -> Any:
-        """Decode what ``dumps`` made.
+        """Decode a value that ``dumps`` encoded.
 
         Raises:
-            CorruptPayload: The bytes are no such value, or are a pickle and ``allow_pickle`` is off.
+            CorruptPayload: The bytes are no valid value, or contain a pickle while ``allow_pickle`` is off.
         """
         try:
             heads = _heads(data)
@@ -128,7 +131,7 @@ class MsgpackCodec:
                     raise
         return self._unpack(data, 0, _Survey(len(data)))
 
-    # -- out
+    # -- encoding
 
     def _pack(self, value: Any, passes: int, nest: _Nest) -> bytes:
         if passes > _MAX_PASSES:
@@ -153,7 +156,7 @@ class MsgpackCodec:
             return {key: self._swap(item, passes, nest) for key, item in value.items()}
         return self._extend(value, passes, nest) if kind in _BUFFERS else value
 
-    def _extend(self, value: Any, passes: int, nest: _Nest) -> Any:  # noqa: PLR0911 - a table, in words
+    def _extend(self, value: Any, passes: int, nest: _Nest) -> Any:  # noqa: PLR0911 - one branch per type
         ext: Callable[[int, bytes], Any] = self._msgpack.ExtType
         kind = type(value)
         if kind is tuple:
@@ -167,7 +170,7 @@ class MsgpackCodec:
         if kind is bytearray:
             return ext(_BYTEARRAY, bytes(value))
         if kind is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
-            nest.count += 2  # of the list that it travels as, and of its shape
+            nest.count += 2  # for the list that encodes it, and for its shape
             parts = [value.dtype.str, list(value.shape), _readable(value.tobytes(), value.dtype)]
             return ext(_ARRAY, self._pack(parts, passes, nest))
         if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
@@ -179,14 +182,14 @@ class MsgpackCodec:
             f"a value of type {kind.__module__}.{kind.__qualname__} cannot be kept unchanged (allow_pickle=True would)"
         )
 
-    # -- in
+    # -- decoding
 
     def _unpack(self, data: bytes, passes: int, survey: _Survey | None) -> Any:
         if passes > _MAX_PASSES:
             raise RecursionError
         longest = _LONG
         if survey is not None:
-            survey.add(data)  # before anything is made of it
+            survey.add(data)  # before anything is decoded
             longest = len(data)
 
         def restore(code: int, body: bytes) -> Any:
@@ -203,7 +206,7 @@ class MsgpackCodec:
             max_map_len=longest,
         )
 
-    def _restore(self, code: int, body: bytes, passes: int, survey: _Survey | None) -> Any:  # noqa: PLR0911 - a table, in words
+    def _restore(self, code: int, body: bytes, passes: int, survey: _Survey | None) -> Any:  # noqa: PLR0911 - one branch per code
         if code == _TUPLE:
             return tuple(self._unpack(body, passes, survey))
         if code in (_SET, _FROZENSET):
@@ -221,7 +224,7 @@ class MsgpackCodec:
             return np.frombuffer(_readable(raw, _plain(dtype)), _plain(dtype)).reshape(shape).copy()
         if code == _SCALAR:
             dtype, raw = self._unpack(body, passes, survey)
-            # Of an empty text there are no bytes; its type holds one element all the same.
+            # An empty text has no bytes, so ``frombuffer`` cannot make the one element of it.
             kind = _plain(dtype)
             return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
         if code == _PICKLE and self.allow_pickle:
@@ -236,7 +239,7 @@ def _made(allow_pickle: bool) -> MsgpackCodec:  # noqa: FBT001 - called by pickl
 
 
 def _heads(data: bytes) -> int:
-    """Count the bytes with which lists and dicts begin, wherever they are found: without many there are not many."""
+    """Count the bytes that could begin a list or a dict, at any position: an upper bound of their number."""
     if len(data) <= _MAX_DEPTH:
         return len(data)
     all_ = np.frombuffer(data, np.uint8)
@@ -252,11 +255,11 @@ def _check_count(count: int, nbytes: int) -> None:
 
 
 class _Nest:
-    """What lies in a value.
+    """Counts the containers in a value that is to be encoded.
 
     Attributes:
-        count: Lists, dicts, tuples and sets.
-        buffers: Whether a bytearray or memoryview lies in it, in its lists or in its dicts.
+        count: Number of lists, dicts, tuples and sets; each set counts ``_SET_COUNTS`` times.
+        buffers: Whether the value or a container in it contains a bytearray or memoryview.
     """
 
     __slots__ = ("buffers", "count")
@@ -266,11 +269,11 @@ class _Nest:
         self.buffers = False
 
     def look_at(self, items: Iterable[Any], depth: int) -> None:
-        """Note values and what lies in them.
+        """Examine values and, recursively, what they contain.
 
         Raises:
             RecursionError: They are nested too deeply.
-            ValueError: Many members of a set, or keys of a dict, have one hash.
+            ValueError: Too many members of a set, or keys of a dict, have equal hashes.
         """
         for item in items:
             kind = type(item)
@@ -294,10 +297,10 @@ class _Nest:
 
 
 class _Survey:
-    """What a packed value says of its lengths, added up before anything is made of it.
+    """Adds up the lengths that a packed value announces, before anything is decoded.
 
     Args:
-        packed: Bytes of it.
+        packed: Length of the packed value, in bytes.
     """
 
     __slots__ = ("_count", "_packed")
@@ -307,10 +310,10 @@ class _Survey:
         self._count = 0
 
     def add(self, data: bytes) -> None:
-        """Note what one pass over ``data`` would make; extensions in it are surveyed when they are read.
+        """Count the containers that a pass over ``data`` would create; extensions in it are counted in their own pass.
 
         Raises:
-            ValueError: It is too much, or lists are said to hold more than there is.
+            ValueError: There are too many, or lists announce more items than there are bytes.
         """
         at, end, items = 0, len(data), 0
         while at < end:
@@ -344,7 +347,7 @@ class _Survey:
 
 
 def _apart(members: Collection[Any]) -> None:
-    """Refuse members of which many have one hash: a set of 20,000 such would take minutes."""
+    """Refuse members of which many have equal hashes: to build a set of 20,000 such would take minutes."""
     if len(members) > _MOST_ALIKE and max(Counter(map(hash, members)).values()) > _MOST_ALIKE:
         raise ValueError(f"more than {_MOST_ALIKE} members of one hash")
 
@@ -356,7 +359,7 @@ def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _readable(raw: bytes, dtype: np.dtype[Any]) -> bytes:
-    """Refuse text of code points that there are not: numpy takes them, and fails when an element is looked at."""
+    """Refuse numpy text with invalid code points, which numpy accepts and fails on when an element is accessed."""
     if dtype.kind == "U":
         points = np.frombuffer(raw, np.dtype(np.uint32).newbyteorder(dtype.byteorder))
         if len(points) and points.max() > _LAST_CODE_POINT:

@@ -1,6 +1,6 @@
-"""Payloads: bytes that hold rows, without regard to what the rows are: a slot host, which serves them, has no torch.
+"""Payloads: bytes that hold rows, without interpretation of the values, because slot hosts have no torch.
 
-``blocks.py`` makes payloads of rows, and rows of payloads.
+``blocks.py`` converts blocks of rows to payloads and back.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["PIECE_BYTES", "Payload", "copy_pieces"]
 
-#: One copy at the most, in bytes: 3-5 ms. Larger copies are also slower per byte (measured: 256 MB 3.1, 16 MB 5 GB/s).
+#: Largest single copy in bytes: 3-5 ms. Larger copies are also slower per byte (measured: 256 MB 3.1, 16 MB 5 GB/s).
 PIECE_BYTES: Final = 16 << 20
 
 
 def copy_pieces(out: Bytes, data: Bytes) -> Iterator[int]:
-    """Copy bytes, a piece at a time."""
+    """Copy bytes as a generator, in pieces of at most ``PIECE_BYTES``; yield the length of each piece."""
     for begin in range(0, len(data), PIECE_BYTES):
         end = min(begin + PIECE_BYTES, len(data))
         out[begin:end] = data[begin:end]
@@ -33,41 +33,41 @@ def copy_pieces(out: Bytes, data: Bytes) -> Iterator[int]:
 
 
 class Payload:
-    """Bytes that hold rows, and where each part lies in them.
+    """Bytes that hold rows, with their layout.
 
     Attributes:
-        layout: See there.
-        data: The bytes, uint8, ``layout.nbytes`` of them.
+        layout: Offsets and sizes of the parts.
+        data: The bytes, uint8, of length ``layout.nbytes``.
     """
 
     __slots__ = ("data", "layout")
 
     def __init__(self, layout: Layout, data: Bytes) -> None:
-        """Hold both without a copy."""
+        """Keep layout and data, without a copy."""
         self.layout = layout
         self.data = data[: layout.nbytes]
 
     @classmethod
     def read(cls, data: Bytes, rows: int | None = None) -> Payload:
-        """See bytes as a payload; ``rows`` is how many rows it has to have, where known.
+        """Return bytes as a payload, without a copy; ``rows`` is the expected number of rows, None: unknown.
 
         Raises:
-            CorruptPayload: They are none.
+            CorruptPayload: The bytes are no valid payload, or not one of ``rows`` rows.
         """
         return cls(read_layout(data, rows), data)
 
     def schema(self, fields: Sequence[str] | None = None) -> int:
-        """What ``Block.schema_hash`` gives for these fields."""
+        """Return the ``Block.schema_hash`` of these fields; None: of all."""
         metas = self.layout.metas
         return schema_of(metas if fields is None else tuple(meta for meta in metas if meta.name in fields))
 
     def bytes_of(self, at: int) -> Bytes:
-        """Return the data of one column."""
+        """Return the data bytes of the column at this position."""
         begin = self.layout.data_at[at]
         return self.data[begin : begin + self.layout.data_bytes[at]]
 
     def row_bytes(self, fields: Sequence[str] | None = None) -> npt.NDArray[np.int64]:
-        """Data bytes of each row, shape ``(n,)``."""
+        """Return the data bytes of each row in these fields (None: in all), shape ``(n,)``."""
         total = np.zeros(self.layout.n, np.int64)
         for meta, offsets in zip(self.layout.metas, self.layout.offsets, strict=True):
             if fields is None or meta.name in fields:
@@ -75,7 +75,7 @@ class Payload:
         return total
 
     def checksum(self, first: int = 0, stop: int | None = None) -> int:
-        """What ``Block.checksum`` gives for rows ``first`` to ``stop``."""
+        """Return the ``Block.checksum`` of rows ``first`` to ``stop``; None: to the end."""
         stop = self.layout.n if stop is None else stop
         crc = 0
         order: Any = sorted(range(len(self.layout.metas)), key=lambda at: self.layout.metas[at].name)

@@ -1,1 +1,1 @@
-"""What travels between client and host: messages, the handshake, UCX."""
+"""The wire protocol between client and host: messages, the handshake, and UCX."""

@@ -1,4 +1,4 @@
-"""Memory for results, used again once every tensor on it is gone.
+"""A pool of memory for results, which is reused once every tensor on it is garbage collected.
 
 Fresh pages cost more than the copy into them: two thirds of a large read (measured: 1.2 against 5 GB/s).
 """
@@ -24,30 +24,31 @@ _GRAIN: Final = 64 << 10
 
 
 class BufferPool:
-    """Lends byte arrays.
+    """Allocates byte arrays from memory that it reuses.
 
     Args:
-        keep_bytes: Most memory that is kept for another use.
-        least_bytes: Smaller arrays are not pooled: malloc reuses those by itself.
+        keep_bytes: Most bytes of free memory that are kept for reuse.
+        least_bytes: Least size of a pooled array, in bytes; malloc itself reuses smaller ones.
     """
 
     def __init__(self, *, keep_bytes: int = 1 << 30, least_bytes: int = 1 << 20) -> None:
-        """Begin empty."""
+        """Start without memory."""
         self.keep_bytes = keep_bytes
         self.least_bytes = least_bytes
         self.hits = 0
         self.misses = 0
-        #: With the time of their return, the oldest first.
+        #: Free memory with the time of its return, the oldest first.
         self._free: list[tuple[float, mmap.mmap]] = []
-        # Filled by finalizers, which run in any thread and at any time: appending is all they do.
+        # Filled by finalizers, which run in any thread and at any time, so they only append.
         self._returned: deque[tuple[float, mmap.mmap]] = deque()
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return ``nbytes`` bytes of any content; they come back by themselves when nothing refers to them any more."""
+        """Return an uninitialised array of ``nbytes`` bytes; its memory is reused once nothing refers to it."""
         if nbytes < self.least_bytes:
             return np.empty(nbytes, np.uint8)
         memory = self._take(nbytes)
-        # Not an array that owns its memory: views of views then refer to this very array, whose end is the loan's.
+        # The array does not own its memory. Views of views therefore refer to this array, and its finalizer runs only
+        # when none of them is left.
         lent = np.frombuffer(memory, np.uint8, count=nbytes)
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return lent
@@ -66,7 +67,7 @@ class BufferPool:
             self.hits += 1
         else:
             self.misses += 1
-            # Private: a forked child keeps what it holds, whatever is read into this memory here later on.
+            # Private: a forked child keeps the content it has, whatever the parent later reads into this memory.
             private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
             memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN, flags=private)
             if hasattr(mmap, "MADV_HUGEPAGE"):
@@ -81,13 +82,13 @@ class BufferPool:
             self._free.append(self._returned.popleft())
 
     def trim(self, idle_s: float) -> None:
-        """Return to the system what nobody has used for ``idle_s`` seconds."""
+        """Return memory to the system that was free for ``idle_s`` seconds."""
         self._collect()
         oldest = time.monotonic() - idle_s
         self._free = [entry for entry in self._free if entry[0] > oldest]
 
     def clear(self) -> None:
-        """Return what is free to the system, and what comes back later as well."""
+        """Return all free memory to the system, and from now on all memory that is freed."""
         self.keep_bytes = 0
         self._free.clear()
         self._returned.clear()

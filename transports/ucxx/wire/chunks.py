@@ -1,4 +1,4 @@
-"""Payloads in messages, tagged one after the other: small ones joined, large ones cut into pieces UCX moves well."""
+"""Payloads in UCX messages with consecutive tags: small payloads are joined, large ones are split."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ if TYPE_CHECKING:
 
 __all__ = ["AHEAD", "batches", "post_receives", "send_all", "wait_all"]
 
-#: Messages that are posted before the first has ended: enough to keep the line busy, few enough to give up quickly.
+#: Messages posted before the first one has ended: enough to use the bandwidth, few enough to cancel quickly.
 AHEAD: Final = 8
-#: Payloads up to this share messages, which the receiver takes apart by a copy; larger ones go straight into their
-#: slots. Measured, joined and each alone: 256 x 64 KB 25 and 84 ms, 64 x 256 KB 17 and 40 ms, 34 x 480 KB 15 and 17 ms.
+#: Largest payload in bytes that shares a message with others, from which the receiver copies it; larger ones are
+#: received directly into their slots. Measured, joined and each alone: 256 x 64 KB 25 and 84 ms, 64 x 256 KB 17 and
+#: 40 ms, 34 x 480 KB 15 and 17 ms.
 JOINABLE_BYTES: Final = 512 << 10
-#: What is joined ends here, so that a receiver has little to hold and can copy one message while the next one comes.
+#: Largest joined message in bytes, so that a receiver needs little memory and can copy one message during the next.
 JOINED_BYTES: Final = 4 << 20
 
 
 def batches(sizes: Sequence[int]) -> list[tuple[int, int]]:
-    """Which payloads of these sizes travel together, as (first, stop); both ends of a write reckon it alike."""
+    """Return which payloads of these sizes share a message, as (first, stop); both ends of a write compute it."""
     out: list[tuple[int, int]] = []
     first, total = 0, 0
     for at, size in enumerate(sizes):
@@ -47,12 +48,12 @@ def _pieces(buffers: Sequence[Bytes]) -> Iterator[Bytes]:
 
 
 def post_receives(engine: Engine, endpoint: Any, tag: int, buffers: Sequence[Bytes]) -> list[Operation]:
-    """Post receives that together fill the buffers, in order; the tags count up from ``tag``."""
+    """Post receives that together fill the buffers, in order; their tags are ``tag``, ``tag + 1``, ..."""
     return [engine.receive(endpoint, at, piece) for at, piece in enumerate(_pieces(buffers), tag)]
 
 
 async def wait_all(operations: Sequence[Operation]) -> None:
-    """Wait until all have ended; the first error is raised (then the connection is of no use any more)."""
+    """Wait until all operations have ended; raise the first error, after which the connection must not be used."""
     for operation in operations:
         await operation.wait()
 
@@ -64,14 +65,15 @@ async def send_all(
     buffers: Sequence[Bytes],
     more: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
-    """Send the buffers, in order, a few messages ahead.
+    """Send the buffers, in order, with at most ``AHEAD`` messages posted at a time.
 
     Args:
-        engine: Sends them.
-        endpoint: Where to.
-        tag: Of the first message.
-        buffers: What is sent.
-        more: Called before each buffer but the first ``AHEAD``: returns when the peer awaits it.
+        engine: UCX engine.
+        endpoint: UCX connection to the receiver.
+        tag: Tag of the first message; further messages have the following tags.
+        buffers: Buffers to send.
+        more: Awaited before each buffer but the first ``AHEAD``; returns once the receiver expects it. None: the
+            receiver expects all buffers already.
     """
     under_way: list[Operation] = []
     for number, buffer in enumerate(buffers):

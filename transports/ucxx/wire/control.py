@@ -1,4 +1,4 @@
-"""The control stream of a connection: frames in, frames out, and its end noticed at once."""
+"""The control stream of a connection: it sends and receives frames, and reports its end at once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from .messages import (
 __all__ = ["Control"]
 
 M = TypeVar("M")
-#: A peer that sends on without waiting for replies is read no further.
+#: Number of undelivered messages at which reading from the peer is paused.
 _QUEUED: Final = 2
-#: Of what it had sent by then, so many messages are decoded at once.
+#: Most undelivered messages that are decoded from the bytes received by then.
 _DECODED: Final = 64
 
 
 class Control(asyncio.Protocol):
     """One end of a control stream.
 
-    Anything that is not a frame of ours ends it at once. ``on_lost`` is called once, when the stream has ended; that is
-    how the peer's death shows (5-25 ms after it).
+    Bytes that are no valid frame end the stream at once. ``on_lost`` is called once, when the stream has ended; this is
+    how the death of the peer is noticed (5-25 ms after it).
     """
 
     def __init__(self, on_made: Callable[[Control], None] = lambda _: None) -> None:
-        """Wait for the connection; ``on_made`` is told of it."""
+        """Initialise the state; ``on_made`` is called with this object once it is connected."""
         self.lost = False
         self.why: Exception | None = None
         self.on_lost: Callable[[], None] = lambda: None
@@ -54,10 +54,10 @@ class Control(asyncio.Protocol):
         self._paused = False
         self._full = False
 
-    # -- asyncio's side
+    # -- callbacks of asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin."""
+        """Keep the transport, and report the connection."""
         self._transport = transport
         on_fork(self)
         name = transport.get_extra_info("peername")
@@ -66,7 +66,7 @@ class Control(asyncio.Protocol):
         self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes; hand on whole messages."""
+        """Buffer bytes and queue the complete messages in them."""
         self._buffer += data
         try:
             self._unpack()
@@ -87,11 +87,11 @@ class Control(asyncio.Protocol):
                 self._transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """The peer says no more."""
+        """Let asyncio close the transport when the peer has closed its side."""
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End."""
+        """Mark the stream as ended and wake its waiters."""
         if self.lost:
             return
         self.lost = True
@@ -101,11 +101,11 @@ class Control(asyncio.Protocol):
         self.on_lost()
 
     def pause_writing(self) -> None:
-        """Note that the peer takes bytes slower than they come."""
+        """Make senders wait: the transport's buffer is full."""
         self._full = True
 
     def resume_writing(self) -> None:
-        """Note that it has caught up."""
+        """Let senders continue: the transport's buffer has drained."""
         self._full = False
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
@@ -114,14 +114,14 @@ class Control(asyncio.Protocol):
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    # -- ours
+    # -- use
 
     def open_up(self) -> None:
-        """Allow long frames: the peer has shown that it knows the secret."""
+        """Allow frames of full length, after the peer has authenticated."""
         self.most = BODY_BYTES
 
     def end(self, why: Exception | None = None) -> None:
-        """End the stream at once; what was queued is dropped. Twice is fine."""
+        """End the stream at once; unsent bytes are dropped. Idempotent."""
         self.why = self.why or why
         if self._transport is not None:
             abort(self._transport)
@@ -129,18 +129,18 @@ class Control(asyncio.Protocol):
             self.connection_lost(why)
 
     def after_fork(self) -> None:
-        """Hold the parent's connection no more: its peer has to see when the parent closes it."""
+        """Close the socket in a forked child, so that the peer notices when the parent closes the connection."""
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
             sever(sock.fileno())
 
     def close(self) -> None:
-        """End the stream after what was sent."""
+        """End the stream after everything was sent."""
         if self._transport is not None:
             self._transport.close()
 
     async def send(self, message: Message) -> None:
-        """Send a message; waits while the peer does not take what was sent before.
+        """Send a message; wait while the transport's buffer is full.
 
         Raises:
             ConnectionResetError: The stream has ended.
@@ -175,14 +175,14 @@ class Control(asyncio.Protocol):
 
     @property
     def crowds(self) -> bool:
-        """Whether the peer sent on without waiting for replies: two messages wait, and it may have one under way."""
+        """Whether the peer sent requests without awaiting replies: at least two messages are undelivered."""
         return len(self._messages) > 1
 
     async def expect(self, kind: type[M]) -> M:
         """Return the next message, which has to be of this kind.
 
         Raises:
-            WireError: It is of another.
+            WireError: It is of another kind; the stream is ended.
         """
         message = await self.receive()
         if not isinstance(message, kind):

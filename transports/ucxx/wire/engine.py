@@ -1,18 +1,18 @@
-"""Drives UCX from an event loop: no polling while idle, no thread, buffers held until UCX is done with them.
+"""UCX on an event loop: no polling while idle, no thread, and buffers pinned until UCX is done with them.
 
-ucxx's own wait spins on the loop: one idle connection costs a whole core. Here the loop watches the worker's file
-descriptor, runs progress when it is readable and arms it again. Two rules keep the process alive:
+ucxx's own wait spins on the loop, so that one idle connection costs a whole core. Here the loop watches the worker's
+file descriptor, runs progress when it is readable and arms it again. Two rules prevent crashes and mixed-up messages:
 
-* A request that was given up may still write into its buffer for a while (measured: up to 86 ms); freed memory then
-  means a crash. So request, array and buffer are pinned from the post until the request has ended, whatever becomes of
-  whoever waited for it.
-* A connection on which something was given up is abandoned: the next receive on it would get the old message.
+* A cancelled request may still write into its buffer for a while (measured: up to 86 ms); if the memory were freed, the
+  process would crash. Therefore request, array and buffer are pinned from the post until the request has ended, even
+  where its waiter was cancelled.
+* A connection with a cancelled operation is abandoned, because the next receive on it would get the old message.
 
-Anybody who reaches a listener of UCX may send messages, tagged as he likes, on behalf of nobody. So tags are drawn at
-random for each transfer, and an engine that listens drops what comes without being awaited.
+Any process that reaches a UCX listener may send messages with any tag, without authentication. Therefore tags are drawn
+at random for each transfer, and a listening engine drops messages for which no receive was posted.
 
-UCX does not survive a fork: in a child the engine is closed, and nothing native of it is ever destroyed, which would
-end the child by SIGABRT, or harm its parent.
+UCX does not survive a fork. In a child the engine is closed, and its native objects are never destroyed, because that
+would end the child by SIGABRT or harm its parent.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ if TYPE_CHECKING:
 
 __all__ = ["MESSAGE_BYTES", "Endpoint", "Engine", "Operation"]
 
-#: One message at the most: a larger one holds up the loop (256 MB: 5-75 ms) and is not faster.
+#: Largest message in bytes: a larger one blocks the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20
-#: More than a request can have messages: each needs a few bytes of a frame that has 16 MiB.
+#: Tags reserved per request; a request has fewer messages, since each takes some bytes of a frame of at most 16 MiB.
 _TAGS_PER_REQUEST: Final = 1 << 22
-#: Tags have so many bits on the wire.
+#: Bits of a tag on the wire.
 _TAG_BITS: Final = 62
-#: Of messages that nobody awaits, so many are dropped before the loop runs again (9 us each, measured).
+#: Most unexpected messages that are dropped before the loop runs again (9 us each, measured).
 _DROPPED_AT_ONCE: Final = 64
-#: Read by UCX when it is loaded. put_zcopy: rendezvous on host memory is five times faster than with what ucxx sets.
-#: Reuse of addresses: else the port of a killed host stays taken for a minute. Its log: standard output is the
-#: program's own (a slot host's readiness line), and that ucxx itself sets variables UCX does not use is no news.
-#: Errors only: of each message of a kind that this process does not take UCX would print a page of warnings.
+#: Environment variables that UCX reads when it is loaded. put_zcopy: rendezvous on host memory is five times faster
+#: than with ucxx's default. REUSEADDR: the port of a killed host would otherwise stay in use for a minute. LOG_FILE:
+#: standard output belongs to the program (a slot host's readiness line). LOG_LEVEL: UCX would print a page of warnings
+#: for each message of a kind that this process does not accept. WARN_UNUSED: ucxx itself sets variables that UCX does
+#: not use.
 _ENVIRONMENT: Final = {
     "UCX_RNDV_SCHEME": "put_zcopy",
     "UCX_CM_REUSEADDR": "y",
@@ -56,26 +57,26 @@ _ENVIRONMENT: Final = {
     "UCX_LOG_LEVEL": "error",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-#: Where the library notes which process uses it.
+#: Attribute of the library that stores the id of the process that uses it.
 _USER: Final = "asyncdp_user"
 
 
 class Endpoint:
-    """One UCX connection; ``native`` is what ucxx made. It keeps its engine."""
+    """A UCX connection; ``native`` is ucxx's object. It keeps its engine alive."""
 
     __slots__ = ("__weakref__", "_engine", "native")
 
     def __init__(self, native: Any, engine: Engine) -> None:
-        """Hold both."""
+        """Keep the native endpoint and its engine."""
         self.native = native
         self._engine = engine
 
 
 class Operation:
-    """One send or receive under way.
+    """A posted send or receive.
 
     Attributes:
-        ended: Done when UCX is done with the buffer, well or not.
+        ended: Future that is done when UCX no longer uses the buffer, after success or failure.
     """
 
     __slots__ = ("_engine", "ended", "endpoint", "error", "keep", "request")
@@ -91,11 +92,11 @@ class Operation:
 
     @property
     def completed(self) -> bool:
-        """Whether UCX is done."""
+        """Whether UCX has completed the request."""
         return self.request is None or bool(self.request.completed)
 
     def finish(self) -> None:
-        """Let go of everything native: UCX is done."""
+        """Release the native objects and the buffer, after UCX has completed the request."""
         try:
             self.request.check_error()
         except Exception as err:  # noqa: BLE001 - raised to whoever waits
@@ -105,10 +106,10 @@ class Operation:
             self.ended.set_result(None)
 
     async def wait(self) -> None:
-        """Wait until it has ended; spins a little first, since small messages take less than a sleep.
+        """Wait until the operation has ended; spin for ``spin_s`` first, because small messages take less than a sleep.
 
         Raises:
-            Exception: UCX's own (``UCXX...Error``).
+            Exception: An error of UCX (``UCXX...Error``).
         """
         until = time.perf_counter() + self._engine.spin_s
         while not self.completed and time.perf_counter() < until:
@@ -122,11 +123,11 @@ class Operation:
 
 
 class Engine:
-    """A UCX worker on the running loop; made once per loop.
+    """A UCX worker on the running loop; created once per loop.
 
     Args:
         devices: Network devices that UCX may use, such as ``"lo"`` or ``"mlx5_0:1"``; None: all.
-        spin_s: How long a wait spins before it sleeps, in seconds (measured: 50 us halves the time of 1 KB).
+        spin_s: Seconds for which a wait spins before it sleeps (measured: 50 us halves the time of 1 KB).
 
     Raises:
         ImportError: ucxx is not installed; the message names the extra.
@@ -134,7 +135,7 @@ class Engine:
     """
 
     def __init__(self, *, devices: str | None = None, spin_s: float = 50e-6) -> None:
-        """Make the worker and watch it."""
+        """Create the worker and watch its file descriptor."""
         self._ucx = _load()
         _claim(self._ucx["libucxx"])
         self.loop = asyncio.get_running_loop()
@@ -143,8 +144,8 @@ class Engine:
         self.posted = 0
         self._array: Callable[[Any], Any] = self._ucx["Array"]
         config = {"NET_DEVICES": devices} if devices else {}
-        # Not all that ucxx would take: active messages that nobody awaits are kept for ever, and a peer's remote memory
-        # access reads and writes any address of this process, unasked, where UCX does it in software.
+        # Fewer features than ucxx's default: unexpected active messages are kept for ever, and by remote memory access
+        # a peer can read and write any address of this process where UCX implements it in software.
         feature = self._ucx["Feature"]
         features = (feature.TAG, feature.STREAM, feature.WAKEUP)
         self._worker: Any = self._ucx["UCXWorker"](self._ucx["UCXContext"](config, features))
@@ -168,7 +169,7 @@ class Engine:
     # -- the loop
 
     def progress(self) -> None:
-        """Let UCX do one step."""
+        """Run one step of UCX's progress."""
         if not self._closed:
             self._worker.progress_once()
 
@@ -177,7 +178,7 @@ class Engine:
         self.poll()
 
     def poll(self) -> None:
-        """Let UCX work, note what has ended, and make its descriptor tell of the next event."""
+        """Run UCX's progress, finish completed operations, and arm the descriptor for the next event."""
         if self._closed:
             return
         self._advance()
@@ -188,7 +189,7 @@ class Engine:
                 del self._operations[key]
                 operation.finish()
         if not self._kicked and not self._worker.arm():
-            self._kick()  # something happened meanwhile
+            self._kick()  # an event arrived in the meantime
         if self._operations and self._timer is None:
             wait_s = 0.005 if self._abandoned else 0.05
             self._timer = self.loop.call_later(wait_s, self._tick)
@@ -196,7 +197,7 @@ class Engine:
             self._abandoned.clear()
 
     def _advance(self) -> None:
-        """Let UCX do what it can do now; bounded, for a large transfer must not starve the loop."""
+        """Run UCX's progress for a bounded number of steps, so that a large transfer does not starve the loop."""
         for _ in range(64):
             if not self._worker.progress_once():
                 self._worker.progress()  # progress_once alone never runs the cancels that a dead peer schedules
@@ -204,7 +205,7 @@ class Engine:
         self._kick()
 
     def _drop_unexpected(self) -> None:
-        """Take messages that nobody awaits off UCX's hands: it would keep each of them as long as the worker lives."""
+        """Receive and drop unexpected messages, which UCX would otherwise keep for as long as the worker exists."""
         tag, mask = self._ucx["Tag"](0), self._ucx["TagMask"](0)
         for _ in range(_DROPPED_AT_ONCE):
             if not self._worker.tag_probe(tag, mask).matched:
@@ -235,15 +236,15 @@ class Engine:
     def next_tag() -> int:
         """Return the first of four million tags for messages that this engine receives.
 
-        The receiver picks them, so a message that nobody waits for any more never matches another receive. UCX matches
-        by tag alone, whoever sends: they are drawn at random, so that who was given one cannot foretell another's.
+        The receiver chooses the tags, so a message whose receive was cancelled never matches another one. UCX matches
+        by tag alone, whoever sends, so tags are random: a peer that knows its own tags cannot predict others.
         """
         return secrets.randbelow((1 << _TAG_BITS) - _TAGS_PER_REQUEST)
 
     def _post(self, post: Callable[[Any], Any], endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         if self._closed:
             raise DataPlaneClosed("the engine is closed")
-        if not endpoint.native.alive:  # UCX would take it, and neither begin nor end nor cancel it (measured)
+        if not endpoint.native.alive:  # UCX would accept it, but never start, end or cancel it (measured)
             raise ConnectionResetError("the UCX connection has ended")
         array = self._array(buffer)
         operation = Operation(self, post(array), endpoint, (buffer, array))
@@ -252,23 +253,23 @@ class Engine:
         return operation
 
     def send(self, endpoint: Endpoint, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
-        """Post a send of contiguous bytes, at most ``MESSAGE_BYTES``; they must not change until it has ended."""
+        """Post a send of at most ``MESSAGE_BYTES`` contiguous bytes, which must not change until it has ended."""
         wrapped = self._ucx["Tag"](tag)
         return self._post(lambda array: endpoint.native.tag_send(array, wrapped), endpoint, buffer)
 
     def receive(self, endpoint: Endpoint, tag: int, buffer: npt.NDArray[np.uint8]) -> Operation:
-        """Post a receive of a message of this tag and of just this length, into writable contiguous bytes."""
+        """Post a receive of a message with this tag and exactly this length into writable contiguous bytes."""
         if not (buffer.flags.writeable and buffer.flags.c_contiguous):
             raise ValueError("a receive needs writable, contiguous memory")
         wrapped = self._ucx["Tag"](tag)
         return self._post(lambda array: endpoint.native.tag_recv(array, wrapped), endpoint, buffer)
 
     def send_token(self, endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
-        """Post the first bytes of a connection, which say whose it is."""
+        """Post the send of the token that authenticates a connection, as its first bytes."""
         return self._post(endpoint.native.stream_send, endpoint, buffer)
 
     def receive_token(self, endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
-        """Post the receive of the first bytes of a connection."""
+        """Post the receive of the token that authenticates a connection, its first bytes."""
         return self._post(endpoint.native.stream_recv, endpoint, buffer)
 
     # -- connections
@@ -279,19 +280,19 @@ class Engine:
         return endpoint
 
     def connect(self, host: str, port: int) -> Endpoint:
-        """Begin a connection; whether it came about shows in the first operation on it."""
+        """Start to connect; a failure is raised by the first operation on the connection."""
         if self._closed:
             raise DataPlaneClosed("the engine is closed")
         made = self._ucx["UCXEndpoint"].create(self._worker, host, port, True)  # noqa: FBT003 - errors are reported
         return self._hold(made)
 
     def listen(self, accept: Callable[[Endpoint], None], port: int = 0, *, drop: bool = False) -> int:
-        """Listen on every address of the machine (UCX cannot bind to one); returns the port.
+        """Listen on every address of the machine (UCX cannot bind to one); return the port number.
 
         Args:
-            accept: Gets each new connection.
-            port: Where; 0: the system chooses.
-            drop: Whether messages are dropped whose receive was not posted before they came.
+            accept: Called with each new connection.
+            port: Port number; 0: the system chooses one.
+            drop: Whether to drop messages that arrive before their receive was posted.
         """
         self._drops = self._drops or drop
         create = self._ucx["UCXListener"].create
@@ -300,11 +301,11 @@ class Engine:
         return int(self._listener.port)
 
     def abandon(self, endpoint: Endpoint) -> None:
-        """End a connection at once; what is under way on it stays pinned until UCX is done. Twice is fine."""
+        """Close a connection at once; its operations stay pinned until UCX is done with them. Idempotent."""
         if self._closed:
             return
         self._abandoned.update(key for key, operation in self._operations.items() if operation.endpoint is endpoint)
-        self._advance()  # else UCX keeps the worker for ever, nearly each time that something is under way (measured)
+        self._advance()  # without it, UCX nearly always keeps the worker for ever if operations are running (measured)
         endpoint.native.close_blocking(period=10**9, max_attempts=1)
         if self._timer is not None:
             self._timer.cancel()
@@ -312,7 +313,7 @@ class Engine:
         self._kick()
 
     async def drained(self, timeout_s: float = 5.0) -> bool:
-        """Wait until nothing is under way; False where something is after ``timeout_s`` seconds."""
+        """Wait until all operations have ended; return False where some have not after ``timeout_s`` seconds."""
         until = self.loop.time() + timeout_s
         while self._operations and self.loop.time() < until:
             self.poll()
@@ -320,9 +321,9 @@ class Engine:
         return not self._operations
 
     async def close(self, timeout_s: float = 5.0) -> None:
-        """Abandon all connections, wait until UCX is done with all buffers, and stop. Twice is fine.
+        """Abandon all connections, wait until UCX is done with all buffers, and stop. Idempotent.
 
-        What is not done after ``timeout_s`` seconds stays pinned for the life of the process.
+        Operations that have not ended after ``timeout_s`` seconds stay pinned until the process exits.
         """
         if self._closed:
             return
@@ -338,9 +339,9 @@ class Engine:
             self._worker = None
 
     def end(self, timeout_s: float = 1.0) -> None:
-        """Close without the loop's help, which is closed already: blocks while UCX is not done. Twice is fine.
+        """Close without the event loop, for example after it was closed; block until UCX is done. Idempotent.
 
-        What is not done after ``timeout_s`` seconds stays pinned for the life of the process.
+        Operations that have not ended after ``timeout_s`` seconds stay pinned until the process exits.
         """
         if self._closed:
             return
@@ -359,18 +360,18 @@ class Engine:
         self._worker = None
 
     def __del__(self) -> None:
-        """End in order, though nobody closed it: UCX must not write into memory that is freed with its engine."""
+        """Close an engine that was not closed, so that UCX does not write into memory that is freed with it."""
         if getattr(self, "_fd", None) is not None and not sys.is_finalizing():
             self.end()
 
     def _pin(self, operations: Iterable[Operation]) -> None:
-        """Keep what UCX may still use for the life of the process."""
+        """Keep objects that UCX may still use until the process exits."""
         for operation in operations:
             for held in (operation.request, operation.endpoint, operation.keep, self._worker):
                 keep_for_ever(held)
 
     def after_fork(self) -> None:
-        """Be closed: what is native is the parent's, and its threads do not exist here."""
+        """Close the engine in a forked child: its native objects are the parent's, whose threads the child lacks."""
         self._closed = True
         for held in (self._worker, self._listener, self._sunk, *(one.native for one in self._endpoints)):
             keep_for_ever(held)
@@ -378,15 +379,15 @@ class Engine:
 
     @property
     def under_way(self) -> int:
-        """How many sends and receives are under way."""
+        """Number of sends and receives that have not ended."""
         return len(self._operations)
 
 
 def _claim(library: Any) -> None:
-    """Note which process uses UCX; with the library, whose state it is, so that a forked child finds it.
+    """Record, as an attribute of the library, which process uses UCX, so that a forked child can detect it.
 
     Raises:
-        DataPlaneUnsupported: Another one did, before this was forked from it: connects here would all time out.
+        DataPlaneUnsupported: The parent used UCX before the fork, so all connections of this process would time out.
     """
     user, me = getattr(library, _USER, None), os.getpid()
     if user not in (None, me):
@@ -399,7 +400,7 @@ def _claim(library: Any) -> None:
 
 
 def _load() -> dict[str, Any]:
-    """Load ucxx, with the settings that it has to find in the environment."""
+    """Set UCX's environment variables, import ucxx, and return the names used of it."""
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -1,4 +1,4 @@
-"""Errors on the wire: by name there, typed here. What a host may say is a closed list."""
+"""Conversion of errors to and from messages: by class name, of a fixed list of classes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _KINDS: Final = {
 
 
 def describe(err: DataPlaneError) -> tuple[str, str, float | None]:
-    """Code, text and retry_after_s of an error, as they travel."""
+    """Return code, text and retry_after_s of an error, as a message contains them."""
     kind = next((name for name, cls in _KINDS.items() if type(err) is cls), None)
     if kind is None:
         kind = "DataPlaneUnavailable" if isinstance(err, DataPlaneClosed) else "DataPlaneReadError"
@@ -41,7 +41,7 @@ def describe(err: DataPlaneError) -> tuple[str, str, float | None]:
 
 
 def restore(code: str, text: str, retry_after_s: float | None, *, host: str, port: int | None) -> DataPlaneError:
-    """Make the error again."""
+    """Return the error that a message describes; an unknown code becomes DataPlaneReadError."""
     kind = _KINDS.get(code, DataPlaneReadError)
     if kind is DataPlaneNotReady:
         return DataPlaneNotReady(text, retry_after_s=retry_after_s, host=host, port=port)

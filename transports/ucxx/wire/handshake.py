@@ -1,7 +1,7 @@
-"""The door of a host: both sides prove that they know the secret, neither tells it.
+"""Authentication of a connection: both sides prove that they know the shared secret, without sending it.
 
-The proof is an HMAC-SHA256 over both nonces and the direction, so that it cannot be sent back or used again. Without a
-secret (an empty key) the proof proves nothing; a host without one refuses peers from other machines.
+The proof is an HMAC-SHA256 over both nonces and the direction, so that it can be neither reflected nor replayed.
+Without a secret (an empty key) it proves nothing; a host without a secret refuses peers from other machines.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _SAME = "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) 
 
 
 class Secret:
-    """A shared secret that shows in no repr, log or pickle.
+    """A shared secret that appears in no repr, log or pickle.
 
     Args:
-        text: The secret; None: that of the environment variable ``ASYNCDP_SECRET``, else none.
+        text: The secret, empty for none; None: the environment variable ``ASYNCDP_SECRET``.
     """
 
     __slots__ = ("_key",)
 
     def __init__(self, text: str | None = None) -> None:
-        """Keep it."""
+        """Keep the secret as the key of the HMAC."""
         self._key = (os.environ.get("ASYNCDP_SECRET", "") if text is None else text).encode()
 
     def __bool__(self) -> bool:
@@ -48,7 +48,7 @@ class Secret:
         raise TypeError("a secret is not pickled: set ASYNCDP_SECRET where the other process runs")
 
     def proof(self, who: bytes, first: bytes, second: bytes) -> bytes:
-        """Return the HMAC over two nonces."""
+        """Return the HMAC over the direction ``who`` and two nonces."""
         return hmac.digest(self._key, who + first + second, "sha256")
 
 
@@ -60,11 +60,11 @@ def _is_local(peer: str) -> bool:
 
 
 async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
-    """Let a client in, as the host; ``welcome`` lacks only the proof.
+    """Authenticate a client, as the host; ``welcome`` is sent to it, completed by the proof.
 
     Raises:
-        DataPlaneUnavailable: It does not know the secret; it was told so, and the stream is closed.
-        WireError, ConnectionResetError: It is none of ours, or gone.
+        DataPlaneUnavailable: The client does not know the secret; it was sent an error, and the stream is closed.
+        WireError, ConnectionResetError: The peer is no client of asyncdp, or has disconnected.
     """
     nonce = os.urandom(_NONCE_BYTES)
     await control.send(Challenge(nonce))
@@ -88,18 +88,18 @@ async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
 async def knock(
     control: Control, secret: Secret, machine: Machine, process: Process, client: bytes = b"\0" * 16
 ) -> Welcome:
-    """Ask to be let in, as the client.
+    """Authenticate to a host, as the client, and verify the host's proof.
 
     Args:
-        control: The stream.
-        secret: What the host knows too.
-        machine: This one.
-        process: This one.
-        client: Stands for this client on all its connections; nobody else knows it.
+        control: The control stream.
+        secret: The shared secret.
+        machine: Machine of this process.
+        process: Identity of this process.
+        client: Id of this client on all its connections, 16 bytes that no other client knows.
 
     Raises:
-        DataPlaneBadRequest: The secret is not the host's, or the host's is not ours.
-        WireError, ConnectionResetError: What answers is no slot host, or is gone.
+        DataPlaneBadRequest: The secrets of client and host differ.
+        WireError, ConnectionResetError: The peer is no slot host, or has disconnected.
     """
     challenge = await control.expect(Challenge)
     nonce = os.urandom(_NONCE_BYTES)

@@ -1,21 +1,21 @@
-"""What travels on the control stream: frames, and the messages in them.
+"""The protocol of the control stream: frames, and the messages in them.
 
 A frame is 12 bytes (magic ``ADPW``, version, three zero bytes, length of the body) and a body: one message, packed by
-msgpack as an array that begins with the message's number. All integers are bounded by their types here, lengths and
-indices are checked against what is there by whoever uses them.
+msgpack as an array that begins with the message's number. The types here bound all integers; the code that uses lengths
+and indices checks them against the actual data.
 
 ::
 
     host   -> client  Challenge                       at once
-    client -> host    Answer                          it knows the secret
-    host   -> client  Welcome                         so does the host; from here on one request, one reply
-    client -> host    Tie        -> Tied              a UCX connection showed the token: payload may travel there
-                      Read       -> Rows              one status per slot; payload follows in messages, or lies within
+    client -> host    Answer                          proves that the client knows the secret
+    host   -> client  Welcome                         proves the same of the host; then one reply follows each request
+    client -> host    Tie        -> Tied              a UCX connection has sent the token: payload may use it
+                      Read       -> Rows              a status per slot; payload follows over UCX, or is in the message
                       Reserve    -> Granted
-                      Write      -> Ready, payload, Written    or the payload lies within: Written
-                                    of many messages: More for each beyond the first eight
+                      Write      -> Ready, payload, Written    or, with the payload in the message: Written
+                                    with a More for each message of payload beyond the first eight
                       Abort, Drop -> Done
-                      Ask        -> Told              what the host has and does
+                      Ask        -> Told              identity, size and counters of the host
 """
 
 from __future__ import annotations
@@ -59,25 +59,25 @@ _HEAD: Final = struct.Struct("<4sB3sI")
 HEAD_BYTES: Final = _HEAD.size
 MAGIC: Final = b"ADPW"
 _VERSION: Final = 2
-#: Before a peer has shown that it knows the secret, it may send so much at once.
+#: Largest body in bytes from a peer that has not authenticated.
 GREETING_BYTES: Final = 1024
-#: And afterwards: a request that names a million rows one by one.
+#: Largest body in bytes after authentication; enough for a request that names a million rows one by one.
 BODY_BYTES: Final = 16 << 20
 
-#: Slots that one request names at the most, and rows of a put: a host's work for one request is bounded by them before
-#: it begins, for lengths are looked at before anything in a list is decoded. Clients cut longer requests.
+#: Limits of one request: refs, slots of a write, rows of a put, rows named one by one per ref, and fields. They bound a
+#: host's work for a request, because list lengths are checked before items are decoded. Clients split longer requests.
 MOST_REFS: Final = 4096
 MOST_SLOTS: Final = 1024
 MOST_ROWS: Final = 1 << 20
 MOST_PICKED: Final = 1 << 18
 MOST_FIELDS: Final = 4096
-#: A put may take so long at the most, in seconds, however long its client says: what it reserved is its until then.
+#: Longest time in seconds for which a put may keep its reserved slots, whatever its client asks for.
 LONGEST_PUT_S: Final = 3600.0
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-#: At most a week; no NaN either, which every comparison would let through.
+#: Seconds, at most a week. The bounds also exclude NaN, for which every later comparison would be False.
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 Fields = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_FIELDS)]
@@ -85,7 +85,7 @@ FieldLists = Annotated[list[Fields], msgspec.Meta(max_length=MOST_REFS)]
 
 
 class WireError(Exception):
-    """What came is no frame of ours; the connection is of no use any more."""
+    """Raised where a peer violates the protocol; the connection must not be used any more."""
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True):
@@ -93,15 +93,15 @@ class _Message(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Challenge(_Message, frozen=True, tag=1):
-    """Prove that you know the secret: its HMAC over this nonce and yours."""
+    """Host to client: asks for an HMAC, keyed by the shared secret, over this nonce and the client's."""
 
     nonce: Token
 
 
 class Answer(_Message, frozen=True, tag=2):
-    """The proof, and who asks: so that the host knows whether it may use the arena itself.
+    """Client to host: the proof, and the client's process, by which the host decides whether it may use the lane.
 
-    ``client`` is the same on all connections of one client and known to no other: what it reserved is its own.
+    ``client`` is an id that all connections of one client share and no other client knows; reservations belong to it.
     """
 
     nonce: Token
@@ -114,10 +114,10 @@ class Answer(_Message, frozen=True, tag=2):
 
 
 class Welcome(_Message, frozen=True, tag=3):
-    """The host's own proof, and what it is.
+    """Host to client: the host's own proof, and its identity.
 
-    ``token`` is good for one UCX connection to ``ucx_port`` (0: there is none, all payload lies within). The host
-    closes a connection that asks nothing for ``idle_s`` seconds.
+    ``token`` authenticates one UCX connection to ``ucx_port`` (0: the host has no UCX, and all payload is sent in
+    messages). The host closes a connection without a request for ``idle_s`` seconds.
     """
 
     proof: Token
@@ -132,7 +132,7 @@ class Welcome(_Message, frozen=True, tag=3):
 
 
 class Failed(_Message, frozen=True, tag=4):
-    """The request failed as a whole: ``code`` names the class of the error."""
+    """Reply to a request that failed as a whole; ``code`` is the class name of the error."""
 
     code: Text
     text: str
@@ -140,15 +140,15 @@ class Failed(_Message, frozen=True, tag=4):
 
 
 class Tie(_Message, frozen=True, tag=5):
-    """A UCX connection is on its way."""
+    """Request: wait for the UCX connection that the client has started, and use it for payload."""
 
 
 class Tied(_Message, frozen=True, tag=6):
-    """It is there."""
+    """Reply to Tie: the UCX connection has arrived."""
 
 
 class SlotRows(msgspec.Struct, array_like=True, frozen=True):
-    """Rows of one slot: ``first`` to ``first + count``, or those in ``rows``; ``fields``: which of the field lists."""
+    """Rows of one slot: ``count`` from ``first``, or those in ``rows``; ``fields`` is an index of the field lists."""
 
     slot: Number
     generation: Number
@@ -159,12 +159,12 @@ class SlotRows(msgspec.Struct, array_like=True, frozen=True):
 
     @property
     def index(self) -> range | list[int]:
-        """The rows."""
+        """Indices of the rows in the slot."""
         return range(self.first, self.first + self.count) if self.rows is None else self.rows
 
 
 class Read(_Message, frozen=True, tag=7):
-    """Read rows of slots; payload comes in messages tagged ``tag``, ``tag + 1``, ..."""
+    """Request: read rows of slots. Payload is sent in UCX messages tagged ``tag``, ``tag + 1``, ...; 0: no UCX."""
 
     fields: FieldLists
     refs: Annotated[list[SlotRows], msgspec.Meta(max_length=MOST_REFS)]
@@ -173,9 +173,9 @@ class Read(_Message, frozen=True, tag=7):
 
 
 class PartHead(msgspec.Struct, array_like=True, frozen=True):
-    """One payload of a reply.
+    """Describes one payload of a reply.
 
-    ``refs`` are positions in the request, ``nbytes`` the data bytes of each, ``size`` is the length of the payload.
+    ``refs`` are positions in the request, ``nbytes`` the data bytes of each; ``size`` is the payload's length in bytes.
     """
 
     refs: list[Count]
@@ -187,7 +187,7 @@ class PartHead(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Rows(_Message, frozen=True, tag=8):
-    """Answer to Read: what comes, and (position, code, text, retry_after_s) of what does not."""
+    """Reply to Read: the payloads, and (position, code, text, retry_after_s) of each ref that could not be read."""
 
     parts: list[PartHead]
     errors: list[tuple[Count, str, str, float | None]]
@@ -195,7 +195,7 @@ class Rows(_Message, frozen=True, tag=8):
 
 
 class Reserve(_Message, frozen=True, tag=9):
-    """Reserve slots; ``lane``: the client will copy into them itself; it may wait ``wait_s`` for space."""
+    """Request: reserve slots. ``lane``: the client will copy itself; a full host may wait ``wait_s`` for space."""
 
     op_id: Text
     fields: Fields
@@ -208,14 +208,14 @@ class Reserve(_Message, frozen=True, tag=9):
 
 
 class Granted(_Message, frozen=True, tag=10):
-    """Answer to Reserve: (slot, generation, rows, first row) each, and whether the client may copy itself."""
+    """Reply to Reserve: (slot, generation, rows, first row) of each slot; ``lane``: the client may copy itself."""
 
     grants: list[tuple[Number, Number, Count, Count]]
     lane: bool
 
 
 class Write(_Message, frozen=True, tag=11):
-    """Write payloads, (slot, generation, length) each, into reserved slots."""
+    """Request: write payloads into reserved slots, (slot, generation, length) each."""
 
     op_id: Text
     slots: Annotated[list[tuple[Number, Number, Count]], msgspec.Meta(max_length=MOST_SLOTS)]
@@ -225,31 +225,32 @@ class Write(_Message, frozen=True, tag=11):
 
 
 class Ready(_Message, frozen=True, tag=12):
-    """Answer to Write: send the payloads, joined and cut as by ``chunks``, tagged ``tag``, ``tag + 1``, ...
+    """Reply to Write: the client is to send the payloads, joined and split by ``chunks``, tagged from ``tag`` upwards.
 
-    The first ``AHEAD`` messages at once, each further one after a More: the host drops what it does not await yet.
+    It sends the first ``AHEAD`` messages at once and each further one after a More, because the host drops messages
+    that it does not expect yet.
     """
 
     tag: Number
 
 
 class More(_Message, frozen=True, tag=19):
-    """One more message of a write is awaited."""
+    """Host to client: one more message of a write is expected."""
 
 
 class Written(_Message, frozen=True, tag=13):
-    """The payloads are there, and right."""
+    """Reply to Write: the payloads were received and are valid."""
 
 
 class Abort(_Message, frozen=True, tag=14):
-    """Free what a put reserved; ``idle``: the client, who reserved it, says that it copies nothing of it any more."""
+    """Request: free what a put reserved. ``idle``: the client, which reserved it, copies no row of it any more."""
 
     op_id: Text
     idle: bool
 
 
 class Drop(_Message, frozen=True, tag=15):
-    """Rows are nobody's content any more; where ``fields`` is not empty, only these of their fields."""
+    """Request: end the life of rows; of these fields only, where a ref's field list is not empty."""
 
     fields: FieldLists
     refs: Annotated[list[SlotRows], msgspec.Meta(max_length=MOST_REFS)]
@@ -257,17 +258,17 @@ class Drop(_Message, frozen=True, tag=15):
 
 
 class Done(_Message, frozen=True, tag=16):
-    """Answer to Abort (how many slots are still occupied for now) and Drop (how many refs were found)."""
+    """Reply to Abort (``count``: slots that stay occupied for now) and Drop (``count``: refs that were found)."""
 
     count: Count
 
 
 class Ask(_Message, frozen=True, tag=17):
-    """What is there?"""
+    """Request: the identity, size and counters of the host."""
 
 
 class Told(_Message, frozen=True, tag=18):
-    """Answer to Ask."""
+    """Reply to Ask: facts by name."""
 
     facts: dict[str, int | float | str]
 
@@ -276,8 +277,8 @@ Message = (
     Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
     | More | Abort | Drop | Done | Ask | Told
 )  # fmt: skip
-#: A body that is longer than its kind can need is not even decoded; of the others (a Write, which may hold payload, a
-#: Reserve, which names each row, and replies) the frame's own limit holds.
+#: Largest body in bytes by message number; a longer one is not decoded. Other messages (a Write, which may contain
+#: payload, a Reserve, which names each row, and replies) have the limit of the frame.
 _BODY_OF_KIND: Final = {kind.__struct_config__.tag: 2 << 20 for kind in (Read, Drop)} | {
     kind.__struct_config__.tag: 16 << 10 for kind in (Tie, Abort, Ask)
 }
@@ -285,7 +286,7 @@ _DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Mess
 
 
 def pack_frame(message: Message) -> bytes:
-    """Make a frame of a message."""
+    """Return the frame of a message."""
     body = msgspec.msgpack.encode(message)
     if len(body) > BODY_BYTES:
         raise WireError(f"a message of {len(body)} bytes is longer than {BODY_BYTES}")
@@ -293,10 +294,10 @@ def pack_frame(message: Message) -> bytes:
 
 
 def unpack_head(head: bytes | bytearray, most: int) -> int:
-    """Return the length of the body that follows.
+    """Return the length in bytes of the body that follows a frame's head.
 
     Raises:
-        WireError: It is no head of a frame, or the body would be longer than ``most``.
+        WireError: The bytes are no head of a frame, or the body would be longer than ``most``.
     """
     magic, version, spare, length = _HEAD.unpack(head)
     if magic == MAGIC and version != _VERSION and spare == b"\0\0\0":
@@ -309,10 +310,10 @@ def unpack_head(head: bytes | bytearray, most: int) -> int:
 
 
 def unpack_body(body: bytes | bytearray | memoryview) -> Message:
-    """Return the message in a body.
+    """Decode the message in a body.
 
     Raises:
-        WireError: It is none.
+        WireError: The body is no valid message, or longer than its kind allows.
     """
     if len(body) > GREETING_BYTES and len(body) > _BODY_OF_KIND.get(body[1], BODY_BYTES):
         raise WireError(f"a message of {len(body)} bytes, longer than any of kind {body[1]}")
