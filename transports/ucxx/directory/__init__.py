@@ -1,4 +1,4 @@
-"""The directory: who produced what, where it lies, who claimed it; kept by Valkey or Redis in server-side functions."""
+"""The directory: which samples exist, where they lie, and who claimed them; functions on a Valkey or Redis server."""
 
 from .cells import DeadCells, SlotName
 from .clearing import Cleared

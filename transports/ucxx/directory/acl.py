@@ -1,8 +1,8 @@
-"""What a user of the server needs to take part in a plane, and no more.
+"""Access control: the minimal rights of a server's user for one plane.
 
 A plane's user can read and write the keys and channels of its own namespace. It cannot load, replace or remove
-functions (they would run with the rights of whoever calls them, also those of other planes), run scripts of its own,
-list the server's keys, or change the server.
+functions (which run with the rights of their callers, including those of other planes), run scripts, list the server's
+keys, or change the server's configuration.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["COMMANDS", "acl_rules", "excess_rights", "install_functions"]
 
-#: Commands that clients send, and those that the functions call: Valkey checks both against the caller's rights. INFO
-#: tells the server's version and its maxmemory-policy.
+#: Commands that clients send or the functions call: Valkey checks both against the caller's rights. INFO returns the
+#: server's version and its maxmemory-policy.
 COMMANDS: Sequence[str] = (
     *(
         "exists",
@@ -40,7 +40,7 @@ COMMANDS: Sequence[str] = (
     *("info", "ping", "publish", "sadd", "set", "sismember", "smembers", "srem", "subscribe", "time", "unlink"),
     *("unsubscribe", "zadd", "zmscore", "zpopmin", "zrange", "zrangebyscore", "zrem"),
 )
-#: What would let a user reach beyond its plane, as commands that change nothing.
+#: Commands without side effects whose permission shows that a user can reach beyond its plane.
 _BEYOND: Sequence[tuple[str, ...]] = (
     ("FUNCTION", "LIST", "LIBRARYNAME", "asyncdp-none"),
     ("EVAL", "return 0", "0"),
@@ -50,19 +50,20 @@ _BEYOND: Sequence[tuple[str, ...]] = (
 
 
 def acl_rules(namespace: str) -> list[str]:
-    """Return the rules for ``ACL SETUSER name on >password ...``: the least that clients and slot hosts need.
+    """Return the rules for ``ACL SETUSER name on >password ...``: the minimum that clients and slot hosts need.
 
     Args:
-        namespace: Of the plane, as in the settings.
+        namespace: Namespace of the plane, as in the settings.
     """
     return ["resetkeys", f"~{namespace}:*", "resetchannels", f"&{namespace}:*", "-@all", *(f"+{c}" for c in COMMANDS)]
 
 
 async def install_functions(url: str, namespace: str) -> None:
-    """Load a plane's functions, as an administrator: its own users may not.
+    """Load a plane's functions as an administrator, since the plane's own users may not.
 
     Raises:
-        redis.exceptions.RedisError, ConnectionRefusedError: As the server says.
+        redis.exceptions.RedisError: The server refuses the command or the connection breaks.
+        ConnectionRefusedError: The server cannot be reached.
     """
     link = Link(url, DirectorySettings(namespace=namespace))
     try:

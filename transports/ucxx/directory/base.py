@@ -1,4 +1,4 @@
-"""How a call reaches the server's functions and what its answers mean."""
+"""Calls of the server's functions, and the interpretation of their replies."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Base"]
 
-#: Codes of the answers, as in the library.
+#: Codes of the replies, as in the Lua library.
 OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = range(7)
-#: A put or claim whose schema changes under it more often than this is told to come back.
+#: Most attempts of a put or claim whose schema changes meanwhile; after that it is DataPlaneNotReady.
 MOST_TURNS = 64
-#: A version that no schema has: the server answers from its memory of the op_id, or says that it has none.
+#: A version that no schema has: the server replies with the remembered outcome of the op_id, or that it has none.
 NO_VERSION = b"?"
 NO_OP = Op("", 0.0)
 
 
 class Answer(NamedTuple):
-    """What the server said, and the schema that it said it under."""
+    """The reply of the server, and the schema that it refers to."""
 
     blob: bytes
     schema: Schema
 
 
 class Base:
-    """What all parts of the directory share.
+    """Base of all parts of the directory's client: requests, and the cache of schemas.
 
     Args:
-        link: The way to the server.
-        settings: See there.
+        link: Connections to the server.
+        settings: Configuration of the client.
     """
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
-        """Know nothing yet."""
+        """Start with no cached schemas."""
         self._link = link
         self._settings = settings
         self._schemas: dict[str, Schema] = {}
@@ -60,7 +60,7 @@ class Base:
         self._closed = False
 
     def _key(self, partition_id: str) -> str:
-        """Return the prefix of a partition's keys; the part in braces decides on which node of a cluster they lie."""
+        """Return the prefix of a partition's keys; the part in braces determines the cluster node that holds them."""
         name = quote(partition_id, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`|~", errors="surrogatepass")
         return f"{self._settings.namespace}:{{{name}}}:"
 
@@ -69,7 +69,7 @@ class Base:
             raise DataPlaneClosed("the directory's client is closed")
         await self._link.ready()
 
-    # -- one question
+    # -- requests
 
     async def _send(self, verb: str, partition_id: str, payload: bytes, version: bytes, op: Op) -> list[Any]:
         not_after = self._link.server_us(op.left_s) if op.id else 0
@@ -77,7 +77,7 @@ class Base:
         return reply
 
     async def _ask(self, verb: str, partition_id: str, payload: bytes = b"", op: Op = NO_OP) -> bytes:
-        """Ask what does not depend on the schema; an unknown partition is an error."""
+        """Send a request that does not depend on the schema; an unknown partition is an error."""
         await self._open()
         reply = await self._send(verb, partition_id, payload, NO_VERSION, op)
         if reply[0] == OK:
@@ -95,15 +95,15 @@ class Base:
         create: bool = False,
         wrong: Callable[[list[Any]], DataPlaneError] | None = None,
     ) -> Answer:
-        """Ask what depends on the schema: make the payload by the one that is known, anew if the server has another.
+        """Send a request that depends on the schema: build it by the cached one, and again if the server has another.
 
         Args:
-            verb: What to call.
-            partition_id: Where.
-            op: Names it, where it changes something.
-            make: Makes the payload; what it raises is raised, once the schema is known to be the newest.
-            create: Whether an unknown partition is one without declaration.
-            wrong: Makes an error of what the server objects to.
+            verb: Name of the function.
+            partition_id: Partition that the request is about.
+            op: Identifies the request, if it is a mutation.
+            make: Builds the payload by a schema; its error is raised once the schema is known to be the newest.
+            create: Whether an unknown partition is treated as one without declaration.
+            wrong: Builds the error of an objection by the server.
         """
         await self._open()
         schema = self._schemas.get(partition_id)
@@ -141,7 +141,7 @@ class Base:
         raise DataPlaneNotReady(msg, partition_id=partition_id, retry_after_s=0.05)
 
     async def _fetch(self, partition_id: str, *, create: bool = False) -> Schema:
-        """Ask for the schema."""
+        """Fetch and cache the partition's schema; ``create``: return ABSENT where the partition is unknown."""
         reply = await self._send("describe", partition_id, b"", NO_VERSION, NO_OP)
         if reply[0] == UNKNOWN and create:
             return ABSENT
@@ -154,7 +154,7 @@ class Base:
         return schema
 
     async def _remembered(self, verb: str, partition_id: str, op: Op) -> bytes | None:
-        """Ask whether a mutation that looks wrong by now was answered before, or may not happen any more."""
+        """Return the remembered reply of a mutation that the current schema forbids; None where it has none."""
         if not op.id:
             return None
         reply = await self._send(verb, partition_id, b"", NO_VERSION, op)
@@ -180,7 +180,7 @@ class Base:
         raise DataPlaneError(f"the directory answered {reply!r:.200}", partition_id=partition_id)
 
     async def _unknown(self, partition_id: str) -> DataPlaneError:
-        """Tell a partition that nobody registered from one that a restarted, empty plane has forgotten."""
+        """Return the error of an unknown partition: not registered, or lost by a server restarted without its data."""
         known = self._known.get(partition_id)
         if known is not None and await self._link.forget() != known:
             msg = f"the plane was restarted and does not know partition {partition_id!r} any more"

@@ -1,4 +1,4 @@
-"""Cells: where a field of a sample lies. The server moves them as bytes and never looks into a slot's name."""
+"""Cells: the places of a sample's fields in slots. The server treats a slot's name as opaque bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["DeadCells", "SlotName", "cells_of", "dead_cells", "pieces", "replace
 
 @dataclass(frozen=True, slots=True)
 class SlotName:
-    """One use of one slot of one life of a host."""
+    """Identifies one use of one slot: host, epoch, number and generation."""
 
     host: str
     epoch: int
@@ -32,12 +32,12 @@ class SlotName:
 
 @dataclass(frozen=True, slots=True)
 class DeadCells:
-    """Rows of a slot that are nobody's content any more.
+    """Rows of a slot whose life has ended.
 
     Attributes:
-        slot: Which slot.
-        index: Where in it the rows lie.
-        fields: The fields that died, where others of the same rows live on; None: the whole rows.
+        slot: Slot that holds the rows.
+        index: Indices of the rows in the slot.
+        fields: The dead fields, where others of the same rows are still live; None: all fields.
     """
 
     slot: SlotName
@@ -46,12 +46,12 @@ class DeadCells:
 
 
 def pack_slot(ref: SlotRef) -> bytes:
-    """Name the slot of a ref."""
+    """Return the key of a ref's slot."""
     return pack((ref.host.id, ref.host.epoch, ref.slot, ref.generation))
 
 
 def slot_name(key: bytes) -> SlotName:
-    """Read what :func:`pack_slot` wrote."""
+    """Decode a key that :func:`pack_slot` encoded."""
     return SlotName(*msgpack.unpackb(key, unicode_errors="surrogatepass"))
 
 
@@ -60,9 +60,15 @@ def cells_of(
 ) -> tuple[list[Any], list[int], list[list[int]], list[int]]:
     """Pack the cells of each row of a put.
 
+    Args:
+        n: Number of rows of the put.
+        refs: Slots that hold the rows.
+        numbers: Field numbers by field name.
+        nbytes: By field name, the data bytes of each row.
+
     Returns:
-        Per row its cells (None: the put has no fields for it), its bytes, and which of the shapes it has; a shape is
-        the list of field numbers that a row gets. Shapes count from 1.
+        Per row its packed cells (None: the put has no fields for it); per row its data bytes; the shapes, each a list
+        of the field numbers that a row gets; and per row the number of its shape, counted from 1.
     """
     pieces: list[list[bytes]] = [[] for _ in range(n)]
     fields: list[tuple[int, ...]] = [()] * n
@@ -84,20 +90,20 @@ def cells_of(
 
 
 def _array(n: int) -> bytes:
-    """Return the head of a msgpack array."""
+    """Return the head of a msgpack array of ``n`` items."""
     return bytes((0x90 + n,)) if n < 16 else b"\xdc" + n.to_bytes(2, "big")  # noqa: PLR2004 - the format's limit
 
 
 def dead_cells(spots: Iterable[Sequence[Any]]) -> tuple[DeadCells, ...]:
-    """Read ``[slot key, indexes]`` pairs."""
+    """Decode pairs of slot key and row indices."""
     return tuple(DeadCells(slot_name(key), tuple(index)) for key, index in spots)
 
 
 def replaced_cells(dead: Iterable[Sequence[Any]], names: Sequence[str]) -> tuple[DeadCells, ...]:
-    """Read ``[slot key, index, field numbers or false]`` triples and put those of one slot together."""
+    """Decode triples of slot key, row index and field numbers (or false for all); merge those of one slot."""
     merged: dict[tuple[bytes, tuple[str, ...] | None], list[int]] = {}
     for key, index, numbers in dead:
-        # Numbers beyond the schema: the partition was dropped since, and all of the row with it.
+        # Numbers beyond the schema mean that the partition was dropped since, and the whole rows with it.
         whole = numbers is False or max(numbers) > len(names)
         fields = None if whole else tuple(names[number - 1] for number in numbers)
         merged.setdefault((key, fields), []).append(index)
@@ -105,5 +111,5 @@ def replaced_cells(dead: Iterable[Sequence[Any]], names: Sequence[str]) -> tuple
 
 
 def pieces(blob: bytes | None) -> list[Any]:
-    """Read the cells of one row: ``[slot key, index, [field number], [bytes]]`` each."""
+    """Decode the cells of one row: slot key, row index, field numbers and data bytes of each."""
     return load(blob) if blob else []

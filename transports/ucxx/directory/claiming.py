@@ -1,4 +1,4 @@
-"""Claims: who takes which samples."""
+"""Claims of samples: make, list, release and abandon them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Claiming"]
 
 
 class Claiming(Waiting):
-    """Claims and their end."""
+    """The requests about claims."""
 
     async def claim(  # noqa: PLR0913 - one request
         self,
@@ -40,29 +40,29 @@ class Claiming(Waiting):
         wait_s: float = 0.0,
         explain: bool = False,
     ) -> ClaimTry:
-        """Claim the first ready samples, or say how far they are.
+        """Claim the first ready samples, or return how many are ready and which are not.
 
         Args:
-            op: Names the claim; its id is the claim id. Asked again, a claim that lives is the same batch.
-            partition_id: Where.
-            task: For whom.
-            fields: What a sample needs.
-            most: So many rows at most; whole groups where the partition has them.
-            least: So many rows at least, or none.
-            owner: Who claims.
-            lease_s: After how many seconds the claim ends by itself; None: never.
-            wait_s: How long to wait for the samples, in seconds; a notice of the server ends the wait early.
-            explain: Whether to say what those that wait lack; of the oldest 1000, at 1 us each.
+            op: Identifies the claim; its id is the claim id. A repeated request gets the same batch while it is live.
+            partition_id: Partition of the samples.
+            task: Task that the samples are claimed for.
+            fields: Fields that a sample must have.
+            most: Most rows; in whole groups where the partition has a group size.
+            least: Least rows; fewer are not claimed.
+            owner: Client that claims.
+            lease_s: Seconds after which the claim ends by itself; None: never.
+            wait_s: Seconds to wait for the samples; a notice of the server ends the wait early.
+            explain: Whether to return which fields waiting samples lack; of the oldest 1000, at 1 us each.
 
         Returns:
-            The batch, or an empty one with what is ready and what waits. The server is busy for 3 us a row, 6 with
-            whole groups. A task's first claim by a set of fields indexes the partition, at 7 us a row (12), in pages
-            of 2048 rows between which others are served.
+            The batch, or an empty one with the number of ready samples and the waiting ones. The server is busy for
+            3 us a row, 6 with whole groups. A task's first claim by a set of fields indexes the partition, at 7 us a
+            row (12), in pages of 2048 rows between which the server handles other requests.
 
         Raises:
-            DataPlaneBadRequest: No such partition, task or field, or ``most`` is below one group.
-            DataPlaneWriteError: The claim was given up, or it has ended.
-            DataPlaneTimeout: It came too late.
+            DataPlaneBadRequest: The partition, task or a field is unknown, or ``most`` is below one group.
+            DataPlaneWriteError: The claim was abandoned, or it has ended.
+            DataPlaneTimeout: The request arrived after its deadline.
         """
 
         async def look(passed_s: float) -> tuple[ClaimTry, float | None]:
@@ -81,7 +81,7 @@ class Claiming(Waiting):
         least: int,
         owner: str,
         lease_s: float | None,
-        explain: bool,  # noqa: FBT001 - as the others
+        explain: bool,  # noqa: FBT001 - positional like the other arguments
     ) -> tuple[ClaimTry, float | None]:
         def make(schema: Schema) -> bytes:
             number = schema.task(partition_id, task)
@@ -117,7 +117,7 @@ class Claiming(Waiting):
         """Make claimed samples claimable again; all of them, or none.
 
         Raises:
-            ClaimLost: One of them is not, or no longer, held by its claim.
+            ClaimLost: One of the samples is not, or no longer, held by its claim.
         """
 
         def make(schema: Schema) -> bytes:
@@ -132,19 +132,19 @@ class Claiming(Waiting):
         await self._serve("release", partition_id, make, op, wrong=wrong)
 
     async def release_owner(self, op: Op, partition_id: str, owner: str) -> None:
-        """Make everything that an owner claimed claimable again."""
+        """Make all samples that an owner claimed claimable again."""
         await self._ask("release_owner", partition_id, pack(owner), op)
 
     async def abandon(self, partition_id: str, claim_id: str) -> None:
-        """Give back a claim that nobody got; refuse it if it arrives later."""
+        """End a claim whose batch no client received; a request for it that arrives later is refused."""
         await self._open()
         await self._link.function("abandon", self._key(partition_id), claim_id, 0, b"", b"")
 
     async def list_claims(self, partition_id: str, task: str) -> list[ClaimInfo]:
-        """List the claims of a task that live, oldest first; in pages that keep the server busy for about 10 ms.
+        """List the live claims of a task, oldest first, in pages that keep the server busy for about 10 ms.
 
         Raises:
-            DataPlaneBadRequest: No such partition or task.
+            DataPlaneBadRequest: The partition or task is unknown.
         """
         answer = await self._list_claims(partition_id, task)
         heads = {claim_id: load(blob) for claim_id, blob in load(answer)}
@@ -154,7 +154,7 @@ class Claiming(Waiting):
                 _, _, _, at, ends, _, order = heads[claim_id]
                 ids = tuple(text(load(row)[0]) for row in rows if row)
                 owner, expires = text(heads[claim_id][0]), None if ends is False else float(ends)
-                if ids:  # else it has ended meanwhile
+                if ids:  # otherwise the claim has ended meanwhile
                     info = ClaimInfo(text(claim_id), owner, task, ids, float(at), expires)
                     found.append(((float(at), int(order)), info))
         return [info for _, info in sorted(found, key=lambda row: row[0])]
@@ -164,10 +164,10 @@ class Claiming(Waiting):
         return (await self._serve("list_claims", partition_id, make)).blob
 
     async def consumed(self, partition_id: str, tasks: Sequence[str]) -> bool:
-        """Whether every sample present is claimed by every named task.
+        """Return whether every sample present is claimed by every named task.
 
         Raises:
-            DataPlaneBadRequest: No such partition or task.
+            DataPlaneBadRequest: The partition or a task is unknown.
         """
         answer = await self._serve(
             "consumed", partition_id, lambda schema: pack([schema.task(partition_id, task) for task in tasks])
@@ -176,7 +176,7 @@ class Claiming(Waiting):
 
 
 def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
-    """Put claims together so that a page has at most so many rows, where a claim alone has not more."""
+    """Group claims into pages of at most ``most`` rows; a larger claim is a page of its own."""
     page: list[bytes] = []
     total = 0
     for claim_id, size in sizes.items():

@@ -1,4 +1,4 @@
-"""Removing samples, and finding out what became of a mutation."""
+"""Removal of samples, and the outcome of mutations."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Cleared", "Clearing"]
 
-#: How long outcomes are remembered after the deadline of the call that they belong to; KEEP_S of the library.
+#: Seconds for which the server remembers an outcome after the deadline of its call; KEEP_S of the Lua library.
 KEEP_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """How many samples were removed, and where they lay, for their hosts to be told."""
+    """The number of samples that were removed, and their cells, for the invalidation of their hosts."""
 
     count: int
     freed: tuple[DeadCells, ...]
 
 
 class Clearing(Listing):
-    """Removals."""
+    """The requests that remove samples or resolve the outcome of a mutation."""
 
     async def clear(
         self,
@@ -45,27 +45,27 @@ class Clearing(Listing):
         claims: Sequence[tuple[str, ...] | None] | None = None,
         lives: Sequence[int | None] | None = None,
     ) -> Cleared:
-        """Remove samples (None: all that ``owner`` put and that still live); what is not there is no error.
+        """Remove samples; samples that do not exist are no error.
 
         Args:
-            op: Names the removal.
-            partition_id: Where; an unknown partition holds nothing.
-            sample_ids: Which.
-            owner: Whose, where no ids are given.
+            op: Identifies the removal.
+            partition_id: Partition of the samples; an unknown one counts as empty.
+            sample_ids: Ids of the samples; None: all live samples that ``owner`` put.
+            owner: Client whose samples are removed, where ``sample_ids`` is None.
             claims: Per id the claim ids of which one must still be live, or None.
-            lives: Per id the incarnation that is meant, or None; another one is as good as gone.
+            lives: Per id the incarnation that is meant, or None for any; another incarnation is not removed.
 
         Returns:
             What was removed. The server is busy for 13 us a row that is claimed.
 
         Raises:
-            ClaimLost: A claim is not, or no longer, its holder's; nothing was removed.
+            ClaimLost: A sample is not, or no longer, held by one of its claims; nothing was removed.
         """
         meant: Sequence[bytes | str | bool] = [] if lives is None else [rid_of(life) for life in lives]
         ids: Sequence[str] = () if sample_ids is None else tuple(sample_ids)
         if sample_ids is None:
             try:
-                # By incarnation: a sample that is cleared and put anew by another meanwhile is not meant.
+                # By incarnation, so that a sample that another client clears and puts anew meanwhile is not removed.
                 ids, meant = await self._owned(partition_id, owner)
             except DataPlaneBadRequest:
                 ids = ()
@@ -82,12 +82,12 @@ class Clearing(Listing):
         return await self._refused(reply, partition_id)
 
     async def resolve(self, op_id: str, partition_id: str, age_s: float = 0.0) -> Resolved:
-        """Say what became of a mutation; refuse it from now on if it has not arrived.
+        """Return the outcome of a mutation; if it has not arrived, have the server refuse it from now on.
 
         Args:
-            op_id: Which.
-            partition_id: Where it was sent.
-            age_s: Seconds since its deadline passed; past what the server remembers it is ``"forgotten"``.
+            op_id: Id of the mutation.
+            partition_id: Partition that the mutation was sent to.
+            age_s: Seconds since the mutation's deadline; beyond ``KEEP_S`` the outcome is ``"forgotten"``.
         """
         await self._open()
         late = b"1" if age_s > KEEP_S else b"0"

@@ -1,4 +1,4 @@
-"""Directory: the client of the metadata service."""
+"""The client of the directory, the metadata service of a plane."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ __all__ = ["Directory"]
 
 
 class Directory(Publishing, Locating, Clearing, Claiming):
-    """Who produced what, where it lies, who claimed it: kept by a Valkey or Redis server, 7.0 or newer.
+    """Client of a plane's metadata: samples, their places and claims, on a Valkey or Redis server, 7.0 or newer.
 
-    Every call is one atomic function on the server. Every mutation carries an :class:`~.op.Op`: sent twice under one
-    id it happens once and gets the first answer; after its deadline, or once given up, it is refused. Runs on asyncio.
+    Every call is one atomic function on the server. Every mutation carries an :class:`~.operation_ids.Op`: sent twice
+    under one id it is executed once, and both replies are those of the first; after its deadline, or once it was
+    resolved as not executed, it is refused. The client runs on asyncio.
 
-    What the connection raises (redis-py's ConnectionError, TimeoutError, ...) is left as it is, for the layer that
-    translates by ``ERROR_TABLE``; what could not be sent at all is ConnectionRefusedError.
+    Errors of the connection (redis-py's ConnectionError, TimeoutError, ...) are raised unchanged, for the layer that
+    translates them by ``ERROR_TABLE``. A request that could not be sent at all is ConnectionRefusedError.
 
     Args:
         url: ``redis://[user:password@]host:port/db``, ``rediss://`` for TLS, ``unix://[user:password@]/path``.
-        capacity: Samples that the plane holds at most, over all partitions.
-        group_pattern: Regular expression with a group named ``group``: reads a sample's group off its id.
+        capacity: Most samples of the plane, over all partitions.
+        group_pattern: Regular expression with a group named ``group``, which extracts a sample's group from its id.
         strict_schema: Whether fields must be declared before they are written.
         auto_register: Whether a put declares an unknown partition.
-        settings: See :class:`~.settings.DirectorySettings`.
-        now: Monotonic seconds; for tests.
+        settings: Configuration of the client; None: the defaults.
+        now: Monotonic clock in seconds; replaced in tests.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         settings: DirectorySettings | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect to nothing yet."""
+        """Keep the settings; the first call connects."""
         chosen = DirectorySettings() if settings is None else settings
         super().__init__(
             Link(url, chosen, now=now),
@@ -61,20 +62,20 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         )
 
     async def ping(self) -> None:
-        """Go to the server and back, through the library."""
+        """Check that the server answers, by a call of a function."""
         await self.hosts()
 
     @property
     def expected(self) -> bool:
-        """Whether a directory that does not answer is known to come back: supervised, or heard of a while ago."""
+        """Whether a directory that does not answer is expected back: it is supervised, or answered not long ago."""
         return self._link.expected
 
     async def tell_supervised(self, *, supervised: bool) -> None:
-        """Let clients know whether somebody starts this directory's server again when it dies."""
+        """Record for clients whether a supervisor restarts this directory's server when it dies."""
         await self._link.tell_supervised(supervised=supervised)
 
     async def epoch(self) -> str:
-        """Return which plane this is; a server that was restarted without its data is another one."""
+        """Return the id of this plane; a server that was restarted without its data has another one."""
         return await self._link.forget()
 
     async def server_time(self) -> float:
@@ -83,27 +84,27 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         return self._link.server_us(0.0) / 1e6
 
     async def share_secret(self, text: str) -> str:
-        """Let whoever may use this directory know the slot hosts' secret; returns the one that was shared first."""
+        """Store the slot hosts' secret for all users of this directory; return the one that was stored first."""
         key = f"{self._settings.namespace}:secret"
         await self._link.command("SET", key, text, "NX")
         return await self.shared_secret() or text
 
     async def shared_secret(self) -> str | None:
-        """Return the slot hosts' secret, where it is shared: an embedded plane does, for it has no other way."""
+        """Return the slot hosts' secret that is stored in the directory, as by an embedded plane, or None."""
         blob: bytes | None = await self._link.command("GET", f"{self._settings.namespace}:secret")
         return None if blob is None else blob.decode()
 
     @property
     def embedded(self) -> bool:
-        """Whether the server is reached by a unix socket: it is this machine's, and as a rule one plane's."""
+        """Whether the connection uses a unix socket; the server then runs on this machine, usually for one plane."""
         return self._link.is_local
 
     async def excess_rights(self) -> list[str]:
-        """Return the commands that this client's user may send although no plane needs them."""
+        """Return the commands that this client's user may send although a plane does not need them."""
         return await excess_rights(self._link)
 
     async def close(self) -> None:
-        """Close all connections and wake who waits; twice is fine."""
+        """Close all connections and wake waiting calls. Idempotent."""
         self._closed = True
         await self._notices.close()
         await self._link.close()

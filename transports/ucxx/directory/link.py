@@ -1,4 +1,4 @@
-"""Connections to the server: checked out one by one, spent after a cancel, and the server's clock."""
+"""Connections to the server, which are closed after a cancelled call, and the measurement of the server's clock."""
 
 from __future__ import annotations
 
@@ -44,25 +44,25 @@ NO_EVICTION = "noeviction"
 class Link:
     """Sends commands to one server.
 
-    redis-py's own retries are off: a script that was cut off would run twice, silently. A connection whose reply did
-    not arrive is closed, so that no later call gets it. What could not be sent at all is ConnectionRefusedError;
-    everything else is redis-py's own exception.
+    redis-py's own retries are off, because they would silently execute a function twice whose reply was lost. A
+    connection whose reply did not arrive is closed, so that no later call gets that reply. A command that could not be
+    sent at all is ConnectionRefusedError; all other errors are redis-py's exceptions.
 
     Args:
-        url: ``redis://``, ``rediss://`` (TLS) or ``unix://``; with user and password where the server wants them.
-        settings: See there.
-        now: Monotonic seconds; for tests.
+        url: ``redis://``, ``rediss://`` (TLS) or ``unix://``; with user and password where the server requires them.
+        settings: Configuration of the client.
+        now: Monotonic clock in seconds; replaced in tests.
 
     Raises:
-        ValueError: It is no such URL.
+        ValueError: The URL is invalid.
     """
 
     def __init__(self, url: str, settings: DirectorySettings, *, now: Callable[[], float] = time.monotonic) -> None:
-        """Connect to nothing yet."""
+        """Keep the settings; the first command connects."""
         self._settings = settings
         self._version = library.version(settings.namespace)
         self.now = now
-        # No socket_timeout: the caller bounds each call, and redis-py would use asyncio.wait_for for it.
+        # No socket_timeout: the caller bounds each call, and redis-py would implement it by asyncio.wait_for.
         try:
             self._maker = ConnectionPool.from_url(
                 url,
@@ -70,7 +70,7 @@ class Link:
                 socket_timeout=None,
                 socket_connect_timeout=settings.connect_timeout_s,
                 health_check_interval=0,
-                driver_info=None,  # its two commands at each connect are none that a plane's user may send
+                driver_info=None,  # it would send two commands per connection that a plane's user may not send
             )
         except ValueError as err:
             msg = f"controller_address: {err}"  # the URL itself may hold a password
@@ -93,20 +93,20 @@ class Link:
     # -- connections
 
     def _adopt_loop(self) -> None:
-        """Begin anew on the running loop, where it is another one: nothing of the loop before can be used here."""
+        """Reset the state where the running loop is a new one: connections and locks of another loop are unusable."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
             return
         self._leave()
         self._loop = loop
         self._end = at_loop_end(partial(_end_all, self._idle, self._transports))
-        # Whoever held these in a loop that was closed under him never gives them back.
+        # A task of a loop that was closed before the task ended never releases these.
         self._places = anyio.Semaphore(self._settings.max_connections, fast_acquire=True)
         self._syncing = anyio.Lock()
         on_fork_of_loop(loop)
 
     def _leave(self) -> None:
-        """Close what a loop before left open: it was closed without its end, or another one runs meanwhile."""
+        """Close the connections of the previous loop, which was closed without cleanup or is not the running one."""
         left, loop = list(self._transports.items()), self._loop
         self._idle, self._transports, self._end, self._loop = deque(), WeakKeyDictionary(), None, None
         if not left or loop is None:
@@ -117,14 +117,14 @@ class Link:
             loop.call_soon_threadsafe(_end_now, left)
 
     def after_fork(self) -> None:
-        """Hold the parent's connections no more."""
+        """Close the parent's connections in a forked child."""
         for transport in list(self._transports.values()):
             sock = transport.get_extra_info("socket")
             if sock is not None:
                 sever(sock.fileno())
 
     async def connection(self) -> AbstractConnection:
-        """Return a connection that nobody else uses; give it to :meth:`keep`, or disconnect it."""
+        """Return a connection for exclusive use; the caller passes it to :meth:`keep` or :meth:`end` afterwards."""
         self._adopt_loop()
         while self._idle:
             since, made = self._idle.pop()
@@ -143,7 +143,7 @@ class Link:
                 self._missed_at = self.now()
             told = err.__cause__ if isinstance(err.__cause__, RedisError) else err
             if isinstance(told, RedisError) and type(told) not in (RedisConnectionError, RedisTimeoutError):
-                raise told from None  # a wrong password, still loading: it says more than "refused"
+                raise told from None  # a wrong password or a loading server, which says more than "refused"
             msg = f"the directory cannot be reached: {err or 'no answer to the greeting'}"
             raise ConnectionRefusedError(msg) from err
         finally:
@@ -152,7 +152,7 @@ class Link:
         return made
 
     async def _usable(self, made: AbstractConnection, since: float) -> bool:
-        """Whether an idle connection is still open; the server may have closed it, or have been restarted."""
+        """Return whether an idle connection is still open; the server may have closed it or have restarted."""
         if not made.is_connected:
             return False
         if self.now() - since < self._settings.check_idle_s:
@@ -166,21 +166,21 @@ class Link:
         return False
 
     async def end(self, made: AbstractConnection) -> None:
-        """Close a connection at once; redis-py's own way leaves one with TLS open until its peer has said goodbye."""
+        """Close a connection at once; redis-py's own method keeps one with TLS open until its peer closes it too."""
         transport = self._transports.pop(made, None)
         if transport is not None:
             abort(transport)
         await made.disconnect(nowait=True)
 
     def keep(self, made: AbstractConnection) -> None:
-        """Take back a connection whose replies were all read."""
+        """Return a connection whose replies were all read to the idle ones."""
         if not self._closed and made.is_connected:
             self._idle.append((self.now(), made))
 
     # -- commands
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
-        """Send commands in one go; the server's errors come back as values."""
+        """Send commands in one round trip; return the server's errors as values."""
         self._adopt_loop()
         async with self._places:
             made = await self.connection()
@@ -193,7 +193,7 @@ class Link:
                     except ResponseError as err:
                         replies.append(err)
             except (RedisConnectionError, RedisTimeoutError):
-                self._synced_at = None  # it may be another server that answers next
+                self._synced_at = None  # the next connection may be to another server
                 await self.end(made)
                 raise
             except BaseException:
@@ -202,21 +202,21 @@ class Link:
             if self._closed:
                 await self.end(made)
             if any(isinstance(reply, ReadOnlyError) for reply in replies):
-                # It was demoted, and whoever has its name or address now may be another server: connect anew.
+                # The server became a replica, and another one may have its name or address now: reconnect.
                 self._synced_at = None
                 await self.end(made)
             self.keep(made)
         return replies
 
     async def command(self, *args: Any) -> Any:
-        """Send one command; the server's error is raised."""
+        """Send one command; return its reply, or raise the server's error."""
         (reply,) = await self.pipeline([args])
         if isinstance(reply, Exception):
             raise reply
         return reply
 
     async def functions(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> list[Any]:
-        """Call functions of the library: (verb, key, arguments) each; the library is loaded where it is missing."""
+        """Call functions of the library, (verb, key, arguments) each; load the library where it is missing."""
         commands = [("FCALL", f"{verb}_{self._version}", 1, key, *args) for verb, key, args in calls]
         replies = await self.pipeline(commands)
         if any(isinstance(reply, ResponseError) and NO_FUNCTION in str(reply) for reply in replies):
@@ -230,12 +230,12 @@ class Link:
         return replies
 
     async def function(self, verb: str, key: str, *args: Any) -> Any:
-        """Call one function."""
+        """Call one function of the library."""
         (reply,) = await self.functions([(verb, key, args)])
         return reply
 
     async def load(self) -> None:
-        """Load the plane's functions where they are not loaded yet."""
+        """Load the plane's functions into the server unless they are loaded."""
         namespace = self._settings.namespace
         try:
             await self.command("FUNCTION", "LOAD", library.source(namespace))
@@ -253,7 +253,7 @@ class Link:
                 raise
 
     async def _too_old(self) -> DataPlaneUnsupported:
-        """Say which server it is that knows no functions."""
+        """Return the error of a server without support for functions, with its name and version."""
         name = "the server"
         with contextlib.suppress(ResponseError):
             told = _lines(await self.command("INFO", "server"))
@@ -263,19 +263,19 @@ class Link:
 
     @property
     def is_local(self) -> bool:
-        """Whether the server is reached by a unix socket."""
+        """Whether the connection uses a unix socket."""
         return "path" in self._maker.connection_kwargs
 
     @property
     def _place(self) -> str:
-        """Where the server is, without user and password."""
+        """Address of the server, without user and password, for messages."""
         told = self._maker.connection_kwargs
         return str(told.get("path") or f"{told.get('host', 'localhost')}:{told.get('port', 6379)}")
 
     # -- the server
 
     async def ready(self) -> None:
-        """Measure the server's clock, and learn which plane it is, where that was not done lately."""
+        """Measure the server's clock and read the plane's id, unless that was done within ``sync_clock_s``."""
         if self._fresh():
             return
         self._adopt_loop()
@@ -294,19 +294,19 @@ class Link:
             made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
             refused, _, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
             epoch = refused if epoch is None else epoch
-        sent = self.now()  # after connecting: only the way there and back is in between
+        sent = self.now()  # the connection exists already, so only the round trip is measured
         clock = await self.command("TIME")
         came = self.now()
         for reply in (epoch, version):
             if isinstance(reply, Exception):
                 raise reply
-        if version not in (None, str(library.FORMAT).encode()):  # None: a full or read-only server keeps no note
+        if version not in (None, str(library.FORMAT).encode()):  # None: a full or read-only server stored no version
             msg = (
                 f"the directory at {self._place} holds a plane of data format {version.decode(errors='replace')}, this "
                 f"asyncdp reads {library.FORMAT}: use the release that wrote it, or another namespace"
             )
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
-        if not isinstance(memory, Exception):  # else this user may not ask
+        if not isinstance(memory, Exception):  # otherwise this user may not send INFO
             self._look_at_eviction(_lines(memory))
         self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
         self.epoch = epoch.decode()
@@ -314,10 +314,10 @@ class Link:
         self._synced_at = came
 
     def _look_at_eviction(self, memory: Mapping[str, str]) -> None:
-        """Refuse to open a directory that removes keys when it is full; warn where an open one begins to.
+        """Refuse to open a directory that evicts keys when it is full; log an error where an open one starts to.
 
         Raises:
-            DataPlaneUnsupported: Rows, claims and outcomes of mutations would vanish without a word.
+            DataPlaneUnsupported: The server may evict rows, claims and outcomes of mutations without an error.
         """
         policy = memory.get("maxmemory_policy", NO_EVICTION)
         evicting = policy if policy != NO_EVICTION and memory.get("maxmemory", "0") != "0" else None
@@ -339,29 +339,33 @@ class Link:
         return f"{self._settings.namespace}:supervised"
 
     async def tell_supervised(self, *, supervised: bool) -> None:
-        """Write down whether somebody starts this server again when it dies."""
+        """Record in the server whether a supervisor restarts it when it dies."""
         await self.command("SET", self._supervision, "1" if supervised else "0")
 
     @property
     def expected(self) -> bool:
-        """Whether a server that does not answer is known to come back: it is supervised, or it answered a while ago."""
+        """Whether a server that does not answer is expected back.
+
+        It is if it has answered before, and either is supervised or was first missed at most ``directory_timeout_s``
+        ago.
+        """
         if not self.epoch:
             return False
         missed_s = 0.0 if self._missed_at is None else self.now() - self._missed_at
         return self._supervised or missed_s <= self._settings.directory_timeout_s
 
     async def forget(self) -> str:
-        """Ask anew which plane it is: a restarted server without its data is another one."""
+        """Read the plane's id again and return it; a server that was restarted without its data has another one."""
         self._synced_at = None
         await self.ready()
         return self.epoch
 
     def server_us(self, ahead_s: float) -> int:
-        """Microseconds of the server's clock, ``ahead_s`` seconds from now."""
+        """Return the server's clock ``ahead_s`` seconds from now, in microseconds."""
         return int((self.now() + self._offset_s + min(ahead_s, 1e9)) * 1e6)
 
     async def close(self) -> None:
-        """Close what is idle; what is in use is closed by its user."""
+        """Close idle connections; a connection in use is closed when its call ends."""
         self._closed = True
         if self._loop is not None and self._loop is not asyncio.get_running_loop():
             self._leave()
@@ -374,21 +378,21 @@ class Link:
 
 
 async def _end_all(idle: deque[Any], transports: WeakKeyDictionary[AbstractConnection, Any]) -> None:
-    """Close all connections at the end of their loop; who uses one was cancelled before."""
+    """Close all connections at the end of their loop, after the tasks that use them were cancelled."""
     left = list(transports.items())
     idle.clear()
     transports.clear()
     _end_now(left)
-    await asyncio.sleep(0)  # asyncio closes the sockets
+    await asyncio.sleep(0)  # one iteration of the loop, in which asyncio closes the sockets
 
 
 def _end_now(connections: list[tuple[AbstractConnection, Any]]) -> None:
-    """Close connections at once; redis-py then has nothing to complain of when they are collected."""
+    """Close connections at once, so that redis-py does not warn when they are garbage collected."""
     for made, transport in connections:
         abort(transport)
         made._reader = made._writer = None  # noqa: SLF001 - as its disconnect() does, which is a coroutine
 
 
 def _lines(info: bytes) -> dict[str, str]:
-    """Read what INFO answers."""
+    """Parse the reply of INFO into a dict."""
     return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)

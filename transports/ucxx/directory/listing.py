@@ -1,4 +1,4 @@
-"""What a partition holds, group by group; nothing of it is consumed."""
+"""Listings of a partition's groups and rows, without claiming them."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ if TYPE_CHECKING:
 
 __all__ = ["Listing"]
 
-#: A listing during which rows vanish is begun anew this often; then it is taken in one go.
+#: Attempts of a listing during which rows vanish; the last one reads all rows in a single request.
 MOST_TRIES = 3
 
 
 class Listing(Hosts):
-    """Listings, in pages: one page of ``list_rows`` keeps the server busy for about 10 ms."""
+    """The requests that list rows, in pages: one page of ``list_rows`` keeps the server busy for about 10 ms."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
-        """Know no slot."""
+        """Start with no known slots."""
         super().__init__(link, settings)
         self._gone_slots: dict[bytes, bool] = {}
 
     async def list_metadata(self, partition_id: str) -> list[DataPlaneGroupMeta]:
         """List the groups of a partition, oldest first.
 
-        ``lost_keys`` are rows of hosts that are gone, in another epoch, or silent for ``host_timeout_s``.
+        ``lost_keys`` are rows of hosts that are not registered, have another epoch, or have sent no heartbeat for
+        ``host_timeout_s``.
 
         Raises:
-            DataPlaneBadRequest: No such partition.
+            DataPlaneBadRequest: The partition is unknown.
         """
         rows, by_group, expected = await self._groups(partition_id)
         out = []
@@ -61,7 +62,7 @@ class Listing(Hosts):
         return out
 
     async def depth(self, partition_id: str) -> int:
-        """Count the groups that are committed and complete."""
+        """Return the number of groups that are committed and complete and have no lost row."""
         rows, by_group, expected = await self._groups(partition_id)
         count = 0
         for group_id, every in by_group.items():
@@ -80,7 +81,7 @@ class Listing(Hosts):
         return gone
 
     async def _groups(self, partition_id: str) -> tuple[Rows, dict[str, list[int]], dict[str, int]]:
-        """Read all rows; return them, the positions of each group's, and how many it is to have."""
+        """Read all rows; return them, the positions of each group's rows, and each group's expected size."""
         rows, told, size = await self._rows(partition_id)
         await self.hosts()
         self._gone_slots = {}
@@ -91,7 +92,10 @@ class Listing(Hosts):
         return rows, by_group, expected
 
     async def _rows(self, partition_id: str) -> tuple[Rows, dict[str, int], int | None]:
-        """Read all rows, by incarnation, and what each group expects. Rows of one put are all there, or none."""
+        """Read all rows in order of incarnation, the declared sizes of groups, and the partition's group size.
+
+        The rows of one put are all included, or none of them is.
+        """
         limit = self._settings.list_rows
         for turn in range(MOST_TRIES):
             last = turn == MOST_TRIES - 1
@@ -111,19 +115,19 @@ class Listing(Hosts):
                 rows.add(load(page.blob))
             if len(rows) == len(rids):
                 return rows, told, answer.schema.group_size
-        raise AssertionError  # the last turn came whole
+        raise AssertionError  # the last attempt reads all rows at once
 
     async def cells_of(self, host_id: str, epoch: int, partition_ids: Iterable[str]) -> dict[tuple[int, int], set[int]]:
-        """Find what the directory still needs of a host: ``{(slot, generation): places of live rows}``.
+        """Return the live rows that lie on a host: ``{(slot, generation): row indices}``.
 
-        A put that is published while this runs may be missing: only slots that are older than the longest not_after
-        and not named here are orphans.
+        A put that is published during the call may be missing. Therefore only slots older than the longest put may be
+        freed because they are absent here.
         """
         found: dict[tuple[int, int], set[int]] = {}
         wanted: dict[bytes, set[int] | None] = {}
         await self._open()
         for partition_id in partition_ids:
-            # A scan shows all that is there from its begin to its end; between its pages server and host serve others.
+            # A scan returns all entries that exist for its whole duration; between its pages the server handles others.
             cursor, key = 0, self._key(partition_id) + "c"
             while True:
                 raw, flat = await self._link.command("HSCAN", key, cursor, "COUNT", self._settings.list_rows)
@@ -142,12 +146,12 @@ class Listing(Hosts):
         return found
 
     async def _owned(self, partition_id: str, owner: str) -> tuple[list[str], list[bytes]]:
-        """Find the samples of an owner, with their incarnations."""
+        """Return the ids and the incarnations of the samples that an owner put."""
         rows, _, _ = await self._rows(partition_id)
         mine = [at for at, name in enumerate(rows.owners) if name == owner]
         return [rows.ids[at] for at in mine], [rows.rids[at] for at in mine]
 
 
 def _fit(rows: Rows, at: list[int]) -> list[int]:
-    """Return the rows that count in a group: all but the failed ones."""
+    """Return the positions of the rows that count in a group: all but the failed ones."""
     return [i for i in at if not rows.failed[i]]

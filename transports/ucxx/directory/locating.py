@@ -1,4 +1,4 @@
-"""Where samples lie."""
+"""Look-up of the slots that hold samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Locating"]
 
-#: A slot and the fields to read from it -> places in the slot, positions in the request.
+#: By slot key and fields to read: row indices in the slot, and positions in the request.
 Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
 
 
 class Locating(Hosts):
-    """Look-ups by id."""
+    """The requests that look up samples by id."""
 
     async def locate(
         self,
@@ -37,17 +37,17 @@ class Locating(Hosts):
         """Find the slots of samples.
 
         Args:
-            partition_id: Where.
-            sample_ids: Which samples; one may be named twice.
-            fields: Which of their fields.
-            handles: Which incarnation of each is meant, where it is known.
+            partition_id: Partition of the samples.
+            sample_ids: Ids of the samples; an id may occur twice.
+            fields: Fields to be read.
+            handles: Per id the handle of the incarnation that is meant, or None for any; None: any, for all ids.
 
         Returns:
-            Refs that cover every row but the missing ones: an unknown id or a field that is not produced is
-            SampleNotFound, another incarnation StaleSlotError.
+            Refs that cover all rows but the missing ones, and an error for each of those: SampleNotFound for an unknown
+            id or a field that is not produced, StaleSlotError for another incarnation.
 
         Raises:
-            DataPlaneBadRequest: No such partition.
+            DataPlaneBadRequest: The partition is unknown.
         """
         answer = await self._serve("locate", partition_id, lambda _: pack((tuple(sample_ids),)))
         rids, cells = load(answer.blob)
@@ -96,7 +96,7 @@ class Locating(Hosts):
 
 
 def _spot(at: int, blob: bytes | None, fields: Sequence[str], schema: Schema, spots: Spots) -> str | None:
-    """Note where the fields of one row lie; return the first that lies nowhere."""
+    """Add the places of one row's fields to ``spots``; return the first field that is not produced, or None."""
     if not fields:
         return None
     where: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Text and tags as bytes, without loss."""
+"""Lossless encoding of requests, text and tags as msgpack."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["load", "load_tags", "pack", "pack_tags", "text"]
 
 
 def pack(value: Any) -> bytes:
-    """Pack a payload for the server: Lua's msgpack knows no bin type."""
+    """Encode a value for the server, without the bin type, which Lua's msgpack does not support."""
     packed: bytes = msgpack.packb(value, use_bin_type=False, unicode_errors="surrogatepass")
     return packed
 
 
 def load(blob: bytes) -> Any:
-    """Unpack what the server packed; strings stay bytes."""
+    """Decode a value that the server encoded; strings stay bytes."""
     return msgpack.unpackb(blob, raw=True, strict_map_key=False, use_list=True)
 
 
 def text(raw: bytes) -> str:
-    """Read an id or a name; ids may hold anything that a str can, lone surrogates as well."""
+    """Decode an id or a name; it may contain any character of a str, including lone surrogates."""
     return raw.decode("utf-8", "surrogatepass")
 
 
 def pack_tags(tags: Tags, sample_id: str) -> bytes:
-    """Pack the tags of one sample; the server merges them as bytes, so that no number changes on the way."""
+    """Encode the tags of one sample; the server merges them as bytes, so that no number is changed."""
     try:
         return pack(tags)
     except OverflowError as err:
@@ -41,7 +41,7 @@ def pack_tags(tags: Tags, sample_id: str) -> bytes:
 
 
 def load_tags(blob: bytes | None) -> Tags:
-    """Read what :func:`pack_tags` wrote."""
+    """Decode tags that :func:`pack_tags` encoded; none for None."""
     if not blob:
         return {}
     tags: Tags = msgpack.unpackb(blob, unicode_errors="surrogatepass")

@@ -1,4 +1,4 @@
-"""Notices: the server says that something changed, so that who waits need not ask all the time."""
+"""Notices: the server publishes that a partition changed, so that waiting calls need not poll."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Ear", "Notices"]
 
-#: Notices of a channel that nobody waits for, in a row, after which it is unsubscribed.
+#: Consecutive notices of a channel without waiters after which it is unsubscribed.
 MOST_UNHEARD = 64
-#: How long to wait for the confirmation of a subscription, in seconds; without it the waiter's own pauses have to do.
+#: Seconds to wait for the confirmation of a subscription; without it the waiter polls in its own intervals.
 CONFIRM_S = 1.0
 
 
 class Notices:
-    """One connection on which the server tells of changes, opened when somebody first waits.
+    """Receives notices on one connection, which is opened at the first wait.
 
-    A notice may be lost (the connection breaks): a waiter looks again by itself after a while. A user of the server who
-    may not subscribe hears none at all, and his waiters do so always.
+    A notice may be lost when the connection breaks, so waiters also poll, at longer intervals. For a user of the server
+    that may not subscribe, waiters only poll.
 
     Args:
-        link: The way to the server.
+        link: Connections to the server.
     """
 
     def __init__(self, link: Link) -> None:
-        """Hear nothing yet."""
+        """Start without subscriptions."""
         self._link = link
         self._ears: dict[bytes, set[Ear]] = {}
         self._there: dict[bytes, anyio.Event] = {}
@@ -47,22 +47,22 @@ class Notices:
         self._deaf = False
 
     def ear(self, channel: str) -> Ear:
-        """Return a waiter on a channel, to be used in ``with``."""
+        """Return a waiter on a channel, a context manager."""
         return Ear(self, channel.encode("utf-8", "surrogatepass"))
 
     def add(self, ear: Ear) -> None:
-        """Wake this one from now on."""
+        """Wake this waiter at notices of its channel from now on."""
         loop = asyncio.get_running_loop()
-        if loop is not self._loop:  # who waited in a loop before cannot be woken from here, nor let go of a lock
+        if loop is not self._loop:  # waiters of another loop cannot be woken from here or release its lock
             self._loop, self._ears, self._opening = loop, {}, anyio.Lock()
         self._ears.setdefault(ear.channel, set()).add(ear)
 
     def remove(self, ear: Ear) -> None:
-        """Stop waking it."""
+        """Stop waking this waiter."""
         self._ears.get(ear.channel, set()).discard(ear)
 
     async def subscribe(self, channel: bytes) -> None:
-        """Return once the server will tell of changes; or after a while, if it cannot."""
+        """Subscribe to a channel; return once that is confirmed, or after ``CONFIRM_S`` seconds."""
         if self._deaf:
             return
         if channel not in self._there or not self._hears():
@@ -79,7 +79,7 @@ class Notices:
                 await event.wait()
 
     def _hears(self) -> bool:
-        """Whether the reader runs, on this loop."""
+        """Return whether the reader task runs on this loop."""
         reader = self._reader
         return reader is not None and not reader.done() and reader.get_loop() is asyncio.get_running_loop()
 
@@ -100,7 +100,7 @@ class Notices:
             pass
         finally:
             await self._link.end(made)
-            for event in self._there.values():  # nobody confirms any more
+            for event in self._there.values():  # no confirmation will arrive any more
                 event.set()
             self.wake()
 
@@ -126,13 +126,13 @@ class Notices:
             await made.send_command("UNSUBSCRIBE", channel, check_health=False)
 
     def wake(self) -> None:
-        """Wake everybody."""
+        """Wake all waiters."""
         for ears in self._ears.values():
             for ear in ears:
                 ear.ring()
 
     async def close(self) -> None:
-        """End the reader and wake everybody."""
+        """Stop the reader task and wake all waiters."""
         hears, reader, made = self._hears(), self._reader, self._made
         self._reader = self._made = None
         if hears and reader is not None and made is not None:
@@ -142,12 +142,12 @@ class Notices:
 
 
 class Ear:
-    """One waiter on one channel."""
+    """A waiter on one channel; it is registered while its context is entered."""
 
     __slots__ = ("_event", "_notices", "channel")
 
     def __init__(self, notices: Notices, channel: bytes) -> None:
-        """Hear nothing yet."""
+        """Start without a notice."""
         self._notices = notices
         self._event = anyio.Event()
         self.channel = channel
@@ -162,19 +162,19 @@ class Ear:
         self._notices.remove(self)
 
     async def listen(self) -> None:
-        """Subscribe."""
+        """Subscribe to the channel; return once that is confirmed, or after ``CONFIRM_S`` seconds."""
         await self._notices.subscribe(self.channel)
 
     def clear(self) -> None:
-        """Forget what was heard."""
+        """Forget the notices received so far."""
         if self._event.is_set():
             self._event = anyio.Event()
 
     def ring(self) -> None:
-        """Something changed."""
+        """Wake the waiter because of a change."""
         self._event.set()
 
     async def wait(self, seconds: float) -> None:
-        """Return when something changed since ``clear``, or after ``seconds``."""
+        """Return at the first notice since :meth:`clear`, or after ``seconds``."""
         with anyio.move_on_after(seconds):
             await self._event.wait()

@@ -1,4 +1,4 @@
-"""What a mutation carries so that it happens once."""
+"""Identification of mutations, by which the server executes each at most once."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ __all__ = ["Op"]
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """Names a mutation, and says for how long it may still happen.
+    """Identifies a mutation, and limits the time in which it may be executed.
 
     Attributes:
-        id: The same for every attempt of one user call, and for no other call of any client.
+        id: Unique id of the user call; all attempts of the call have the same one.
         left_s: Seconds until the call's deadline; an attempt that arrives later is refused.
     """
 

@@ -1,4 +1,4 @@
-"""Declaring, describing and dropping partitions."""
+"""Declaration, description and removal of partitions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ __all__ = ["Partitions"]
 
 
 class Partitions(Base):
-    """Partitions and the list of them."""
+    """The requests about partitions."""
 
     @property
     def _names(self) -> str:
         return f"{self._settings.namespace}:partitions"
 
     async def register(self, call: RegisterPartition) -> None:
-        """Declare a partition, or unite a declaration with what is there.
+        """Declare a partition, or merge a declaration into the existing one.
 
         Raises:
-            DataPlaneBadRequest: The declaration contradicts the one that is there.
+            DataPlaneBadRequest: The declaration contradicts the existing one.
         """
         await self._open()
         await self._link.command("SADD", self._names, call.partition_id.encode("utf-8", "surrogatepass"))
@@ -62,8 +62,8 @@ class Partitions(Base):
         """Describe a partition.
 
         Raises:
-            DataPlaneBadRequest: There is none of that name.
-            DataPlaneUnavailable: There was one, in a plane that was restarted without its data.
+            DataPlaneBadRequest: The partition is unknown.
+            DataPlaneUnavailable: The partition existed, but the plane was restarted without its data.
         """
         blob = await self._ask("describe", partition_id)
         self._known[partition_id] = self._link.epoch
@@ -95,10 +95,10 @@ class Partitions(Base):
         )
 
     async def drop(self, op: Op, partition_id: str) -> tuple[DeadCells, ...]:
-        """Remove a partition with everything in it; what is not there is no error.
+        """Remove a partition with all its samples.
 
         Returns:
-            What its hosts have to be told. The server is busy for 3 us a row.
+            The cells that died, for the invalidation of their hosts. The server is busy for 3 us a row.
         """
         blob = await self._ask("drop", partition_id, op=op)
         self._schemas.pop(partition_id, None)

@@ -1,4 +1,4 @@
-"""Placing, publishing, locating and removing samples."""
+"""Placement and publication of puts."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ __all__ = ["Places", "Published", "Publishing"]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a put may go.
+    """The hosts that a put may go to, and what the partition knows about it.
 
     Attributes:
-        hosts: Those that answer, the least loaded first, each with its free space.
-        specs: How the partition defines the fields so far.
-        new: How many of the samples are new.
+        hosts: Live hosts, the least loaded first.
+        specs: Definitions of the put's fields that the partition has so far, by name.
+        new: Number of the samples that do not exist yet.
     """
 
     hosts: tuple[HostInfo, ...]
@@ -47,12 +47,12 @@ class Places:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a put did.
+    """The result of a put.
 
     Attributes:
-        handles: The life of each row that was written; None for one that was left out as stale.
-        created: Whether the put created the row.
-        dead: What the put replaced, and what was written for rows that it left out.
+        handles: Per row the handle of its life; None for a row that was left out as stale.
+        created: Per row whether the put created it.
+        dead: Cells that the put replaced, and cells that were written for rows that it left out.
     """
 
     handles: tuple[RowHandle | None, ...]
@@ -61,13 +61,13 @@ class Published:
 
 
 class Publishing(Partitions, Hosts):
-    """Writes and removals.
+    """The requests that place and publish puts.
 
     Args:
-        link, settings: See there.
-        capacity: Samples that the plane holds at most.
-        group_pattern: Regular expression with a group named ``group``: reads a sample's group off its id.
-        strict_schema: Whether fields must be declared.
+        link, settings: Connections to the server, and configuration of the client.
+        capacity: Most samples of the plane.
+        group_pattern: Regular expression with a group named ``group``, which extracts a sample's group from its id.
+        strict_schema: Whether fields must be declared before they are written.
         auto_register: Whether a put declares an unknown partition.
     """
 
@@ -81,7 +81,7 @@ class Publishing(Partitions, Hosts):
         strict_schema: bool,
         auto_register: bool,
     ) -> None:
-        """Know nothing yet."""
+        """Start with no cached counts."""
         super().__init__(link, settings)
         self._capacity = capacity
         self._pattern = re.compile(group_pattern)
@@ -92,7 +92,7 @@ class Publishing(Partitions, Hosts):
     # -- capacity
 
     async def _held_elsewhere(self, partition_id: str) -> int:
-        """Count the samples of all other partitions; as old as ``capacity_age_s`` at most."""
+        """Return the number of samples in all other partitions, cached for ``capacity_age_s``."""
         now = self._link.now()
         known = self._elsewhere.get(partition_id)
         if known is not None and now - known[0] < self._settings.capacity_age_s:
@@ -116,13 +116,13 @@ class Publishing(Partitions, Hosts):
     async def place(
         self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None = None
     ) -> Places:
-        """Say which hosts there are for a put, and what the partition fixed about the fields.
+        """Return the hosts for a put, and the partition's definitions of its fields.
 
-        A put of rows that live (``only`` is ``"existing"``) needs no room for more.
+        A put of existing rows (``only`` is ``"existing"``) needs no further capacity.
 
         Raises:
-            DataPlaneBadRequest: No such partition, or an undeclared field under strict_schema.
-            DataPlaneNotReady: The plane is full.
+            DataPlaneBadRequest: The partition is unknown, or a field is undeclared under strict_schema.
+            DataPlaneNotReady: The plane holds as many samples as its capacity allows.
         """
 
         def make(schema: Schema) -> bytes:
@@ -143,26 +143,26 @@ class Publishing(Partitions, Hosts):
         return Places(tuple(hosts), specs, new)
 
     async def publish(self, op: Op, call: Publish, owner: str) -> Published:
-        """Make written slots the content of samples, all at once, tags included: everything, or an error and nothing.
+        """Publish the written slots of all samples, with their tags, atomically: all of them, or an error and none.
 
-        Which rows live is decided here, once, and remembered with the answer.
+        The server decides here, once, which lives of the rows still exist, and remembers that with the reply.
 
         Args:
-            op: Names the put.
-            call: What is put, and which lives it is bound to; each sample once.
-            owner: Who puts them; of a sample, the first who did counts.
+            op: Identifies the put.
+            call: The put: its samples, each once, and the lives that it is bound to.
+            owner: Client that puts the samples; a sample's owner is the client that created it.
 
         Returns:
-            What became of each sample, and the cells that died, for their hosts to be told. The server is busy
-            for 8 us a row, 13 with whole groups: a put of 10,000 rows keeps others waiting for 0.1 s.
+            The result for each sample, and the cells that died, for the invalidation of their hosts. The server is busy
+            for 8 us a row, 13 with whole groups: a put of 10,000 rows delays other requests by 0.1 s.
 
         Raises:
-            StaleSlotError: Rows are gone, or live again, and are not to be left out.
-            DataPlaneBadRequest: No such partition, a field that holds something else, a group that would be too large,
-                a row that lives although all are to be new.
-            DataPlaneNotReady: The plane is full.
-            DataPlaneWriteError: The put was given up before.
-            DataPlaneTimeout: It came too late.
+            StaleSlotError: Rows are gone or have another life, and are not to be left out.
+            DataPlaneBadRequest: The partition is unknown, a field contradicts its definition, a group would become too
+                large, or a row exists although all have to be new.
+            DataPlaneNotReady: The plane holds as many samples as its capacity allows.
+            DataPlaneWriteError: The put was resolved as not executed before, and is refused.
+            DataPlaneTimeout: The request arrived after its deadline.
         """
         partition_id, sample_ids = call.partition_id, call.sample_ids
         if len(set(sample_ids)) != len(sample_ids):
@@ -190,7 +190,7 @@ class Publishing(Partitions, Hosts):
         return Published(lived, tuple(at in created for at in range(1, n + 1)), gone)
 
     def _columns(self, call: Publish, owner: str) -> dict[str, Any]:
-        """Say what the server has to know about lives and tags; the tags themselves are bytes to it."""
+        """Return the part of the payload without cells: ids, lives, groups, and tags, which are bytes to the server."""
         sample_ids, tags = call.sample_ids, call.tags
         payload: dict[str, Any] = {"ids": sample_ids, "owner": owner, "capacity": self._capacity}
         if call.only is not None:
@@ -236,14 +236,14 @@ class Publishing(Partitions, Hosts):
 
 
 class _Put:
-    """Writes the payload of one put by the schema that it is to follow.
+    """Builds the payload of one put for a schema.
 
     Attributes:
-        merged: The schema after the put, once that was worked out.
+        merged: The schema after the put; None until :meth:`payload` was called.
     """
 
     def __init__(self, call: Publish, fixed: Mapping[str, Any], *, strict: bool) -> None:
-        """Keep what does not depend on the schema."""
+        """Keep the parts that do not depend on the schema."""
         self.merged: Schema | None = None
         self._call = call
         self._fixed = fixed
@@ -251,10 +251,10 @@ class _Put:
         self._clash: DataPlaneError | None = None
 
     def payload(self, schema: Schema) -> bytes:
-        """Say where the rows lie, and what the schema is after the put.
+        """Return the payload with the cells of the rows and the schema after the put.
 
-        What does not fit the schema is raised here. A bound put is sent all the same: the server decides about lives
-        first, and only what may be written has to fit.
+        A contradiction to the schema is raised here, but not for a put that is bound to lives: the server checks the
+        lives first, and only rows that may be written have to fit the schema.
         """
         call, merged, clash = self._call, schema, None
         try:
@@ -279,7 +279,7 @@ class _Put:
         return pack(payload)
 
     def refusal(self, why: list[Any]) -> DataPlaneError | None:
-        """Make the error of what the server objects to, where that is about lives or the schema."""
+        """Return the error of an objection by the server about lives or the schema; None for other objections."""
         ids = self._call.sample_ids
         if why[0] == b"clash":
             return self._clash
@@ -304,7 +304,7 @@ def _created(value: Any) -> float | bool:
     return float(value) if isinstance(value, (int, float)) else False
 
 
-#: (column, tag, what the server is told about its value), see the library's ``stamp``.
+#: Column of the payload, tag, and conversion of the tag's value for the server; see ``stamp`` in the Lua library.
 _SAID = (
     ("exp", "expected_num_keys", _expected),
     ("com", "committed", _committed),

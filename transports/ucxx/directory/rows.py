@@ -1,4 +1,4 @@
-"""Rows of a listing, as columns."""
+"""The rows of a listing, stored as columns."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["Rows", "full_tags", "rid_of"]
 
 
 def rid_of(life: int | None) -> str | bool:
-    """Return the key of an incarnation in the library's tables; False where there is none."""
+    """Return the key of an incarnation in the Lua library's tables; False for None."""
     return False if life is None else f"{life:016d}"
 
 
 def full_tags(blob: bytes | None, created_at: float, size0: int) -> Tags:
-    """Read tags and add what the producer did not say."""
+    """Decode tags and add ``created_at`` and ``size_bytes`` where the producer did not set them."""
     tags = load_tags(blob)
     tags.setdefault("created_at", created_at)
     tags.setdefault("size_bytes", size0)
@@ -30,24 +30,24 @@ def full_tags(blob: bytes | None, created_at: float, size0: int) -> Tags:
 
 
 class Rows:
-    """Samples as the server keeps them, one entry per row in each column.
+    """Samples as the server stores them, one entry per row in each column.
 
-    Columns of plain values, and no object per row: with tens of thousands of new objects the garbage collector, which
-    then looks through the whole process, takes longer than everything else.
+    The columns hold plain values, without an object per row: tens of thousands of new objects would trigger the garbage
+    collector, which examines the whole process and then takes longer than everything else.
 
     Attributes:
-        rids: Incarnations, 16 digits.
-        ids, groups, owners: Names.
-        created_at: Unix seconds.
-        size0: Bytes after the first put.
+        rids: Keys of the incarnations, 16 digits each.
+        ids, groups, owners: Sample ids, group ids, and names of the clients that created the samples.
+        created_at: Times of creation, in unix seconds.
+        size0: Data bytes after the first put.
         unfit: Whether the row is tagged committed=False.
-        failed: Whether it is tagged status=failed.
-        nbytes: Bytes now.
-        tags, cells: Packed, or None.
+        failed: Whether the row is tagged status=failed.
+        nbytes: Current data bytes.
+        tags, cells: Encoded tags and cells, or None.
     """
 
     def __init__(self) -> None:
-        """Begin empty."""
+        """Start with no rows."""
         self.rids: list[bytes] = []
         self.ids: list[str] = []
         self.groups: list[str] = []
@@ -65,7 +65,7 @@ class Rows:
         return len(self.rids)
 
     def add(self, reply: Sequence[Any]) -> None:
-        """Take a page of the server: rids, _, rows, tags, cells; by incarnation; rows that are gone are left out."""
+        """Add a page of the server (rids, _, rows, tags, cells) in order of incarnation; omit rows that are gone."""
         for rid, blob, tags, cells in sorted(zip(reply[0], *reply[2:5], strict=True)):
             if not blob:
                 continue
@@ -83,14 +83,14 @@ class Rows:
             self.cells.append(cells or None)
 
     def age(self, at: int) -> tuple[float, bytes]:
-        """Return what rows are ordered by; rows of one put were created in the same moment."""
+        """Return the sort key of a row: time of creation, then incarnation, since rows of one put have equal times."""
         return self.created_at[at], self.rids[at]
 
     def all_tags(self, at: int) -> Tags:
-        """Return the tags of one row, with what the plane adds."""
+        """Return the tags of one row, including those that the plane adds."""
         return full_tags(self.tags[at], self.created_at[at], self.size0[at])
 
     def slots(self, at: int) -> list[tuple[bytes, int]]:
-        """Return the keys of the slots that hold one row, and its place in each."""
+        """Return the keys of the slots that hold one row, and its row index in each."""
         blob = self.cells[at]
         return [(piece[0], piece[1]) for piece in load(blob)] if blob else []

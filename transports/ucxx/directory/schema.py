@@ -1,4 +1,4 @@
-"""What a partition declares: read and written by clients, guarded by a version on the server."""
+"""The schema of a partition: clients read and write it, guarded by a version on the server."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ __all__ = ["ABSENT", "Schema"]
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """One version of a partition's declaration.
+    """One version of a partition's schema.
 
-    Each change is made on a copy by one client, and taken by the server only where the version is still the one that
-    the copy was made of; else the client gets the newer one and does it again.
+    A client changes a copy, and the server accepts it only where its version is still that of the original
+    (compare-and-swap); otherwise the client gets the newer version and repeats the change.
 
     Attributes:
-        version: Grows with each change, and over the lives of a partition; ``b"0"``: there is none yet.
-        fields: {name: spec}, in the order in which they came; their numbers count from 1.
-        declared: Which of them were declared, not only written.
-        tasks: In order; their numbers count from 1.
-        num_samples, group_size: As declared.
+        version: Increases with each change, even when a partition is dropped and registered again; ``b"0"``: the
+            partition does not exist yet.
+        fields: Field definitions by name, in order of their first use; fields are numbered from 1 in this order.
+        declared: Names of the fields that were declared, not only written.
+        tasks: Names of the tasks; they are numbered from 1 in this order.
+        num_samples, group_size: Expected number of samples and rows per group, as declared; group_size None: no groups.
+        numbers: Field numbers by name.
     """
 
     version: bytes
@@ -44,8 +46,8 @@ class Schema:
 
     @classmethod
     def load(cls, version: bytes, doc: bytes) -> Schema:
-        """Read what :meth:`dump` wrote."""
-        import torch  # here, since what has to do with hosts or the server alone goes without
+        """Decode a schema that :meth:`dump` encoded."""
+        import torch  # imported here, because code that uses only hosts or the server runs without torch
 
         raw = msgpack.unpackb(doc, unicode_errors="surrogatepass")
         fields = {}
@@ -57,7 +59,7 @@ class Schema:
         return cls(version, fields, declared, tuple(raw["tasks"]), raw["num_samples"], raw["group_size"], numbers)
 
     def dump(self) -> bytes:
-        """Write everything but the version."""
+        """Encode everything but the version."""
         rows = [
             (
                 name,
@@ -84,10 +86,10 @@ class Schema:
         return replace(self, fields=fields, numbers=numbers, **changes)
 
     def united(self, call: RegisterPartition) -> Schema:
-        """Return the union with a declaration.
+        """Return the schema merged with a declaration.
 
         Raises:
-            DataPlaneBadRequest: Another group size, or a vocabulary for a field that holds something else.
+            DataPlaneBadRequest: The group size differs, or a vocabulary is given for a field of another kind.
         """
         size = call.grpo_group_size
         if size is not None and self.group_size not in (None, size):
@@ -101,7 +103,7 @@ class Schema:
             if old.kind not in ("", "enum"):
                 msg = f"field {name!r} holds {old.describe()} and cannot get a vocabulary"
                 raise DataPlaneBadRequest(msg, partition_id=call.partition_id, field=name)
-            # The words that are there keep their numbers.
+            # Existing words keep their numbers.
             fields[name] = FieldSpec(old.kind, enum=tuple(dict.fromkeys(old.enum + tuple(words))))
         return self._with(
             fields,
@@ -112,10 +114,10 @@ class Schema:
         )
 
     def merged(self, specs: Mapping[str, FieldSpec]) -> Schema:
-        """Return the schema after a put of these; itself where nothing changes.
+        """Return the schema after a put of these fields; the same object where nothing changes.
 
         Raises:
-            DataPlaneBadRequest: A field holds something else.
+            DataPlaneBadRequest: A field contradicts its existing definition.
         """
         merged = {name: self.fields.get(name, FieldSpec()).merge(spec, name) for name, spec in specs.items()}
         if all(self.fields.get(name) == spec for name, spec in merged.items()):
@@ -123,21 +125,21 @@ class Schema:
         return self._with({**self.fields, **merged})
 
     def check_declared(self, partition_id: str, names: Iterable[str]) -> None:
-        """Refuse fields that were not declared."""
+        """Raise DataPlaneBadRequest where one of the fields was not declared."""
         for name in names:
             if name not in self.declared:
                 msg = f"field {name!r} is not declared in partition {partition_id!r}"
                 raise DataPlaneBadRequest(msg, partition_id=partition_id, field=name)
 
     def task(self, partition_id: str, task: str) -> int:
-        """Return the number of a task; one that is not declared is DataPlaneBadRequest."""
+        """Return the number of a task; raise DataPlaneBadRequest where it was not declared."""
         if task not in self.tasks:
             msg = f"partition {partition_id!r} has no task {task!r}; it has {list(self.tasks)}"
             raise DataPlaneBadRequest(msg, partition_id=partition_id, field="task_name")
         return self.tasks.index(task) + 1
 
     def required(self, partition_id: str, names: Sequence[str]) -> list[int]:
-        """Return the numbers of the fields that a claim needs, ascending."""
+        """Return the numbers of these fields, ascending; raise DataPlaneBadRequest where one is unknown."""
         for name in names:
             if name not in self.numbers:
                 msg = (
@@ -147,5 +149,5 @@ class Schema:
         return sorted({self.numbers[name] for name in names})
 
 
-#: There is no such partition yet.
+#: Schema of a partition that does not exist yet.
 ABSENT = Schema(b"0")

@@ -1,4 +1,4 @@
-"""Waiting for a change on the server."""
+"""Waits for changes of a partition on the server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class Waiting(Partitions):
-    """Looks again when the server says that a partition changed."""
+    """The requests that wait: they are repeated when the server notifies of a change of the partition."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
-        """Hear nothing yet."""
+        """Start without subscriptions."""
         super().__init__(link, settings)
         self._notices = Notices(link)
 
@@ -36,21 +36,21 @@ class Waiting(Partitions):
         look: Callable[[float], Awaitable[tuple[T, float | None]]],
         enough: Callable[[T], bool],
     ) -> T:
-        """Look until it is enough, or ``wait_s`` is over.
+        """Repeat a request until its result suffices or ``wait_s`` is over; return the last result.
 
         Args:
-            partition_id: Whose changes end a pause early.
-            wait_s: How long, in seconds.
-            look: Looks, given how many seconds have passed; also says in how many seconds something will change by
-                itself, where it knows.
-            enough: Whether that will do.
+            partition_id: Partition whose changes end a pause early.
+            wait_s: Seconds to wait.
+            look: Sends the request, given the seconds that have passed; returns the result, and in how many seconds
+                the state will change without a notice, or None where that is unknown.
+            enough: Returns whether a result suffices.
         """
         if wait_s <= 0:
             return (await look(0.0))[0]
         began = self._link.now()
         await self._open()
         with self._notices.ear(self._key(partition_id) + "n") as ear:
-            await ear.listen()  # before the look, so that no change falls in between
+            await ear.listen()  # before the request, so that no change in between is missed
             while True:
                 ear.clear()
                 seen, soon = await look(self._link.now() - began)
@@ -63,7 +63,7 @@ class Waiting(Partitions):
                     raise DataPlaneClosed("the client was closed while this call waited")
 
     async def exists(self, partition_id: str, wait_s: float = 0.0) -> bool:
-        """Say whether somebody registered the partition, waiting up to ``wait_s`` seconds for it."""
+        """Return whether the partition is registered, waiting up to ``wait_s`` seconds for it."""
 
         async def look(passed_s: float) -> tuple[bool, None]:
             del passed_s

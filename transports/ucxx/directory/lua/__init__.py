@@ -8,11 +8,11 @@ from importlib.resources import files
 
 __all__ = ["FORMAT", "LIBRARY", "source", "version"]
 
-#: Of what is kept in the server, as head.lua describes it: to be changed when another release would misread it. A plane
-#: that says nothing is of version 1.
+#: Version of the data format in the server, which head.lua describes; to be changed when other releases would misread
+#: the data. A plane without a stored version has version 1.
 FORMAT = 1
 
-#: In the order in which they need each other.
+#: Files of the library, each after those that it depends on.
 PARTS = ("head", "ready", "publish", "claim", "clear", "list", "host", "tail")
 LIBRARY = "asyncdp"
 
@@ -27,14 +27,14 @@ def _text() -> str:
 def version(namespace: str) -> str:
     """Return the version of a plane's library: a hash of its text and namespace.
 
-    Clients of several versions may use one server at a time; each calls its own functions. Planes that share a server
-    share no library: to load or remove one plane's never touches another's.
+    Clients of several versions may use one server at a time; each calls its own functions. Planes on one server do not
+    share a library, so loading or removing the library of one plane never affects another.
     """
     return hashlib.sha256(f"{namespace}\n{_text()}".encode()).hexdigest()[:12]
 
 
 @cache
 def source(namespace: str) -> str:
-    """Return what FUNCTION LOAD takes."""
+    """Return the source of the library, as FUNCTION LOAD takes it."""
     number = version(namespace)
     return f"#!lua name={LIBRARY}_{number}\n" + _text().replace("@VERSION@", number)
