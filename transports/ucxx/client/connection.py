@@ -335,7 +335,7 @@ class Connection:
         engine, endpoint = await self._tied()
         ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready | Written)
         if isinstance(ready, Written):
-            return  # an earlier attempt got through, and only its answer was lost
+            return  # an earlier attempt has written them; only its reply was lost
         await send_all(engine, endpoint, ready.tag, messages, lambda: self._reply(More))
         await self._reply(Written)
 

@@ -101,7 +101,7 @@ class HostClient:
         if chosen is None:
             raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
         async with self._pool.use(route.address, chosen) as connection:
-            if connection.welcome.host_id != host.id:  # its slots are numbered like those of any other
+            if connection.welcome.host_id != host.id:  # slot numbers are not unique among hosts
                 msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
                 raise StaleSlotError(msg, host=host.id, port=chosen)
             yield connection

@@ -26,12 +26,12 @@ class RandomSource(Protocol):
     """The part of ``random.Random`` that placement needs."""
 
     def random(self) -> float:
-        """Return a number from 0 up to 1."""
+        """Return a random number from 0 (inclusive) to 1 (exclusive)."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What this client knows of a host in addition to its latest heartbeat.
+    """Records what this client knows of a host in addition to its latest heartbeat.
 
     Attributes:
         turns: Number of puts that it got, plus a random fraction, so that clients do not all start with the same host.

@@ -40,7 +40,7 @@ def op_of(ctx: CallContext) -> Op:
 
 
 class SlotCalls(Service):
-    """Handles slot calls; the transport, its subclass, creates the attributes."""
+    """Handles the slot calls of the transport, which is a subclass and sets the attributes."""
 
     _owner: str
     _checksum: bool

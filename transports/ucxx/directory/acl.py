@@ -73,7 +73,7 @@ async def install_functions(url: str, namespace: str) -> None:
 
 
 async def excess_rights(link: Link) -> list[str]:
-    """Return the commands that this connection's user may send although no plane needs them."""
+    """Return the commands that this connection's user may send although a plane does not need them."""
     replies = await link.pipeline(_BEYOND)
     return [
         command[0] for command, reply in zip(_BEYOND, replies, strict=True) if not isinstance(reply, NoPermissionError)

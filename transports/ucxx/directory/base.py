@@ -154,7 +154,7 @@ class Base:
         return schema
 
     async def _remembered(self, verb: str, partition_id: str, op: Op) -> bytes | None:
-        """Return the remembered reply of a mutation that the current schema forbids; None where it has none."""
+        """Return the server's remembered reply to a mutation that the current schema forbids, or None."""
         if not op.id:
             return None
         reply = await self._send(verb, partition_id, b"", NO_VERSION, op)

@@ -24,7 +24,7 @@ __all__ = ["Claiming"]
 
 
 class Claiming(Waiting):
-    """The requests about claims."""
+    """Sends the requests that make, list and end claims."""
 
     async def claim(  # noqa: PLR0913 - one request
         self,

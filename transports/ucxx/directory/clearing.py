@@ -34,7 +34,7 @@ class Cleared:
 
 
 class Clearing(Listing):
-    """The requests that remove samples or resolve the outcome of a mutation."""
+    """Sends the requests that remove samples or resolve the outcome of a mutation."""
 
     async def clear(
         self,

@@ -78,7 +78,7 @@ class HostInfo:
 
 
 class Hosts(Base):
-    """The requests about slot hosts."""
+    """Sends the requests that register and list slot hosts."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
         """Start with no cached hosts."""

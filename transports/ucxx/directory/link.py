@@ -37,7 +37,7 @@ __all__ = ["Link"]
 
 NO_FUNCTION = "Function not found"
 NO_COMMAND = "unknown command"
-#: The only maxmemory-policy with which a full server refuses writes instead of removing keys.
+#: The only maxmemory-policy with which a full server refuses writes instead of evicting keys.
 NO_EVICTION = "noeviction"
 
 
@@ -249,7 +249,7 @@ class Link:
         except ResponseError as err:
             if NO_COMMAND in str(err):
                 raise await self._too_old() from err
-            if "already exists" not in str(err):  # another client was faster
+            if "already exists" not in str(err):  # another client has loaded it meanwhile
                 raise
 
     async def _too_old(self) -> DataPlaneUnsupported:

@@ -24,7 +24,7 @@ MOST_TRIES = 3
 
 
 class Listing(Hosts):
-    """The requests that list rows, in pages: one page of ``list_rows`` keeps the server busy for about 10 ms."""
+    """Sends the requests that list rows, in pages: a page of ``list_rows`` keeps the server busy for about 10 ms."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
         """Start with no known slots."""

@@ -25,7 +25,7 @@ Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
 
 
 class Locating(Hosts):
-    """The requests that look up samples by id."""
+    """Sends the requests that look up samples by id."""
 
     async def locate(
         self,

@@ -21,7 +21,7 @@ __all__ = ["Partitions"]
 
 
 class Partitions(Base):
-    """The requests about partitions."""
+    """Sends the requests that declare, describe, list and drop partitions."""
 
     @property
     def _names(self) -> str:

@@ -61,7 +61,7 @@ class Published:
 
 
 class Publishing(Partitions, Hosts):
-    """The requests that place and publish puts.
+    """Sends the requests that place and publish puts.
 
     Args:
         link, settings: Connections to the server, and configuration of the client.
@@ -204,7 +204,7 @@ class Publishing(Partitions, Hosts):
         ]
         told = [("group_id" in row) + (row.get("group_id") is not None) for row in tags]
         payload["groups"] = [
-            str(row["group_id"]) if how == 2 else self._group_of(sample_id)  # noqa: PLR2004 - there, and no None
+            str(row["group_id"]) if how == 2 else self._group_of(sample_id)  # noqa: PLR2004 - the tag exists and is not None
             for sample_id, row, how in zip(sample_ids, tags, told, strict=True)
         ]
         if any(told):

@@ -76,7 +76,7 @@ class Rows:
             self.owners.append(row[2])
             self.created_at.append(float(row[3]))
             self.size0.append(row[4])
-            self.unfit.append(row[6] == 2)  # noqa: PLR2004 - as the library keeps it
+            self.unfit.append(row[6] == 2)  # noqa: PLR2004 - the Lua library's code for committed=False
             self.failed.append(row[7] == 1)
             self.nbytes.append(row[9])
             self.tags.append(tags or None)

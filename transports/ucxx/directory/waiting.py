@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Waiting(Partitions):
-    """The requests that wait: they are repeated when the server notifies of a change of the partition."""
+    """Sends requests that wait: they are repeated when the server notifies of a change of the partition."""
 
     def __init__(self, link: Link, settings: DirectorySettings) -> None:
         """Start without subscriptions."""

@@ -67,9 +67,9 @@ class Claims:
                 await self._engine.receive_token(endpoint, token).wait()
             future = self._waiting.pop(token.tobytes())
             if future.done():
-                raise KeyError(token)  # noqa: TRY301 - as if it were unknown
+                raise KeyError(token)  # noqa: TRY301 - handled like an unknown token
             future.set_result(endpoint)
-        except Exception as err:  # noqa: BLE001 - whatever a stranger does, the host serves on
+        except Exception as err:  # noqa: BLE001 - no error of a peer may stop the host
             self._log.info("a UCX connection without a good token was closed", why=type(err).__name__)
             self._engine.abandon(endpoint)
 

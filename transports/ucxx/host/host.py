@@ -136,7 +136,7 @@ class Host:
         while True:
             try:
                 return await work()
-            except Exception:  # noqa: BLE001 - whatever it was, a host without heartbeats is lost to its clients
+            except Exception:  # noqa: BLE001 - without heartbeats clients would give the host up
                 with contextlib.suppress(Exception):
                     self._log.exception("a host's own work ended; it begins again")
             await asyncio.sleep(_AGAIN_S)
@@ -166,7 +166,7 @@ class Host:
             max_slot_bytes=settings.max_slot_bytes,
             rows_per_slot=settings.rows_per_slot,
             overwrite_oldest=settings.on_full == "overwrite_oldest",
-            on_free=lambda: self.service.space_came_back(),  # noqa: PLW0108 - it is made below
+            on_free=lambda: self.service.space_came_back(),  # noqa: PLW0108 - the service is created below
         )
         self.service = Service(table, settings, self._directory, BufferPool(), self.clock)
         if adopted:
@@ -273,7 +273,7 @@ class Host:
                 if not err.retryable and isinstance(err, DataPlaneUnavailable):
                     self._log.error("this host was replaced and ends", why=str(err))
                     self.ended.set()
-            except Exception:  # noqa: BLE001 - the next beat or sweep may well succeed
+            except Exception:  # noqa: BLE001 - the next heartbeat or sweep may succeed
                 self._log.exception("a host's own work failed; serving goes on")
 
     async def _beat(self, report: HostReport) -> None:

@@ -94,7 +94,7 @@ def _rendered(render: Any) -> Any:
         kind = event.get("event")
         try:
             return str(render(logger, method, event))
-        except Exception as err:  # noqa: BLE001 - a traceback reads source files, which may have no descriptor
+        except Exception as err:  # noqa: BLE001 - a traceback reads source files, which fails without free descriptors
             return f"{kind} ({type(err).__name__} while this was told)"
 
     return safely

@@ -85,7 +85,7 @@ class NoDirectory:
         return self._now()
 
     async def leave(self, host_id: str, epoch: int) -> None:
-        """Do nothing."""
+        """Do nothing: no registration exists."""
 
     async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
         """Return no rows."""

@@ -25,7 +25,7 @@ class Remedy(enum.Enum):
 
 
 class Remedies:
-    """Chooses the next action.
+    """Chooses the next action against misuse of the UCX listener.
 
     A new worker mostly helps, and closes all connections. Where requests were running UCX may keep the old worker, with
     the leaked connections in it (measured); then only a new process helps. That takes a restart, and loses no row where

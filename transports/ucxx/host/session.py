@@ -100,7 +100,7 @@ class Session:
             await self._serve()
         except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
             self._log.debug("a connection ended", why=f"{type(err).__name__}: {err}")
-        except Exception as err:  # noqa: BLE001 - one peer's trouble, whatever it is, must not end the host
+        except Exception as err:  # noqa: BLE001 - no error of one peer may stop the host
             if type(err).__name__.startswith("UCXX"):
                 self._log.debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
             else:
@@ -124,7 +124,7 @@ class Session:
             if arrived.done() and not arrived.cancelled():
                 endpoint, self._arrived = arrived.result(), None
             else:
-                arrived.cancel()  # whoever waits for it keeps a whole reply in memory
+                arrived.cancel()  # a waiting read would keep its whole reply in memory
         if endpoint is not None and self._engine is not None:
             self._engine.abandon(endpoint)
 

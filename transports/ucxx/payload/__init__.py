@@ -1,1 +1,1 @@
-"""Rows as bytes: the layout of a payload, and how rows are gathered into one."""
+"""Payloads, which hold rows as bytes: their layout, and the code that packs and gathers rows into them."""

@@ -190,7 +190,7 @@ class Layout:
 
 
 def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the n + 1 offsets of rows with these lengths."""
+    """Return the offsets of n rows with these lengths, int64 ``(n + 1,)``."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets

@@ -228,7 +228,7 @@ class MsgpackCodec:
             kind = _plain(dtype)
             return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
         if code == _PICKLE and self.allow_pickle:
-            return pickle.loads(body)  # noqa: S301 - the user turned it on
+            return pickle.loads(body)  # noqa: S301 - the user enabled it
         if code == _PICKLE:
             raise CorruptPayload(_NO_PICKLES, retryable=False, blames_port=False)
         raise ValueError(f"unknown extension type {code}")
@@ -286,7 +286,7 @@ class _Nest:
                         _apart(item)
                     if not _LOOKED_INTO.isdisjoint(map(type, item)):
                         self.look_at(item, depth + 1)
-                    item = item.values()  # noqa: PLW2901 - the rest of it
+                    item = item.values()  # noqa: PLW2901 - its keys were examined above
                 elif kind is not list and kind is not tuple:
                     self.count += _SET_COUNTS - 1
                     _apart(item)

@@ -275,7 +275,7 @@ def directory_settings(settings: UcxxSettings) -> DirectorySettings:
 
 
 def attach_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config with which other processes attach, made of one whose ``controller_address`` is the directory.
+    """Return the config for attaching processes, from one whose ``controller_address`` is the directory's URL.
 
     It lacks the slot hosts' secret, which no pickle may contain, and other settings of the plane itself. It also lacks
     ``allow_pickle``: each reading process decides itself whether unpickling may run code in it.

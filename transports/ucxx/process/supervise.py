@@ -103,6 +103,6 @@ async def _watch(part: str, is_up: Callable[[], bool], start: Callable[[], Await
             await start()
         except DataPlaneUnavailable as err:
             why = str(err)
-            log.error("could not be started again", part=part, why=why)  # noqa: TRY400 - the text says it all
+            log.error("could not be started again", part=part, why=why)  # noqa: TRY400 - the message suffices without a traceback
         else:
             log.info("serves again", part=part)

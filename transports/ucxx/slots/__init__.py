@@ -1,1 +1,1 @@
-"""Slots in an arena of shared memory."""
+"""Slots in an arena of shared memory, without I/O to clients."""

@@ -45,7 +45,7 @@ class State(IntEnum):
 
 
 class Outcome(IntEnum):
-    """What the writer records in its word ``DONE``."""
+    """Outcome of a write, as the writer records it in the word ``DONE``."""
 
     NONE = 0
     WRITTEN = 1

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OnFull", "SlotTable"]
 
-#: What a put does where the arena is full: ``wait`` for space until its time runs out, ``raise`` at once, or
-#: ``overwrite_oldest``: rows that are not being read make room, oldest first (their readers get StaleSlotError).
+#: What a put does where the arena is full: ``wait`` for space until its deadline, ``raise`` at once, or
+#: ``overwrite_oldest``: free slots that are not being read, oldest first; later reads of them are StaleSlotError.
 OnFull = Literal["wait", "raise", "overwrite_oldest"]
 
 

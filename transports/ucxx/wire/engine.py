@@ -82,7 +82,7 @@ class Operation:
     __slots__ = ("_engine", "ended", "endpoint", "error", "keep", "request")
 
     def __init__(self, engine: Engine, request: Any, endpoint: Endpoint, keep: Any) -> None:
-        """Pin ``keep`` (the buffer) with the request."""
+        """Keep the request and ``keep``, its buffer, alive until UCX is done with them."""
         self._engine = engine
         self.request: Any = request
         self.endpoint: Endpoint | None = endpoint
@@ -99,7 +99,7 @@ class Operation:
         """Release the native objects and the buffer, after UCX has completed the request."""
         try:
             self.request.check_error()
-        except Exception as err:  # noqa: BLE001 - raised to whoever waits
+        except Exception as err:  # noqa: BLE001 - raised by wait()
             self.error = err
         self.request = self.endpoint = self.keep = None
         if not self.ended.done():
@@ -237,7 +237,7 @@ class Engine:
         """Return the first of four million tags for messages that this engine receives.
 
         The receiver chooses the tags, so a message whose receive was cancelled never matches another one. UCX matches
-        by tag alone, whoever sends, so tags are random: a peer that knows its own tags cannot predict others.
+        by tag alone, not by sender, so tags are random: a peer that knows its own tags cannot predict others.
         """
         return secrets.randbelow((1 << _TAG_BITS) - _TAGS_PER_REQUEST)
 
