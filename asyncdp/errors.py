@@ -1,19 +1,19 @@
-"""The errors of a data plane: one tree, one root, attributes instead of text to parse.
+"""The errors of a data plane, in one tree; their details are attributes, so that nobody has to parse messages.
 
 ::
 
     DataPlaneError
-     +- DataPlaneUnavailable      retryable, blames_port   nobody answers: refused, reset, actor dead; or
-     |   |                                                 (retry_after_s) it answers that it is loading, busy, ...
+     +- DataPlaneUnavailable      retryable, blames_port   no answer: refused, reset, actor dead; or, with
+     |   |                                                 retry_after_s, the backend is loading, busy, ...
      |   +- PortQuarantined       retryable                nothing was sent; retry_after_s
-     +- DataPlaneTimeout          retryable, blames_port   also a TimeoutError: an attempt or the call ran out
+     +- DataPlaneTimeout          retryable, blames_port   also a TimeoutError: an attempt or the call took too long
      +- DataPlaneReadError
      |   +- SampleNotFound        not retryable            also a KeyError: no such id, or the field is not produced
      |   +- StaleSlotError        not retryable            the slot answered: the data is gone
      |   +- CorruptPayload        retryable, blames_port   length, schema or checksum does not match
      |   +- PartialReadError      some rows came: rows, ok, failed, errors
-     +- DataPlaneWriteError       as its cause says
-     +- DataPlaneClearError       as its cause says
+     +- DataPlaneWriteError       flags of its cause
+     +- DataPlaneClearError       flags of its cause
      +- DataPlaneNotReady         retryable                full, starting; retry_after_s
      |   +- ClaimNotReady         not retried by layers    also a TimeoutError
      +- DataPlaneBadRequest       not retryable            also a ValueError
@@ -22,8 +22,9 @@
      +- DataPlaneClosed           not retryable            used after close, or closed under a waiting call
 
 ``retryable``: the same call may be sent again. ``blames_port``: the port is at fault. ``ambiguous``: the backend may
-have acted. All three are instance attributes on purpose: Ray raises a class that derives from both its own error and
-ours and forwards only *missing* attributes to the original, so a class attribute would hide the real value.
+have carried out the call. All three are instance attributes, not class attributes: Ray raises a class that derives from
+both its own error and the original's and forwards only *missing* attributes to the original, so a class attribute would
+hide the real value.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ __all__ = [
 ]
 
 
-#: How many ids a message names.
+#: Largest number of ids that a message names.
 SHOWN = 8
 
 
@@ -77,19 +78,24 @@ class DataPlaneError(Exception):
 
     Attributes:
         message: What went wrong, without the context that ``str()`` adds.
-        op: The user's verb (``"get_samples"``), empty where it is not known yet.
-        partition_id, host, port: Where, as far as known.
-        sample_ids: The ids that the error is about, as far as it is about some.
-        field: The field that the error is about, if it is about one.
-        attempts: Wire requests that were made for what failed.
-        elapsed_s: Seconds since the call began, where known.
-        retryable, blames_port, ambiguous: See the module's text.
-        cause_text: Text of the exception behind this one; unlike ``__cause__`` it survives pickling.
+        op: The user's verb (``"get_samples"``), empty if it is not known yet.
+        partition_id: Partition of the call, or None if not known.
+        host: Id or address of the slot host that the request went to, or None.
+        port: Port of that host, or None.
+        sample_ids: Ids of the samples concerned; empty if it concerns no particular ones.
+        field: Name of the field or argument concerned, or None.
+        attempts: Number of requests that were sent for what failed.
+        elapsed_s: Seconds since the call began, or None if not known.
+        retryable: Whether the same call may be sent again.
+        blames_port: Whether the port is at fault.
+        ambiguous: Whether the backend may have carried out the call.
+        cause_text: Text of the exception that caused this one, or None; unlike ``__cause__`` it survives pickling.
     """
 
-    # How a new error of this class is flagged unless told otherwise: (retryable, blames_port). Read once, at creation.
+    # Default (retryable, blames_port) of new errors of this class; read once, when an error is created.
     _starts: tuple[bool, bool] = (False, False)
-    # Set by SlotRetry: space may be reserved anew for the rows of this failed write, which is paid or was waited for.
+    # Set by SlotRetry: the writer may reserve space again for the rows of this failed write. The retry budget was
+    # charged for it already, or the call has waited for the host to come back.
     may_reserve_again: bool = False
 
     def __init__(  # noqa: PLR0913 - context is many small things, all optional
@@ -109,7 +115,7 @@ class DataPlaneError(Exception):
         ambiguous: bool = False,
         cause: BaseException | None = None,
     ) -> None:
-        """Keep the attributes; ``cause`` becomes ``__cause__``."""
+        """Set the attributes; ``cause`` becomes ``__cause__``."""
         super().__init__(message)
         retry, blame = self._starts
         self.message = message
@@ -130,7 +136,7 @@ class DataPlaneError(Exception):
             self.cause_text = f"{type(cause).__name__}: {cause}"
 
     def __str__(self) -> str:
-        """Message and context; the same before and after pickling."""
+        """Return message and context; the same before and after pickling."""
         known = [f"{name}={value}" for name, value in (("op", self.op), ("partition", self.partition_id)) if value]
         if self.host is not None:
             known.append(f"at={self.host}" if self.port is None else f"at={self.host}:{self.port}")
@@ -143,7 +149,7 @@ class DataPlaneError(Exception):
         return f"{self.message} [{' '.join(known)}]" if known else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by state, so that every subclass keeps class, text and attributes."""
+        """Pickle the attributes, so that errors of every subclass keep class, text and attributes."""
         state = dict(self.__dict__)
         if self.cause_text is None and self.__cause__ is not None:
             state["cause_text"] = f"{type(self.__cause__).__name__}: {self.__cause__}"
@@ -157,7 +163,7 @@ class DataPlaneError(Exception):
         host: str | None = None,
         port: int | None = None,
     ) -> DataPlaneError:
-        """Fill in context that is still unknown, in place, and return the error itself."""
+        """Fill in context that is not known yet, in place, and return the error itself."""
         if op and not self.op:
             self.op = op
         if self.partition_id is None:
@@ -169,65 +175,67 @@ class DataPlaneError(Exception):
 
 
 class DataPlaneUnavailable(DataPlaneError):
-    """Nobody answers: connection refused or reset, process dead, plane restarted without this partition.
+    """The backend does not answer: connection refused or reset, process dead, plane restarted without this partition.
 
-    ``retry_after_s`` (seconds) is set where the backend did answer, that it cannot serve *now*: it is loading, busy,
-    failing over, read-only. Then the layers ask again, with backoff, until the call's time is over.
+    ``retry_after_s`` (seconds) is set if the backend did answer, saying that it cannot serve *now*: it is loading,
+    busy, failing over or read-only. The layers then send the call again, with backoff, until its deadline.
     """
 
     _starts = (True, True)
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None, **context: Any) -> None:
-        """Keep ``retry_after_s``."""
+        """Set ``retry_after_s``."""
         super().__init__(message, **context)
         self.retry_after_s = retry_after_s
 
 
 class PortQuarantined(DataPlaneUnavailable):
-    """Nothing was sent, since the port is quarantined; ``retry_after_s`` seconds from now it may be probed."""
+    """The port is quarantined, so nothing was sent; it may be probed in ``retry_after_s`` seconds."""
 
     _starts = (True, False)
 
 
 class DataPlaneTimeout(DataPlaneError, TimeoutError):
-    """An attempt, or the whole call, ran out of time.
+    """An attempt, or the whole call, took longer than it may.
 
-    ``cut_short``: the call's time ended before the attempt had a fair chance, so that an earlier error tells more.
+    ``cut_short``: the call's deadline left the attempt too little time to succeed, so an earlier error of the call is
+    more informative.
     """
 
     _starts = (True, True)
 
     def __init__(self, message: str = "", *, cut_short: bool = False, **context: Any) -> None:
-        """Keep ``cut_short``."""
+        """Set ``cut_short``."""
         super().__init__(message, **context)
         self.cut_short = cut_short
 
 
 class DataPlaneReadError(DataPlaneError):
-    """A read failed for a reason that is neither connectivity nor the request."""
+    """A read failed for another reason than connectivity or a wrong request."""
 
 
 class SampleNotFound(DataPlaneReadError, KeyError):
-    """No such sample, or the field has not been produced for it."""
+    """The sample does not exist, or the field has not been produced for it."""
 
 
 class StaleSlotError(DataPlaneReadError):
-    """The reference outlived its data: cleared, recycled, or the sample lives again. Asking again cannot help."""
+    """The data that a reference names is gone: its row was removed or put anew, or its slot reused. Never retryable."""
 
 
 class CorruptPayload(DataPlaneReadError):
-    """What arrived does not have the length, schema or checksum that the storage announced."""
+    """A payload does not have the length, schema or checksum that the storage announced."""
 
     _starts = (True, True)
 
 
 class PartialReadError(DataPlaneReadError):
-    """Some rows came and some did not; nothing that came is lost.
+    """Only some rows of a read could be read; the error holds these rows.
 
     Attributes:
-        rows: TensorDict of the rows that came, in the order asked, batch size ``(len(ok),)``.
-        ok, failed: KVBatchMeta of the rows that came, and of those that did not.
-        errors: ``{position in the request: error}`` for each row that did not come.
+        rows: TensorDict of the rows that were read, in the order requested, batch size ``(len(ok),)``.
+        ok: KVBatchMeta of the rows that were read.
+        failed: KVBatchMeta of the rows that could not be read.
+        errors: ``{position in the request: error}`` of each row that could not be read.
     """
 
     def __init__(
@@ -240,7 +248,7 @@ class PartialReadError(DataPlaneReadError):
         errors: Mapping[int, DataPlaneError],
         **context: Any,
     ) -> None:
-        """Keep the parts; a :class:`~asyncdp.rows.block.Block` becomes a TensorDict when ``rows`` is asked for."""
+        """Set the attributes; a :class:`~asyncdp.rows.block.Block` becomes a TensorDict when ``rows`` is first read."""
         context.setdefault("retryable", any(e.retryable for e in errors.values()))
         super().__init__(message, **context)
         self._rows = rows
@@ -250,7 +258,7 @@ class PartialReadError(DataPlaneReadError):
 
     @property
     def rows(self) -> TensorDict:
-        """The rows that came, in the order asked."""
+        """TensorDict of the rows that were read, in the order requested."""
         if not hasattr(self._rows, "batch_size"):
             self._rows = self._rows.to_tensordict()
         return self._rows  # type: ignore[return-value]
@@ -260,12 +268,12 @@ class PartialReadError(DataPlaneReadError):
         rebuild, (kind, state) = super().__reduce__()
         try:
             state["_rows"] = self.block
-        except DataPlaneError:  # leaves of somebody else's client that no column holds: as they are
+        except DataPlaneError:  # a client of another project returned leaves that no column can hold
             state["_rows"] = self._rows
         return rebuild, (kind, state)
 
     def alone(self) -> DataPlaneError:
-        """Where no row came: the error itself, of the kind that a controller can do something about."""
+        """Return the one error to raise if no row could be read: the first retryable one, else the first."""
         errors = list(self.errors.values())
         first = next((e for e in errors if e.retryable), errors[0])
         if len(errors) == 1:
@@ -281,7 +289,7 @@ class PartialReadError(DataPlaneReadError):
 
     @property
     def block(self) -> Block:
-        """The same rows in columnar form, for layers that go on with them."""
+        """The rows that were read, in columnar form, for layers that process them further."""
         from asyncdp.rows.block import Block
 
         if isinstance(self._rows, Block):
@@ -290,35 +298,35 @@ class PartialReadError(DataPlaneReadError):
 
 
 class DataPlaneWriteError(DataPlaneError):
-    """A write failed for a reason that is neither connectivity nor the request; flags as its cause says."""
+    """A write failed for another reason than connectivity or a wrong request; it has the flags of its cause."""
 
 
 class DataPlaneClearError(DataPlaneError):
-    """A clear failed, or cannot be confirmed; flags as its cause says."""
+    """A clear failed, or cannot be confirmed; it has the flags of its cause."""
 
 
 class DataPlaneNotReady(DataPlaneError):
-    """The plane is full or still starting; nothing was done. ``retry_after_s`` says when to ask again (seconds)."""
+    """The plane is full or still starting; nothing was done. It may be asked again in ``retry_after_s`` seconds."""
 
     _starts = (True, False)
 
     def __init__(self, message: str = "", *, retry_after_s: float | None = None, **context: Any) -> None:
-        """Keep ``retry_after_s`` (seconds)."""
+        """Set ``retry_after_s`` (seconds)."""
         super().__init__(message, **context)
         self.retry_after_s = retry_after_s
 
 
 class ClaimNotReady(DataPlaneNotReady, TimeoutError):
-    """Too few samples were ready in time; nothing was claimed. Not retried by layers: waiting is the caller's choice.
+    """Too few samples were ready in time; nothing was claimed. Layers do not retry it: the caller decides how to go on.
 
     Attributes:
-        required_fields: What a sample needed.
-        ready: How many samples were ready.
-        requested: How many had to be ready.
-        oldest_wait_s: How long the oldest unready sample has been waiting, in seconds; None where none waits.
+        required_fields: Fields that a sample must have to be ready.
+        ready: Number of samples that were ready.
+        requested: Number of samples that had to be ready.
+        oldest_wait_s: Seconds for which the oldest unready sample has been waiting; None if there is none.
         waiting_ids: Ids of unready samples, oldest first, at most 16.
-        missing_fields: {required field: how many of the unready samples lack it}, where any do; on UCXX of the oldest
-            1000 that wait.
+        missing_fields: ``{required field: number of unready samples that lack it}``, without fields that none lacks; on
+            UCXX counted over the oldest 1000 unready samples.
     """
 
     _starts = (False, False)
@@ -335,7 +343,7 @@ class ClaimNotReady(DataPlaneNotReady, TimeoutError):
         missing_fields: Mapping[str, int] | None = None,
         **context: Any,
     ) -> None:
-        """Keep what was required and what was there."""
+        """Set the attributes."""
         super().__init__(message, **context)
         self.required_fields = tuple(required_fields)
         self.ready = ready
@@ -346,21 +354,21 @@ class ClaimNotReady(DataPlaneNotReady, TimeoutError):
 
 
 class DataPlaneBadRequest(DataPlaneError, ValueError):
-    """The request is wrong and nothing was changed; the message names the culprit."""
+    """The request is wrong and nothing was changed; the message names what is wrong with it."""
 
 
 class DataPlaneUnsupported(DataPlaneBadRequest):
-    """The backend cannot do this; ``capability`` names what it lacks."""
+    """The backend does not support the request; ``capability`` names what it lacks."""
 
     def __init__(self, message: str = "", *, capability: str = "", **context: Any) -> None:
-        """Keep the name of the missing capability."""
+        """Set the name of the missing capability."""
         super().__init__(message, **context)
         self.capability = capability
 
 
 class ClaimLost(DataPlaneBadRequest):
-    """The claim is not, or no longer, this client's: released, expired, or taken by another."""
+    """The client does not hold the claim (any more): it was released, has expired, or belongs to another client."""
 
 
 class DataPlaneClosed(DataPlaneError):
-    """The client was closed, before the call or under it."""
+    """The client was closed, before the call or during it."""

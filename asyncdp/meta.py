@@ -1,4 +1,4 @@
-"""What travels about samples instead of the samples: metadata only, never tensors."""
+"""Metadata of samples, partitions, claims and backends; none of it holds tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Tags = dict[str, Any]
 
 
 class RowHandle(NamedTuple):
-    """What a meta remembers of one row, opaque to users.
+    """Identifies one life of a row within a meta; opaque to users.
 
     Attributes:
-        incarnation: Which life of the id was meant; another one is StaleSlotError.
-        claim_id: The claim that gave the row to its holder, or None.
-        hint: A transport's own short cut to the row (it must survive pickling); never trusted without a check.
+        incarnation: Number of the row's life. A request for a row that has another one by now is StaleSlotError.
+        claim_id: Claim under which the holder of the meta has the row, or None.
+        hint: Where the transport may find the row, in a form of its own that can be pickled; checked before use.
     """
 
     incarnation: int
@@ -37,7 +37,7 @@ class RowHandle(NamedTuple):
 
 
 def _restore(self: Any, state: Any) -> None:
-    """Take the state of a pickle; attributes that the release which made it did not know get their defaults."""
+    """Restore the state of a pickle; attributes unknown to the release that made it get their defaults."""
     known = fields(self)
     if isinstance(state, tuple):
         state = state[1]
@@ -52,21 +52,21 @@ def _restore(self: Any, state: Any) -> None:
 
 @dataclass(slots=True)
 class KVBatchMeta:
-    """Names a batch of samples and carries what routing needs, without any tensor.
+    """Identifies a batch of samples, with their tags and what is needed to route requests for them; holds no tensors.
 
-    Every list has one entry per row: ``sample_ids``, ``sequence_lengths``, ``tags``, ``handles``, ``created``.
+    ``sample_ids``, ``sequence_lengths``, ``tags``, ``handles`` and ``created`` have one entry per row.
 
     Attributes:
-        partition_id: The partition of all rows.
-        task_name: The task that claimed them, or None.
-        sample_ids: Ids, in batch order.
-        fields: The fields that ``get_data`` reads by default, or None.
+        partition_id: Partition of all rows.
+        task_name: Task that claimed the rows, or None.
+        sample_ids: Ids of the rows, in batch order.
+        fields: Fields that ``get_data`` reads by default, or None.
         sequence_lengths: Tokens per row (from the tag ``input_lengths``), or None.
-        extra_info: Free, for the caller; shared by copies.
-        tags: Small primitives per row, or None.
-        handles: Opaque :class:`RowHandle` per row, or None: lets ``get_data``, puts and removals by the meta notice
-            another incarnation.
-        created: Whether the put that returned the meta created each row, or None where no put did.
+        extra_info: For the caller's own use; copied, one level deep, with the meta.
+        tags: One mapping of small primitives per row, or None.
+        handles: One opaque :class:`RowHandle` per row, or None. With handles, ``get_data`` and puts and removals by the
+            meta detect rows that were removed, or removed and put anew, since the meta was made.
+        created: Whether the put that returned this meta created the row; None if the meta is from no put.
 
     Raises:
         DataPlaneBadRequest: A list is not as long as ``sample_ids``.
@@ -83,7 +83,7 @@ class KVBatchMeta:
     created: list[bool] | None = None
 
     def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """Return what a pickle holds; what says nothing is left out, so that releases without it read the rest."""
+        """Return the state to pickle, without ``created`` if it is None, so that older releases can read the rest."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         if self.created is None:
             del state["created"]
@@ -92,7 +92,7 @@ class KVBatchMeta:
     __setstate__ = _restore
 
     def __post_init__(self) -> None:
-        """Check that the per-row lists agree."""
+        """Check that the per-row lists have equal lengths."""
         size = len(self.sample_ids)
         for name in ("sequence_lengths", "tags", "handles", "created"):
             rows = getattr(self, name)
@@ -102,10 +102,10 @@ class KVBatchMeta:
 
     @classmethod
     def of(cls, given: Any) -> KVBatchMeta:
-        """Return ``given``, or a meta made of an object of another project that has the same attributes.
+        """Return ``given`` if it is a KVBatchMeta, else a meta with the attributes of an object of another project.
 
         Raises:
-            DataPlaneBadRequest: It has no ``partition_id`` or no ``sample_ids``, or handles that are none of ours.
+            DataPlaneBadRequest: ``given`` lacks ``partition_id`` or ``sample_ids``, or its handles are no RowHandles.
         """
         if isinstance(given, KVBatchMeta):
             return given
@@ -147,10 +147,10 @@ class KVBatchMeta:
         """Write columns of per-row scalars into ``tags``, in place.
 
         Args:
-            scalars: ``{tag name: one value per row}``; lists, tensors of shape ``(size,)`` and arrays alike.
+            scalars: ``{tag name: one value per row}``; a column is a list, or a tensor or array of shape ``(size,)``.
 
         Raises:
-            DataPlaneBadRequest: A column does not have ``size`` entries; nothing is written then.
+            DataPlaneBadRequest: A column does not have ``size`` entries; nothing was written.
         """
         columns = {
             name: list(column.tolist() if hasattr(column, "tolist") else column) for name, column in scalars.items()
@@ -166,7 +166,7 @@ class KVBatchMeta:
                 row[name] = value
 
     def subset(self, indices: Sequence[int]) -> KVBatchMeta:
-        """Return a meta of the rows at ``indices``, in that order; IndexError where one is out of range."""
+        """Return a meta of the rows at ``indices``, in that order; raise IndexError if one is out of range."""
         at = [int(i) for i in indices]
 
         def pick(rows: list[Any] | None) -> Any:
@@ -184,17 +184,18 @@ class KVBatchMeta:
         )
 
     def slice(self, start: int, stop: int) -> KVBatchMeta:
-        """Return a meta of the rows in ``[start, stop)``, as Python slices do it."""
+        """Return a meta of the rows in ``[start, stop)``, with the bounds of a Python slice."""
         return self.subset(range(*slice(start, stop).indices(self.size)))
 
     def concat(self, *others: KVBatchMeta | Iterable[KVBatchMeta]) -> KVBatchMeta:
-        """Append the rows of ``others`` (metas, or lists of metas) to these.
+        """Return a meta of these rows followed by those of ``others`` (metas, or lists of metas).
 
-        Fields become those that all parts have; sequence_lengths and created survive only where every part has them; a
-        missing handle list becomes None per row; missing tags become empty ones.
+        Its fields are those that all metas have. ``sequence_lengths`` and ``created`` are None unless every meta has
+        them. Rows of a meta without handles get the handle None, rows of a meta without tags empty ones; if no meta has
+        any, the result has none.
 
         Raises:
-            DataPlaneBadRequest: A part belongs to another partition.
+            DataPlaneBadRequest: The metas are of different partitions.
         """
         parts: list[KVBatchMeta] = [self]
         for other in others:
@@ -230,17 +231,17 @@ class KVBatchMeta:
         )
 
     def drop(self, rows: Iterable[str | int]) -> KVBatchMeta | None:
-        """Return a meta without the given rows (ids or positions), or None when nothing is left."""
+        """Return a meta without the given rows (ids or positions), or None if no row is left."""
         gone = set(rows)
         keep = [i for i, sample_id in enumerate(self.sample_ids) if i not in gone and sample_id not in gone]
         return self.subset(keep) if keep else None
 
     def with_fields(self, fields: Sequence[str]) -> KVBatchMeta:
-        """Return a meta of the same rows that names these fields as well, after those that it names already."""
+        """Return a meta of the same rows with ``fields`` appended to its own."""
         return self.only_fields([*(self.fields or ()), *_field_names(fields)])
 
     def only_fields(self, fields: Sequence[str] | None) -> KVBatchMeta:
-        """Return a meta of the same rows that names these fields and no others; None: no fields at all."""
+        """Return a meta of the same rows with exactly these fields; None sets ``fields`` to None."""
         meta = self.subset(range(self.size))
         meta.fields = None if fields is None else list(dict.fromkeys(_field_names(fields)))
         return meta
@@ -248,20 +249,21 @@ class KVBatchMeta:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneGroupMeta:
-    """What the plane holds of one group (the rollouts of one prompt), without any tensor.
+    """Metadata of one group, that is the rollouts of one prompt; holds no tensors.
 
     Attributes:
-        partition_id, group_id: Which group.
-        keys: Ids of its rows that are there, oldest first; may be passed to ``get_samples``, ``pop``, ``evict``.
-        weight_version: Lowest version stamped on a row, None where none is.
-        created_at: Unix seconds of the oldest row.
-        committed: Whether no row (of those that are not failed) is tagged ``committed=False``.
-        expected_num_keys: How many rows make it whole (the highest ever seen).
-        size_bytes: Payload bytes of the rows that are there.
+        partition_id: Partition of the group.
+        group_id: Id of the group.
+        keys: Ids of the rows that exist, oldest first; may be passed to ``get_samples``, ``pop``, ``evict``.
+        weight_version: Lowest weight version tagged on a row; None if no row has one.
+        created_at: Unix time of the oldest row, in seconds.
+        committed: Whether no row is tagged ``committed=False``, failed rows aside.
+        expected_num_keys: Number of rows of the complete group (the highest ever seen).
+        size_bytes: Payload bytes of the rows that exist.
         tags: One mapping per key.
-        lost_keys: Those of ``keys`` whose payload is gone for good, or whose host does not answer.
-        handles: Opaque :class:`RowHandle` per key, or () where the backend has none: a removal by the group means these
-            lives and no others.
+        lost_keys: Those of ``keys`` whose payload is lost for good, or whose host does not answer.
+        handles: One opaque :class:`RowHandle` per key, or () if the backend has none. With handles, a removal by the
+            group removes exactly these lives.
     """
 
     partition_id: str
@@ -279,10 +281,10 @@ class DataPlaneGroupMeta:
     __setstate__ = _restore
 
     def meta(self, keys: Iterable[str] | None = None) -> KVBatchMeta:
-        """Return a meta of all keys, or of some (such as ``lost_keys``), with their tags and handles.
+        """Return a meta of some keys (such as ``lost_keys``), with their tags and handles; None: of all keys.
 
         Raises:
-            DataPlaneBadRequest: One of ``keys`` is no key of the group.
+            DataPlaneBadRequest: One of ``keys`` is not in the group.
         """
         chosen = set(self.keys if keys is None else keys)
         if chosen.difference(self.keys):
@@ -300,14 +302,23 @@ class DataPlaneGroupMeta:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all expected rows are there and none is lost; rows tagged ``status="failed"`` do not count."""
+        """Whether all expected rows exist and none is lost; rows tagged ``status="failed"`` are ignored."""
         failed = {key for key, tags in zip(self.keys, self.tags, strict=False) if tags.get("status") == "failed"}
         return len(self.keys) - len(failed) >= self.expected_num_keys and failed.issuperset(self.lost_keys)
 
 
 @dataclass(frozen=True, slots=True)
 class ClaimInfo:
-    """One claim that lives: who took which samples when. Times are unix seconds; ``expires_at`` None: no lease."""
+    """Describes one live claim.
+
+    Attributes:
+        claim_id: Id of the claim.
+        owner: Name of the client that made it.
+        task_name: Task that it was made for.
+        sample_ids: Ids of the claimed samples.
+        claimed_at: Unix time of the claim, in seconds.
+        expires_at: Unix time at which its lease ends, in seconds; None: it has no lease.
+    """
 
     claim_id: str
     owner: str
@@ -319,10 +330,18 @@ class ClaimInfo:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """What a partition declares and how full it is.
+    """Describes a partition: its declaration and how much it holds.
 
-    ``fields`` maps each declared or written field to a text of its type: ``"float32[4]"``, ``"int64[*]"`` (ragged),
-    ``"object"``, ``"enum(a, b)"``, or ``""`` while nothing was written to it.
+    Attributes:
+        partition_id: Name of the partition.
+        fields: Type of each declared or written field, as text: ``"float32[4]"``, ``"int64[*]"`` (ragged),
+            ``"object"``, ``"enum(a, b)"``, or ``""`` while nothing has been written to the field.
+        consumer_tasks: Names of the tasks that claim samples.
+        num_samples: Expected number of samples, as declared; not a limit.
+        grpo_group_size: Rows per group, or None if claims need not take whole groups.
+        enums: Vocabulary of each enum field.
+        size: Number of samples that exist.
+        size_bytes: Payload bytes of these samples.
     """
 
     partition_id: str
@@ -337,23 +356,23 @@ class PartitionInfo:
 
 @dataclass(frozen=True, slots=True)
 class DataPlaneCapabilities:
-    """What a backend guarantees beyond the common promises.
-
-    Where one is absent:
+    """Guarantees of a backend beyond the promises common to all backends.
 
     Attributes:
-        persistent_recovery: no -> samples do not survive a restart of the plane.
-        server_side_filtering: no -> recovery verbs transfer all metadata of a partition.
-        atomic_batch_put: no -> a failed put may be ambiguous for each of its rows on its own.
-        verified_clear: no -> a clear that returned may still be going on.
-        mutation_dedup: no -> a put or clear whose reply was lost is not resolved later; it stays ambiguous.
-        claim_release: no -> release_claim, release_claims are DataPlaneUnsupported.
-        atomic_tags: no -> tag merges of several clients may be lost.
-        slot_addressable: no -> reads are not retried by slot, but as a whole.
-        slot_writes: no -> puts are not placed, rotated and retried by slot, but as a whole.
-        claim_dedup: no -> a claim whose reply was lost is not asked again; it shows in list_claims.
-        bound_mutations: no -> a put by a meta or with ``only``, and a removal by a meta or group with handles, is
-            DataPlaneUnsupported: it could hit another life.
+        persistent_recovery: Samples survive a restart of the plane.
+        server_side_filtering: Recovery verbs are filtered by the plane. If False, they transfer all metadata of a
+            partition.
+        atomic_batch_put: A put is atomic over its rows. If False, a failed put may be ambiguous for single rows.
+        verified_clear: A clear is complete when it returns. If False, it may still be going on.
+        mutation_dedup: A put or clear sent twice under one op_id happens once, and its outcome can be found out later.
+            If False, one whose reply was lost stays ambiguous.
+        claim_release: Claims can be released. If False, release_claim and release_claims are DataPlaneUnsupported.
+        atomic_tags: Tag merges are atomic. If False, concurrent merges of several clients may be lost.
+        slot_addressable: Reads can be retried by slot. If False, they are retried as a whole.
+        slot_writes: Puts can be placed, rotated over ports and retried by slot. If False, they are sent as a whole.
+        claim_dedup: A claim whose reply was lost can be asked for again. If False, it is not; list_claims shows it.
+        bound_mutations: Puts and removals can be bound to lives. If False, a put by a meta or with ``only``, or a
+            removal by a meta or group with handles, is DataPlaneUnsupported, since it could affect another life.
     """
 
     persistent_recovery: bool = False
@@ -372,7 +391,7 @@ class DataPlaneCapabilities:
 
 
 def is_meta(given: Any) -> bool:
-    """Whether an object is a meta, or one of another project with the same attributes."""
+    """Return whether an object is a meta, or one of another project with the same attributes."""
     return isinstance(given, KVBatchMeta) or (hasattr(given, "sample_ids") and hasattr(given, "partition_id"))
 
 
@@ -384,7 +403,7 @@ def _field_names(fields: Sequence[str]) -> list[str]:
 
 
 def lengths_of(tags: Sequence[Tags] | None) -> list[int] | None:
-    """Lift sequence lengths from the tag ``input_lengths``, where every row has it."""
+    """Return the sequence lengths in the tag ``input_lengths``, or None unless every row has it."""
     if not tags or any(row.get("input_lengths") is None for row in tags):
         return None
     return [int(row["input_lengths"]) for row in tags]

@@ -16,15 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["VERBS", "DataPlaneClient", "Stale"]
 
-#: What becomes of a put some of whose rows are stale.
+#: How a put treats stale rows: refuse the whole put with StaleSlotError, or leave those rows out.
 Stale = Literal["raise", "skip"]
 
 
 @runtime_checkable
 class DataPlaneClient(Protocol):
-    """An async client of a data plane. Each verb ends within ``timeout_s`` (default 60 s) with the real error.
+    """An async client of a data plane.
 
-    Sample ids, fields, tasks and partitions are named by non-empty strings.
+    Every verb returns or raises within ``timeout_s`` seconds, and raises the error that made it fail rather than a bare
+    timeout. None means the client's ``call_timeout_s``, 60 s by default. Sample ids and the names of fields, tasks and
+    partitions are non-empty strings.
+
+    The *life* of a row lasts from the put that creates it to its removal. A row that is put again under the same id
+    after a removal begins a new life; a reference to the earlier life is then *stale*.
     """
 
     async def register_partition(
@@ -38,9 +43,18 @@ class DataPlaneClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Declare fields and consumer tasks of a partition; again: fields, tasks and enums are united, rows stay.
+        """Declare the fields and consumer tasks of a partition, or add to an earlier declaration.
 
-        ``num_samples`` is a hint, not a limit.
+        Registering a partition again unites fields, tasks and enums with those declared before and keeps its rows.
+
+        Args:
+            partition_id: Name of the partition.
+            fields: Names of the fields that its samples will have.
+            num_samples: Expected number of samples; a hint, not a limit.
+            consumer_tasks: Names of the tasks that will claim samples.
+            grpo_group_size: Number of rows per group; a claim then takes whole groups. None: no groups.
+            enums: Vocabulary of each field whose values are words of a fixed list.
+            timeout_s: Seconds that the call may take; None: the client's default.
         """
 
     async def claim_meta(
@@ -55,33 +69,52 @@ class DataPlaneClient(Protocol):
         *,
         min_batch_size: int | None = None,
     ) -> KVBatchMeta:
-        """Claim samples that have all ``required_fields``, first ready first; no task gets a sample twice.
+        """Claim samples that have all ``required_fields``, in the order in which they became ready.
 
-        Returns as soon as ``batch_size`` samples (or ``min_batch_size``) are ready, at most ``batch_size``; whole
-        groups where the partition has a group size. ``blocking=False`` returns what is ready, maybe nothing. Rows
-        tagged ``committed=False`` or ``status="failed"`` are never given; a group is whole without failed ones where
-        enough others are there. ``timeout_s=0`` looks once, within the time of one attempt.
+        Each sample is claimed at most once per task. The call returns at most ``batch_size`` samples, as soon as that
+        many (or ``min_batch_size``) are ready; whole groups where the partition has a group size. Rows tagged
+        ``committed=False`` or ``status="failed"`` are never claimed; a group is complete without its failed rows if
+        enough other rows are present.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task that claims; one of the partition's consumer tasks.
+            required_fields: Fields that a sample must have to be ready.
+            batch_size: Largest number of samples to claim.
+            dp_rank: Data-parallel rank of the caller, or None.
+            blocking: Whether to wait until enough samples are ready. If False, returns what is ready, possibly nothing.
+            timeout_s: Seconds to wait. None: the client's default; 0: look once, within the time of one attempt.
+            min_batch_size: Smallest number of samples to return; None: ``batch_size``.
 
         Raises:
-            ClaimNotReady: Too few were ready in time; nothing was claimed. It says which fields are missing.
-            DataPlaneBadRequest: Unknown partition, task or field; batch_size below one group.
+            ClaimNotReady: Too few samples were ready in time; nothing was claimed. The error has the missing fields.
+            DataPlaneBadRequest: The partition, the task or a field is unknown, or ``batch_size`` is below one group.
         """
 
     async def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
-        """Read ``select_fields``, else ``meta.fields``, of the rows of a meta; batch size ``(meta.size,)``.
+        """Read fields of the rows of a meta.
+
+        Args:
+            meta: The rows, as a claim or a put returned them.
+            select_fields: Fields to read; None: ``meta.fields``.
+            timeout_s: Seconds that the call may take; None: the client's default.
+
+        Returns:
+            A TensorDict of batch size ``(meta.size,)``, rows in the order of the meta.
 
         Raises:
-            StaleSlotError: A row was cleared, or lives again, since the meta was made.
-            PartialReadError: Some rows came; they are in the error.
-            DataPlaneBadRequest: Neither names a field.
+            StaleSlotError: No row could be read, since rows were removed, or removed and put anew, since the meta was
+                made.
+            PartialReadError: Only some rows could be read; the error holds them.
+            DataPlaneBadRequest: Neither ``select_fields`` nor the meta names a field.
         """
 
     async def check_consumption_status(
         self, partition_id: str, task_names: Sequence[str], *, timeout_s: float | None = None
     ) -> bool:
-        """Tell whether every sample present is claimed by every named task; True where there is none."""
+        """Return whether every sample in the partition is claimed by every named task; True if there are no samples."""
 
     async def put_samples(
         self,
@@ -94,35 +127,35 @@ class DataPlaneClient(Protocol):
         stale: Stale = "raise",
         timeout_s: float | None = None,
     ) -> KVBatchMeta:
-        """Write fields, batch size ``(len(sample_ids),)``, and tags; whole or absent. Tags merge by key.
+        """Write fields and tags of samples atomically: other clients see the whole put or nothing of it.
 
-        Plain ids write rows that live and create others. A meta means the rows that it names in the lives that it
-        names: rows that were removed since, or removed and put anew, are *stale* and never written. Of a meta without
-        handles, as of ``only="existing"``, a row is stale that does not live.
+        Plain ids update the rows that exist and create the others. A meta refers to particular lives of its rows: a row
+        that was removed since, or removed and put anew, is *stale* and is never written. With ``only="existing"``, or a
+        meta without handles, a row is stale if it does not exist.
 
         Args:
             sample_ids: Ids, or a meta (also one of another project with the same attributes).
             partition_id: The partition.
-            fields: One column per field, ``len(sample_ids)`` rows each: a tensor or an array; a list of tensors (or
-                arrays) is a ragged field, which comes back as ``torch.jagged``, a list of numbers a dense one ``(N,)``
-                of torch's dtype for them (or of the field's, where that is of their kind), any other list one of
-                objects. A list that mixes them is refused; ``NonTensorStack(*rows)`` is always one of objects.
-            tags: One mapping of small primitives per row.
-            only: ``"existing"``: write rows that live and create none. ``"new"``: create rows and write none that live.
-            stale: What becomes of a put some of whose rows are stale: ``"raise"`` writes nothing, ``"skip"`` writes the
-                others.
-            timeout_s: Seconds.
+            fields: One column per field, ``N = len(sample_ids)`` rows each. A tensor or an array of numbers is a dense
+                field. A list of tensors or arrays is a ragged field, which is read back as ``torch.jagged``. A list of
+                numbers is a dense field of shape ``(N,)``, in the field's dtype if that is of their kind, else in
+                torch's default for them. Any other list is a field of objects, as ``NonTensorStack(*rows)`` always is.
+                A list that mixes tensors with other values, or bools with other numbers, is refused.
+            tags: One mapping of small primitives per row; merged by key into the tags that the row has.
+            only: ``"existing"``: update rows, create none. ``"new"``: create rows, update none. None: both.
+            stale: With stale rows, ``"raise"`` writes nothing and raises; ``"skip"`` writes the other rows.
+            timeout_s: Seconds that the call may take; None: the client's default.
 
         Returns:
-            A meta of the rows that were written, with a handle per row, and ``created``: which of them are new. Of a
-            put by a meta: the rows of it that were written, with its task and claims.
+            A meta of the rows that were written, with a handle per row and, in ``created``, whether the row is new. A
+            put by a meta returns those of its rows that were written, with its task and claims.
 
         Raises:
-            StaleSlotError: Rows are stale; ``sample_ids`` names them, nothing was written.
+            StaleSlotError: Rows are stale; the error's ``sample_ids`` names them. Nothing was written.
             DataPlaneNotReady: The plane is full; nothing was written.
-            DataPlaneBadRequest: Something cannot be kept unchanged, or a row lives already and ``only`` is ``"new"``;
-                the message names it, nothing was written.
-            DataPlaneUnsupported: The backend cannot bind a put to lives (``bound_mutations``).
+            DataPlaneBadRequest: A value cannot be stored unchanged, or a row exists although ``only`` is ``"new"``; the
+                message names it. Nothing was written.
+            DataPlaneUnsupported: The backend cannot bind a put to lives (capability ``bound_mutations``).
         """
 
     async def get_samples(
@@ -133,11 +166,20 @@ class DataPlaneClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> TensorDict:
-        """Read fields of samples, in the order asked; never fewer rows or columns.
+        """Read fields of samples by id.
+
+        Args:
+            sample_ids: Ids of the rows.
+            partition_id: The partition.
+            select_fields: Fields to read.
+            timeout_s: Seconds that the call may take; None: the client's default.
+
+        Returns:
+            A TensorDict with all rows, in the order of ``sample_ids``, and all fields; never fewer.
 
         Raises:
-            SampleNotFound: No row came: no such id, or the field is not produced.
-            PartialReadError: Some rows came; they are in the error.
+            SampleNotFound: No row could be read: the ids do not exist, or the field has not been produced for them.
+            PartialReadError: Only some rows could be read; the error holds them.
         """
 
     async def clear_samples(
@@ -147,20 +189,23 @@ class DataPlaneClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Remove samples; what is not there is no error. None: all that this client's owner put and still lives.
+        """Remove samples; samples that do not exist are ignored.
 
-        Plain ids mean whatever lives under them; a meta or a group means the lives that it names, so that a row that
-        was put anew since stays.
+        Args:
+            sample_ids: Plain ids remove the rows that exist now. A meta or a group removes only the lives that it
+                names: a row that was put anew since stays. None removes all rows that this client's owner put.
+            partition_id: The partition.
+            timeout_s: Seconds that the call may take; None: the client's default.
         """
 
     async def ping(self, timeout_s: float = 5.0) -> None:
-        """Go through the plane's request path and come back."""
+        """Check that the plane answers: send one request through its request path, within ``timeout_s`` seconds."""
 
     async def list_metadata(self, partition_id: str, *, timeout_s: float | None = None) -> list[DataPlaneGroupMeta]:
-        """List the groups of a partition, oldest first, without tensors; consumes nothing."""
+        """List the groups of a partition, oldest first, without tensors; claims and removes nothing."""
 
     async def depth(self, partition_id: str, *, timeout_s: float | None = None) -> int:
-        """Count the groups that are committed and complete, claimed or not."""
+        """Return the number of groups that are committed and complete, claimed or not."""
 
     async def pop(
         self,
@@ -169,10 +214,15 @@ class DataPlaneClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Remove trained samples: by plain ids, or by a meta or group in the lives that it names.
+        """Remove samples that were trained on.
+
+        Args:
+            keys: Plain ids remove the rows that exist now; a meta or a group removes only the lives that it names.
+            partition_id: The partition.
+            timeout_s: Seconds that the call may take; None: the client's default.
 
         Raises:
-            ClaimLost: They were claimed by this client, and the claim is not its own any more.
+            ClaimLost: This client had claimed the samples and no longer holds the claim.
         """
 
     async def evict(
@@ -182,36 +232,44 @@ class DataPlaneClient(Protocol):
         *,
         timeout_s: float | None = None,
     ) -> None:
-        """Remove stale samples, whoever claimed them: by plain ids, or by a meta or group in the lives that it names.
+        """Remove samples that are too old to train on, or lost, no matter who claimed them.
 
-        A group as ``list_metadata`` gave it, or ``group.meta(group.lost_keys)``, spares what was put anew since.
+        Args:
+            keys: Plain ids remove the rows that exist now; a meta or a group removes only the lives that it names: a
+                group from ``list_metadata``, or ``group.meta(group.lost_keys)``, spares rows that were put anew since.
+            partition_id: The partition.
+            timeout_s: Seconds that the call may take; None: the client's default.
         """
 
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
-        """Make the claimed samples of a meta claimable again."""
+        """Release the claims that a meta holds, so that its samples can be claimed again."""
 
     async def list_claims(
         self, partition_id: str, task_name: str, *, timeout_s: float | None = None
     ) -> list[ClaimInfo]:
-        """List the claims of a task that live."""
+        """List the live claims of a task: those neither released nor expired."""
 
     async def release_claims(self, partition_id: str, owner: str, *, timeout_s: float | None = None) -> None:
-        """Make everything that ``owner`` claimed claimable again."""
+        """Release all claims of ``owner`` in the partition, so that the samples can be claimed again."""
 
     async def list_partitions(self, *, timeout_s: float | None = None) -> list[PartitionInfo]:
-        """List all partitions."""
+        """List all partitions of the plane."""
 
     async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
-        """Describe one partition."""
+        """Return what one partition declares and how full it is."""
 
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
-        """Remove a partition with its samples; what is not there is no error."""
+        """Remove a partition with its samples and claims; one that does not exist is ignored."""
 
     async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
-        """Wait until somebody registered the partition."""
+        """Wait until the partition is registered.
+
+        Raises:
+            DataPlaneTimeout: Nobody registered it in time.
+        """
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the backend guarantees beyond the common promises."""
+        """Return what the backend guarantees beyond the promises common to all backends."""
 
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which another process attaches to the same plane."""
@@ -228,10 +286,21 @@ class DataPlaneClient(Protocol):
         prefetch: int = 0,
         timeout_s: float | None = None,
     ) -> AsyncIterator[tuple[KVBatchMeta, TensorDict]]:
-        """Iterate over claimed batches with their data, until the caller stops."""
+        """Return an endless iterator over claimed batches: ``(meta, data)``, as ``claim_meta`` and ``get_data`` return.
+
+        Args:
+            partition_id: The partition.
+            task_name: The task that claims.
+            required_fields: Fields that a sample must have to be claimed.
+            batch_size: Largest number of samples per batch.
+            select_fields: Fields to read; None: ``required_fields``.
+            min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
+            prefetch: Number of batches to claim and read ahead; above 0, use ``async with`` on the result.
+            timeout_s: Seconds to wait for one batch, after which ClaimNotReady is raised; None: the client's default.
+        """
 
     async def close(self) -> None:
-        """End the client; idempotent."""
+        """Close the client: waiting calls raise DataPlaneClosed. Closing it again does nothing."""
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""
@@ -242,7 +311,7 @@ class DataPlaneClient(Protocol):
         """Close the client."""
 
 
-#: The names of the verbs.
+#: Names of the verbs: all public coroutine methods but ``close``, and ``batches``.
 VERBS = tuple(
     name
     for name, verb in vars(DataPlaneClient).items()
