@@ -11,7 +11,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 if __name__ != "asyncdp":
-    # Loaded under two names there would be two error trees: `except DataPlaneError` would miss half of what is raised.
+    # Imported under two names, each error class would exist twice, and `except DataPlaneError` would miss half of them.
     raise ImportError(f"this package is imported as 'asyncdp', not as {__name__!r}")
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from asyncdp.calls.slots import ReadSlots as ReadSlots
     from asyncdp.calls.slots import SlotRef as SlotRef
     from asyncdp.calls.slots import TryClaim as TryClaim
-    from asyncdp.client import Client as BaseClient  # noqa: F401 - for one version
+    from asyncdp.client import Client as BaseClient  # noqa: F401 - deprecated, kept for one version
     from asyncdp.client import Client as Client
     from asyncdp.client import DataPlaneClient as DataPlaneClient
     from asyncdp.compose.composition import SlotMapping as SlotMapping
@@ -182,7 +182,7 @@ _BY_EXTRA: Final = {
     "TQTransport": ("transports.transfer_queue", "tq"),
     "UCXXTransport": ("transports.ucxx.transport", "ucxx"),
 }
-#: For one version: where it is, and what there is instead.
+#: Deprecated names, kept for one version: their module, their name there, and what replaces them.
 _RENAMED: Final = {
     "BaseClient": (
         "deprecated",

@@ -1,4 +1,4 @@
-"""What a directory in Python answers in plain values, as what a client returns and raises."""
+"""Converts the plain values with which the directory in Python answers into metadata, results and errors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ __all__ = ["claim_try", "group_meta", "published", "refusal"]
 
 
 def refusal(kind: str, message: str, **info: Any) -> DataPlaneError:
-    """Make the error that the directory named."""
-    if "bound" in info:  # to lives; said in the same words on every transport
+    """Return the error whose class the directory named."""
+    if "bound" in info:  # a put bound to lives was refused: the message is the same on every transport
         told = stale_rows if kind == "StaleSlotError" else living_rows
         return told(info["partition_id"], info["sample_ids"], info["bound"])
     made: type[DataPlaneError] = getattr(errors, kind)
@@ -30,13 +30,13 @@ def refusal(kind: str, message: str, **info: Any) -> DataPlaneError:
 
 
 def published(answer: tuple[Sequence[int | None], Sequence[bool]]) -> Published:
-    """Read the answer to a put."""
+    """Convert the answer to a put."""
     lives, created = answer
     return Published(tuple(None if life is None else RowHandle(life) for life in lives), tuple(created))
 
 
 def claim_try(call: TryClaim, claim_id: str, answer: tuple[Any, ...]) -> ClaimTry:
-    """Read the answer to a claim."""
+    """Convert the answer to a claim."""
     what, *facts = answer
     fields = list(call.required_fields)
     if what == "unready":
@@ -51,7 +51,7 @@ def claim_try(call: TryClaim, claim_id: str, answer: tuple[Any, ...]) -> ClaimTr
 
 
 def group_meta(partition_id: str, group: Sequence[Any], gone: frozenset[Any]) -> DataPlaneGroupMeta:
-    """Read one group of a listing; a row with a part in one of the homes in ``gone`` is lost."""
+    """Convert one group of a listing; a row is lost if a part of it is stored at one of the places in ``gone``."""
     *facts, homes, lives = group
     lost = tuple(key for key, at in zip(facts[1], homes, strict=True) if not gone.isdisjoint(at))
     return replace(DataPlaneGroupMeta(partition_id, *facts), lost_keys=lost, handles=tuple(map(RowHandle, lives)))

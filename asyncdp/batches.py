@@ -1,4 +1,4 @@
-"""Batches: claim and read in a loop, optionally ahead of the caller."""
+"""Batches: an iterator that claims and reads batches, optionally ahead of the caller."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Batches"]
 
-#: How long leaving may take to give claims back, in seconds.
+#: Seconds within which leaving the context releases claims that the caller did not get.
 GIVE_BACK_S = 5.0
 
 
 class Batches:
-    """An endless iterator over ``(meta, data)`` of claimed batches; made by ``client.batches(...)``.
+    """An endless iterator over claimed batches as ``(meta, data)``; made by ``client.batches(...)``.
 
-    With ``prefetch`` above 0 it has to be entered (``async with client.batches(..., prefetch=2) as batches``): the
-    tasks that claim and read ahead must end somewhere. Leaving it gives back the claims that the caller did not get.
-    A batch that cannot be read raises its error, with the claimed meta as ``error.batch``: it is the caller's to evict
-    or to release. The iterator can go on after it.
+    With ``prefetch`` above 0 it must be used as a context manager (``async with client.batches(..., prefetch=2) as
+    batches``), which ends the task that claims and reads ahead. Leaving the context releases the claims of batches that
+    the caller did not get. If a batch cannot be read, its error is raised with the claimed meta as ``error.batch``,
+    which the caller has to evict or release; the iteration can be continued.
 
     Args:
-        client: Where to claim and read.
+        client: Client that claims and reads.
         partition_id, task_name, required_fields, batch_size, min_batch_size: As for ``claim_meta``.
-        select_fields: What to read; default: the required fields.
-        prefetch: How many batches to claim and read ahead of the caller.
-        timeout_s: How long to wait for one batch, in seconds; then ClaimNotReady is raised.
+        select_fields: Fields to read; None: the required fields.
+        prefetch: Number of batches to claim and read ahead of the caller.
+        timeout_s: Seconds to wait for one batch, after which ClaimNotReady is raised.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Batches:
         prefetch: int,
         timeout_s: float | None,
     ) -> None:
-        """Keep the arguments; nothing is claimed yet."""
+        """Store the arguments; claims nothing yet."""
         self._client = client
         self._claim_args: tuple[Any, ...] = (partition_id, task_name, required_fields, batch_size)
         self._select = select_fields
@@ -76,7 +76,7 @@ class Batches:
             raise
 
     def _hand_over(self, meta: KVBatchMeta | None) -> None:
-        """From here on the batch is the caller's, with its data or with its error."""
+        """Stop holding a batch that the caller gets, with its data or its error: its claim is not released here."""
         self._held = [held for held in self._held if held is not meta]
 
     def __aiter__(self) -> Self:
@@ -107,7 +107,7 @@ class Batches:
         return got
 
     async def __aenter__(self) -> Self:
-        """Begin to claim ahead."""
+        """Start to claim and read ahead, if ``prefetch`` is above 0."""
         if self._prefetch:
             self._group = anyio.create_task_group()
             await self._group.__aenter__()
@@ -117,7 +117,7 @@ class Batches:
     async def __aexit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the tasks and give back what the caller did not get, also when it is cancelled."""
+        """End the prefetching task and release what the caller did not get, even if the caller is cancelled."""
         try:
             if self._group is not None:
                 self._group.cancel_scope.cancel()
@@ -133,17 +133,17 @@ class Batches:
         for meta in held:
             try:
                 await self._client.release_claim(meta, timeout_s=GIVE_BACK_S)
-            except Exception:  # noqa: BLE001, S112 - list_claims shows what could not be given back
+            except Exception:  # noqa: BLE001, S112 - list_claims shows claims that could not be released
                 continue
 
     async def _ahead(self) -> None:
-        """Keep up to ``prefetch`` results waiting; an error waits in line like a batch."""
+        """Keep up to ``prefetch`` results queued; an error is queued like a batch."""
         while True:
             while len(self._ready) >= self._prefetch:
                 await self._wait()
             try:
                 self._ready.append(await self._one())
-            except Exception as err:  # noqa: BLE001 - handed to the caller in its turn
+            except Exception as err:  # noqa: BLE001 - raised to the caller when its turn comes
                 self._ready.append(err)
             self._notify()
 

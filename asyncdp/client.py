@@ -1,7 +1,7 @@
-"""The client: what users call.
+"""The client, whose verbs users call.
 
-:class:`Client` makes one call of each verb, with its checked arguments, a deadline and an op_id, and has a service
-execute it. :func:`asyncdp.stack` makes one over the default layers.
+For each use of a verb, :class:`Client` checks the arguments, makes one call with a deadline and an op_id, and has a
+service execute it. :func:`asyncdp.stack` makes a client over the default layers.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ __all__ = ["Client", "DataPlaneClient"]
 
 R = TypeVar("R")
 
-#: How many claim ids a client remembers for plain ids given to pop; the oldest are forgotten first.
+#: Number of samples whose claims a client remembers, for pop by plain ids; the oldest are forgotten first.
 CLAIMS_REMEMBERED = 1 << 20
-#: How long close() waits, in seconds, for calls whose waits it has ended: a tick, unless a backend does not let go.
+#: Seconds that close() waits for calls whose waits it has cancelled. They end at once unless a backend keeps them.
 CALLS_END_S = 1.0
-#: Seconds that the one look of a claim with ``timeout_s=0`` may take without a stack; AttemptTimeout's default.
+#: Seconds that the single poll of a claim with ``timeout_s=0`` may take; the default of AttemptTimeout.
 LOOK_S = 10.0
 
 
 class Caller:
-    """The verb that a layer of verbs serves, as long as it does: the verbs that it calls below end by its deadline."""
+    """Marks that a layer written in verbs is serving a call: verbs that it calls below end by that call's deadline."""
 
     __slots__ = ("ctx",)
 
     def __init__(self, ctx: CallContext) -> None:
-        """Begin to serve; ``ctx`` is None once that has ended, whatever tasks it leaves behind."""
+        """Set ``ctx``; it becomes None when the call has ended, even if tasks of the layer still run."""
         self.ctx: CallContext | None = ctx
 
 
@@ -70,29 +70,29 @@ CALLER: ContextVar[Caller | None] = ContextVar("asyncdp caller", default=None)
 
 
 class Client(DataPlaneClient):
-    """The verbs over a service.
+    """A client: the verbs of :class:`DataPlaneClient` over a service.
 
-    A client belongs to one event loop at a time: used from a second one while a call is under way, or in a forked
-    child, it says so with DataPlaneBadRequest. Pickled, it travels as its config and attaches again.
+    A client may be used by one event loop at a time. A verb raises DataPlaneBadRequest if a call of another loop is in
+    flight, or in a forked child. A client is pickled as its config and, when unpickled, attaches to the same plane.
 
-    ``Client(transport)`` has no layers: nothing is retried, bounded or counted. :func:`asyncdp.stack` adds them.
+    ``Client(transport)`` has no layers: nothing is retried, bounded or counted. :func:`asyncdp.stack` adds layers.
 
     Args:
-        service: A transport, or layers over one. Where it can be addressed by slots,
-            :class:`~asyncdp.compose.composition.SlotMapping` is put above it, unless it is there.
-        env: What the services of a stack share; ``stack()`` makes it, for a client without layers it is made here.
+        service: A transport, or layers over one.
+        env: State shared by the services of a stack; made by ``stack()``. None: the client makes its own, and puts
+            :class:`~asyncdp.compose.composition.SlotMapping` above a slot-addressable service that has none.
 
     Attributes:
-        call_timeout_s: Seconds that a verb may take unless told otherwise.
-        full_tracebacks: Whether errors keep every frame and cause: the config's ``full_tracebacks``.
-        outermost: Whether layers have tried all that can be tried: errors that leave are not ``retryable`` any more.
-        recipe: How to make the client again: (function, arguments). Set by ``stack()`` and the factory.
-        given: The service that it was made of.
+        call_timeout_s: Default of the verbs' ``timeout_s``, in seconds.
+        full_tracebacks: Whether errors keep every frame and cause; set from the config's ``full_tracebacks``.
+        outermost: Whether layers have retried what can be retried, so that errors leave with ``retryable=False``.
+        recipe: How to make the client again, as (function, arguments); set by ``stack()`` and the factory.
+        given: The service that the client was made with.
         service: The service that executes its calls.
     """
 
     def __init__(self, service: Service, *, env: Env | None = None) -> None:
-        """Begin open, at home in no event loop."""
+        """Begin open, in use by no event loop."""
         self.given = service
         self.service = service
         capabilities = service.get_capabilities()
@@ -109,7 +109,7 @@ class Client(DataPlaneClient):
         self.full_tracebacks = False
         self.outermost = False
         self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
-        # The claim of each row that was given to this client, and the life that was claimed, by task.
+        # By row (partition id, sample id) and task: the claim id that this client got, and the life that was claimed.
         self.__claims: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
         self.__pid = os.getpid()
         self.__home: int | None = None
@@ -118,11 +118,11 @@ class Client(DataPlaneClient):
         self._in_flight = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by recipe: unpickled, the client attaches to the same plane."""
+        """Pickle the recipe: when unpickled, the client attaches to the same plane."""
         return (Client, (self.given,)) if self.recipe is None else self.recipe
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Have the service execute a call of your own, in a context of your own."""
+        """Have the service execute a call in the given context, without the checks that a verb makes."""
         return self.service.execute(call, ctx)
 
     def get_capabilities(self) -> DataPlaneCapabilities:
@@ -132,12 +132,12 @@ class Client(DataPlaneClient):
         return self.service.attach_config()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; nothing where there is no stack."""
+        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; ``{}`` without a Metrics layer."""
         return self.service.snapshot()
 
     @property
     def owner(self) -> str:
-        """Who this client is to the plane: what it puts and claims is listed under this name."""
+        """Name under which the plane lists what this client puts and claims."""
         return self.service.owner
 
     # -- one user call
@@ -174,7 +174,7 @@ class Client(DataPlaneClient):
                 self.__idle.set()
 
     def __enter(self, verb: str) -> None:
-        """Notice a second event loop, a second thread, a forked child."""
+        """Count a call; raise DataPlaneBadRequest in a forked child or while another thread's loop uses the client."""
         here = threading.get_ident()
         if self.__pid != os.getpid():
             msg = f"this client was made in process {self.__pid}; a forked child attaches a client of its own"
@@ -187,7 +187,7 @@ class Client(DataPlaneClient):
         self._in_flight += 1
 
     def __leaving(self, err: DataPlaneError, call: Call[Any], verb: str, elapsed_s: float) -> DataPlaneError:
-        """Complete an error at the boundary."""
+        """Complete an error that leaves the client: verb, partition, elapsed time, ``retryable``."""
         if isinstance(err, PartialReadError) and not err.ok.size:
             err = err.alone()
         err.located(op=verb, partition_id=getattr(call, "partition_id", None))
@@ -400,7 +400,7 @@ class Client(DataPlaneClient):
     async def __remove(
         self, kind: type[c.ClearSamples], keys: Any, partition_id: Any, verb: str, timeout_s: float | None
     ) -> None:
-        """Remove rows by ids, a meta or a group; what a meta or group means is removed in that life only."""
+        """Remove rows by ids, a meta or a group; of a meta or group only the lives that it names."""
         partition_id = check.name(partition_id, "partition_id")
         named = check.rows(keys, partition_id, "sample_ids" if verb == "clear_samples" else "keys")
         if not named.ids:
@@ -413,7 +413,7 @@ class Client(DataPlaneClient):
         self.__forget(partition_id, ids, named.lives)
 
     def __need_bound(self, verb: str, partition_id: str) -> None:
-        """Refuse what is bound to lives where the backend would not look at them."""
+        """Raise DataPlaneUnsupported if the backend cannot bind a mutation to lives."""
         if not self.get_capabilities().bound_mutations:
             msg = f"this backend cannot bind {verb} to the lives that a meta means; give it plain ids to mean any life"
             raise DataPlaneUnsupported(msg, capability="bound_mutations", op=verb, partition_id=partition_id)
@@ -493,7 +493,10 @@ class Client(DataPlaneClient):
     # -- D. lifecycle
 
     async def close(self) -> None:
-        """End the client: waiting calls raise DataPlaneClosed. Idempotent; in a forked child the parent's goes on."""
+        """Close the client: waiting calls raise DataPlaneClosed.
+
+        Idempotent; in a forked child it leaves the parent's client open.
+        """
         if self.__closed:
             return
         try:
@@ -502,13 +505,13 @@ class Client(DataPlaneClient):
             await self.service.close()
 
     async def end_calls(self) -> None:
-        """End the waits of calls with DataPlaneClosed, and give the calls a moment to leave."""
+        """Cancel the waits of calls, which then raise DataPlaneClosed, and let the calls end, within CALLS_END_S."""
         self.__closed = True
-        if self.__pid != os.getpid():  # the calls are the parent's
+        if self.__pid != os.getpid():  # in a forked child the calls belong to the parent
             return
         self.env.life.end()
         if self._in_flight and self.__home == threading.get_ident():
-            self.__idle = anyio.Event()  # what they leave to be settled is settled when the services close
+            self.__idle = anyio.Event()  # outcomes that these calls leave open are resolved when the services close
             with anyio.move_on_after(CALLS_END_S):
                 await self.__idle.wait()
 
@@ -527,7 +530,7 @@ class Client(DataPlaneClient):
     def __claims_of(
         self, named: check.Rows, ids: Sequence[str], partition_id: str
     ) -> tuple[tuple[str, ...] | None, ...] | None:
-        """Return the claims that a pop is made with: those of its meta, or those that this client was given."""
+        """Return the claims to check for a pop: those of its meta, else those that this client holds."""
         claims: list[tuple[str, ...] | None]
         if named.handles is not None and not named.is_group:
             claims = [(h.claim_id,) if h and h.claim_id else None for h in named.handles]
@@ -551,7 +554,7 @@ class Client(DataPlaneClient):
             del claims[next(iter(claims))]
 
     def __forget(self, partition_id: str, ids: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> None:
-        """Forget the claims of what was removed."""
+        """Forget the claims of removed samples; ``ids`` None: of the whole partition."""
         if ids is None:
             for key in [key for key in self.__claims if key[0] == partition_id]:
                 del self.__claims[key]
@@ -564,7 +567,7 @@ class Client(DataPlaneClient):
 
 
 def _plain_env(service: Service) -> Env:
-    """Return what the services of a client without layers share."""
+    """Return the Env of a client without layers."""
     return Env(
         clock=AnyioClock(),
         rng=random.Random(),  # noqa: S311 - jitter
@@ -577,7 +580,7 @@ def _plain_env(service: Service) -> Env:
 
 
 def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
-    """Return what a put by ``meta`` wrote: those rows of it, with its task and its claims."""
+    """Return the rows of ``meta`` that a put by it wrote, with the task and claims of ``meta``."""
     if written.size == meta.size:
         rows = meta.subset(range(meta.size))
     else:

@@ -1,4 +1,4 @@
-"""What a client without a stack uses for time, events and budget."""
+"""The default clock, and the event sink and retry budget of a client without layers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["AnyioClock", "NoSink", "Unlimited"]
 
 
 class AnyioClock:
-    """The event loop's own clock, so that a virtual loop brings virtual time, wall time included.
+    """The clock of the running event loop, so that under a loop with virtual time, wall time is virtual too.
 
-    Wall time starts from the real one when a loop is first seen, and runs with that loop's clock.
+    Wall time is read once from the system, when a loop is first used, and advances with the clock of that loop.
     """
 
     __slots__ = ("_loop", "_offset")
 
     def __init__(self) -> None:
-        """Begin, tied to no loop."""
+        """Begin without a loop."""
         self._loop: object = None
         self._offset = 0.0
 
-    #: Seconds, monotonic. The function itself: it is called several times on the way of each call.
+    #: Returns monotonic seconds. It is anyio's function itself, not a wrapper, since each call reads it several times.
     now = staticmethod(anyio.current_time)
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
         loop = anyio.lowlevel.current_token().native_token
         now = anyio.current_time()
         if loop is not self._loop:
@@ -40,28 +40,28 @@ class AnyioClock:
         return self._offset + now
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep for that many seconds."""
         await anyio.sleep(seconds)
 
 
 class NoSink:
-    """Takes events and forgets them."""
+    """A sink that discards all events."""
 
     __slots__ = ()
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
-        """Forget the event."""
+        """Discard the event."""
 
 
 class Unlimited:
-    """A budget that never runs out."""
+    """A retry budget without a limit."""
 
     __slots__ = ()
 
     def deposit(self, now: float) -> None:
-        """Count nothing."""
+        """Do nothing."""
 
     def withdraw(self, now: float, tokens: int = 1) -> bool:
-        """Allow everything."""
+        """Return True."""
         del now, tokens
         return True

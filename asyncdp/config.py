@@ -1,4 +1,4 @@
-"""The config of a client: a mapping, as it comes from YAML, checked key by key."""
+"""The config of a client: a mapping, for example from YAML, which is checked key by key."""
 
 from __future__ import annotations
 
@@ -29,30 +29,31 @@ CALL_TIMEOUT_S = 60.0
 
 
 class ObservabilityConfig(TypedDict):
-    """``enabled``: whether ``callback`` (default: one structlog line) is called with an event per op."""
+    """Config of events: if ``enabled``, ``callback`` is called with an event per op; default: log a structlog line."""
 
     enabled: bool
     callback: NotRequired[Callable[[dict[str, Any]], None]]
 
 
 class DataPlaneConfig(TypedDict):
-    """What ``build_data_plane_client`` takes: ``{"enabled": True, "impl": "memory"}`` is a whole config.
+    """Config for ``build_data_plane_client``; ``{"enabled": True, "impl": "memory"}`` is complete.
 
-    All keys but ``enabled`` and ``impl`` have defaults, which a value of None stands for too. OmegaConf's configs are
-    taken as they are.
+    All keys but ``enabled`` and ``impl`` have defaults (in parentheses below), which None selects too. A config may be
+    one of OmegaConf's.
 
     ``backend``: ``simple`` or ``mooncake_cpu`` for transfer_queue, ``simple`` for memory, ``valkey`` for ucxx.
-    ``storage_capacity``: samples that the plane holds (1,000,000). ``num_storage_units``: storage units, or slot hosts
-    that are started (2; of ucxx 1). ``claim_meta_poll_interval_s``: pause between two looks of a waiting claim, where
-    the backend cannot wait itself (0.05). ``global_segment_size``, ``local_buffer_size``: bytes, for mooncake_cpu.
-    These may also stand in a mapping ``simple`` or ``mooncake_cpu``, of which the one that ``backend`` names counts.
-    ``controller_address``: where the plane is. ``ack_timeout_ms``: how long one attempt may take; the same as
-    ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``: how long a verb may take (60).
-    ``layers``: the settings of the default layers by layer, or a list of such mappings and of layers of one's own,
-    outermost first, as callables or ``"package.module:Name"``. ``group_id_pattern``: how the group is read off an id
-    (``{group}_g{i}``). ``claim_lease_s``: seconds after which a claim ends by itself (None: never). ``owner``: the
-    client's name to the plane. ``full_tracebacks``: whether errors keep every frame and cause, which the environment
-    variable ``ASYNCDP_FULL_TRACEBACKS=1`` says too. A mapping named after the impl holds the transport's own keys.
+    ``storage_capacity``: number of samples that the plane holds (1,000,000). ``num_storage_units``: number of storage
+    units, or of slot hosts to start (2; for ucxx 1). ``claim_meta_poll_interval_s``: seconds between two polls of a
+    waiting claim, if the backend cannot long-poll (0.05). ``global_segment_size``, ``local_buffer_size``: bytes, for
+    mooncake_cpu. These five keys may also be given in a mapping ``simple`` or ``mooncake_cpu``, of which only the one
+    that ``backend`` names is used. ``controller_address``: address of the plane. ``ack_timeout_ms``:
+    limit of one attempt, the same as ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``:
+    seconds that a verb may take (60). ``layers``: the settings of the default layers by layer, or a list of such
+    mappings and of user-defined layers, outermost first, as callables or ``"package.module:Name"``.
+    ``group_id_pattern``: how a sample id contains the group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
+    which a claim expires (None: never). ``owner``: name of the client at the plane. ``full_tracebacks``: whether errors
+    keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. A mapping named
+    after the impl holds the transport's own keys.
     """
 
     enabled: bool
@@ -90,9 +91,9 @@ class MemorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Keys of the mapping ``memory``.
 
     Attributes:
-        ports_per_host: Equal doors of a slot host; several, so that rotation has somewhere to go.
-        slots_per_host: Slots of a host; None: as many as needed.
-        rows_per_slot: Rows of one put that share a slot; None: all of them, which is fastest.
+        ports_per_host: Number of interchangeable ports of a slot host; several, so that PortRotation has a choice.
+        slots_per_host: Number of slots of a host; None: as many as needed.
+        rows_per_slot: Number of rows of one put that share a slot; None: all of them, which is fastest.
         checksum: Whether payloads carry a CRC-32 (about 2 GB/s).
     """
 
@@ -106,18 +107,20 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
     """Keys of the mapping ``transfer_queue``.
 
     Attributes:
-        namespace: Which plane of a TransferQueue is meant; several may share its controller and storage units.
-        endpoints: Where controller and storage units listen; ``attach_config()`` fills it in: workers need no Ray then.
-        bootstrap_timeout_s: How long actors may take to start, in seconds; each imports torch (measured: 11-42 s).
-        actor_runtime_env: Whether the actors get TransferQueue's requirement, as installed here, in their runtime_env.
-        unit_timeout_s: Whole seconds after which TransferQueue itself gives up on a storage unit; a call's own
-            timeout is shorter as a rule. Takes effect where TransferQueue is not imported yet.
-        heartbeat_interval_s: Pause between two heartbeats to each server, in seconds.
-        heartbeat_timeout_s: Silence after which a server counts as gone, in seconds.
+        namespace: Name of the plane; several planes may share the controller and storage units of a TransferQueue.
+        endpoints: Addresses of controller and storage units; filled in by ``attach_config()``, so that workers need no
+            Ray.
+        bootstrap_timeout_s: Seconds that actors may take to start; each imports torch (measured: 11-42 s).
+        actor_runtime_env: Whether the actors' runtime_env requires TransferQueue in the version installed here.
+        unit_timeout_s: Whole seconds after which TransferQueue itself gives up on a storage unit; the timeout of a call
+            is usually shorter. Has no effect if TransferQueue is imported already.
+        heartbeat_interval_s: Seconds between two heartbeats to each server.
+        heartbeat_timeout_s: Seconds without an answer after which a server counts as dead.
         split_bytes: A put of at least this many bytes is spread over the storage units.
-        checksum: Whether this client's puts carry a CRC-32 per value (about 1 GB/s); all clients check those there are.
-        read_pool_bytes: How much memory of reads that were let go of is kept for the next large ones, for ten seconds;
-            finding new pages is most of a large read's time. 0: none.
+        checksum: Whether this client's puts carry a CRC-32 per value (about 1 GB/s); every client verifies those that
+            values have.
+        read_pool_bytes: Bytes of memory of freed reads that are kept, for ten seconds, for the next large ones;
+            allocating new pages takes most of a large read's time. 0: none.
     """
 
     namespace: str = "asyncdp"
@@ -132,7 +135,7 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
     read_pool_bytes: Annotated[int, msgspec.Meta(ge=0)] = 1 << 30
 
     def __post_init__(self) -> None:
-        """Refuse heartbeats that would find every server gone."""
+        """Refuse heartbeat settings with which every server would count as dead."""
         if self.heartbeat_interval_s >= self.heartbeat_timeout_s:
             raise ValueError(
                 f"heartbeat_timeout_s: {self.heartbeat_timeout_s:g} s is not longer than heartbeat_interval_s"
@@ -145,21 +148,21 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     Attributes:
         namespace: Prefix of the plane's keys in the directory; planes that share a directory have different ones.
-        lane: ``auto``: copy through shared memory where a slot host is on this machine; ``off``: always over the wire.
-        secret: What slot hosts want clients to know; default: the environment's ``ASYNCDP_SECRET``. It is in no
-            ``attach_config()`` and no pickle: another process gets it by the environment. An embedded plane without one
-            makes a random one, which its directory tells to whoever has the directory's password.
-        allow_pickle: Whether values that msgpack cannot keep travel as pickles, which run code where they are read.
-            Each process says so for itself: it is in no ``attach_config()``.
-        checksum: Whether payloads that are written over the wire carry a CRC-32 (about 2 GB/s).
-        connections_per_port: Requests to one port of a slot host at the same time; more wait.
+        lane: ``auto``: copy through shared memory if a slot host is on this machine; ``off``: always use the network.
+        secret: Secret that clients have to prove to slot hosts; None: the environment variable ``ASYNCDP_SECRET``. It
+            is in no ``attach_config()`` and no pickle; other processes get it from their environment. An embedded plane
+            without one makes a random secret, which its directory gives to clients that know the directory's password.
+        allow_pickle: Whether values that msgpack cannot encode are sent as pickles, which run code where they are read.
+            Each process sets this for itself: it is in no ``attach_config()``.
+        checksum: Whether payloads that are written over the network carry a CRC-32 (about 2 GB/s).
+        connections_per_port: Number of concurrent requests to one port of a slot host; further ones wait.
         devices: Network devices for UCX, such as ``mlx5_0:1``; None: all.
-        start_timeout_s: How long slot hosts that are started as children may take; each imports torch.
-        folder: Where an embedded directory keeps its data, so that the plane outlives its owner; None: temporary.
-        host_log: Where slot hosts started as children log: ``folder``: files beside the directory's data, which go
-            with them; ``stderr``: this process' own standard error.
-        host: Settings of slot hosts started as children, by the names of ``HostSettings``.
-        directory: Settings of the directory's client, by the names of ``DirectorySettings``.
+        start_timeout_s: Seconds that slot hosts started as children may take to start; each imports torch.
+        folder: Folder of an embedded directory's data, so that the plane outlives its owner; None: a temporary one.
+        host_log: Where slot hosts started as children log: ``folder``: to files beside the directory's data, which are
+            deleted with it; ``stderr``: to this process' standard error.
+        host: Settings of slot hosts started as children, by their names in ``HostSettings``.
+        directory: Settings of the directory's client, by their names in ``DirectorySettings``.
     """
 
     namespace: str = "asyncdp"
@@ -176,13 +179,13 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     directory: dict[str, Any] = {}
 
     def __repr__(self) -> str:
-        """Without the secret."""
+        """Return the settings as text, without the secret."""
         shown = ((name, getattr(self, name)) for name in self.__struct_fields__ if name != "secret")
         return f"UcxxSettings({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
 
 class _Seeds(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """Keys that may also stand in a mapping named after the backend."""
+    """Keys that may also be given in a mapping named after the backend."""
 
     storage_capacity: Positive | None = None
     num_storage_units: Positive | None = None
@@ -220,15 +223,16 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 #: The backends of each impl, the default first.
 BACKENDS = {"memory": ("simple",), "transfer_queue": ("simple", "mooncake_cpu"), "ucxx": ("valkey",)}
-#: Storage units, or slot hosts that are started, where the config does not say how many. A slot host takes its arena, 1
-#: GiB of shared memory, when it starts.
+#: Default number of storage units, or of slot hosts to start. A slot host allocates its arena, 1 GiB of shared memory,
+#: when it starts.
 UNITS = {"memory": 2, "transfer_queue": 2, "ucxx": 1}
-#: Seconds between two looks of a waiting claim: a twentieth of what a person notices, and 20 requests a second.
+#: Default seconds between two polls of a waiting claim: a twentieth of a delay that people notice, and 20 requests a
+#: second.
 POLL_S = 0.05
 
 
 def _pattern(text: str) -> str:
-    """Turn ``{group}_g{i}`` into a regular expression; both names must be there."""
+    """Turn a pattern such as ``{group}_g{i}`` into a regular expression; it must contain both names once."""
     if text.count("{group}") != 1 or text.count("{i}") != 1:
         msg = f"group_id_pattern: {text!r} must name {{group}} and {{i}} once each"
         raise ValueError(msg)
@@ -236,7 +240,7 @@ def _pattern(text: str) -> str:
 
 
 def shared_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what other clients of the same plane may take over: all but the owner and the callback."""
+    """Return the part of a config that other clients of the plane can use: all but the owner and the callback."""
     shared: dict[str, Any] = {key: value for key, value in config.items() if key != "owner"}
     if shared.get("observability"):
         shared["observability"] = {k: v for k, v in shared["observability"].items() if k != "callback"}
@@ -244,16 +248,16 @@ def shared_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as transports keep it and others attach with: flat, of plain values, without None.
+    """Return a config in the form that transports and ``attach_config()`` use: flat, with plain values, without None.
 
     Raises:
-        ValueError: It is no mapping, or a key is given twice: flat, and in the mapping named after the backend.
+        ValueError: The config is no mapping, or a key is given at the top and in the mapping named after the backend.
     """
     return _flat(config)[0]
 
 
 def _flat(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the plain config, and where the keys come from that stood in the mapping of the backend."""
+    """Return the plain config, and the original paths of keys that were in the mapping named after the backend."""
     given: object = config
     if not isinstance(given, Mapping):
         msg = f"the config must be a mapping, not a {type(config).__name__}"
@@ -284,12 +288,12 @@ def parse_config(
 
     Args:
         config: See :class:`DataPlaneConfig`.
-        homes: Tells, for an impl, where names belong that are no keys of a config:
+        homes: Returns, for an impl, the paths of settings that users may misplace, for error messages:
             ``{"max_rounds": "layers.batch_retry.max_rounds"}``.
 
     Raises:
-        ValueError: The config is disabled; or a key is unknown, missing or ill-typed, or two do not go together. The
-            message names the key.
+        ValueError: The config is disabled, a key is unknown, missing or has the wrong type, or two keys contradict each
+            other. The message names the key.
     """
     given, origins = _flat(config)
     if given.get("enabled") is False:
@@ -309,14 +313,14 @@ def parse_config(
 
 
 def _homes(impl: str) -> dict[str, str]:
-    """Return where the transports' own keys belong, those of the impl before those of others."""
+    """Return the paths of the transports' own keys; for a name that several have, the path of this impl."""
     kinds = {"ucxx": UcxxSettings, "transfer_queue": TransferQueueSettings, "memory": MemorySettings}
     first = sorted(kinds, key=lambda name: name == impl)
     return {key: f"{name}.{key}" for name in first for key in kinds[name].__struct_fields__}
 
 
 def _check_together(config: Config) -> None:
-    """Refuse keys that are right by themselves and cannot work together."""
+    """Raise ValueError for keys that are valid alone but cannot work together."""
     if config.claim_meta_poll_interval_s >= config.call_timeout_s:
         raise ValueError(
             f"claim_meta_poll_interval_s: {config.claim_meta_poll_interval_s:g} s is not shorter than call_timeout_s"
@@ -332,7 +336,7 @@ def _check_together(config: Config) -> None:
 
 
 def oddities(config: Config) -> list[str]:
-    """Return what is odd about a config that can work all the same: settings without an effect."""
+    """Return warnings about a valid config: settings that have no effect, or limits that make no sense together."""
     told = []
     seconds = None if config.ack_timeout_ms is None else config.ack_timeout_ms / 1e3
     if seconds is not None and seconds > config.call_timeout_s:

@@ -1,4 +1,4 @@
-"""Names that are kept for one version: BaseClient and Transport."""
+"""Deprecated names that are kept for one version: BaseClient and Transport."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["BaseClient", "Transport"]
 
 
 class _Any(type):
-    """Lets ``isinstance(client, BaseClient)`` hold of what had the verbs: clients, layers, transports."""
+    """Makes ``isinstance(x, BaseClient)`` true of clients, layers and transports, which all had the verbs."""
 
     def __instancecheck__(cls, one: object) -> bool:
         if cls.__module__ == __name__ and cls.__name__ == "BaseClient" and isinstance(one, (Client, Service)):
@@ -31,10 +31,10 @@ class _Any(type):
 
 
 class BaseClient(Service, metaclass=_Any):
-    """What clients, layers and transports derived from: now a Service, or, as the type of a client, Client."""
+    """Former base class of clients, layers and transports; replaced by Service, and by Client as a client's type."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Say what the base is now."""
+        """Warn that a subclass should derive from Service."""
         super().__init_subclass__(**kwargs)
         if cls.__module__ != __name__:
             text = f"{cls.__name__} derives from {cls.__mro__[1].__name__}: derive from asyncdp.Service"
@@ -42,7 +42,7 @@ class BaseClient(Service, metaclass=_Any):
 
 
 class Transport(BaseClient):
-    """A service whose sample calls are made of its own slot calls, also without a SlotMapping above it."""
+    """A service that composes sample calls of its own slot calls, even without a SlotMapping above it."""
 
     @handles(c.GetSamples)
     async def _get(self, call: c.GetSamples, ctx: CallContext) -> TensorDict:

@@ -1,4 +1,4 @@
-"""Puts clients together: the only module, with the command line, that knows layers and transports."""
+"""Builds clients from layers and transports; only this module and the command line import both."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ from asyncdp.settings.names import check_keys, no_such, not_one_of
 
 __all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
 
-#: What wraps a service: a layer class, a partial of one, or any callable ``(client) -> client``.
+#: Makes a layer around a service: a layer class, a partial of one, or any callable ``(client) -> client``.
 LayerFactory = Callable[[Any], Any]
 
-#: The default stack below Metrics, outermost first, by the names that ``layers:`` in the config uses.
+#: The default layers below Metrics, outermost first, by their names under ``layers:`` in the config.
 DEFAULT_LAYERS: Mapping[str, type[Layer]] = {
     "batch_retry": BatchRetry,
     "slot_mapping": SlotMapping,
@@ -50,15 +50,15 @@ DEFAULT_LAYERS: Mapping[str, type[Layer]] = {
     "attempt_timeout": AttemptTimeout,
     "typed_errors": TypedErrors,
 }
-#: Layers that see slots: SlotMapping stands above the first of them.
+#: Layers that handle slot calls: SlotMapping has to be above the first of them.
 _BELOW_MAPPING = (Reconcile, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
-#: What makes a client of a stack.
+#: Layers by which a service is recognised as having been through ``stack()``.
 _ADDED = frozenset({Metrics, *DEFAULT_LAYERS.values()})
 
 
 @cache
 def _all_settings() -> Mapping[type, Mapping[str, str]]:
-    """Names of the keyword settings of what a stack is made of, with their annotations: to look takes milliseconds."""
+    """Return names and annotations of each layer's keyword settings; cached, since inspecting takes milliseconds."""
     found: dict[type, Mapping[str, str]] = {}
     for kind in (*DEFAULT_LAYERS.values(), RetryBudget):
         parameters = inspect.signature(kind).parameters.values()
@@ -71,12 +71,12 @@ def _settings_of(kind: type) -> Sequence[str]:
 
 
 def _setting(key: str, value: Any, layer: type[Layer], path: str) -> Any:
-    """Check a setting's type and range; what else may be wrong with it is the layer's to say."""
+    """Check the type and range of a setting; further checks are the layer's own."""
     return check.setting(value, _all_settings()[layer][key], path)
 
 
 def _homes(impl: str | None = None) -> dict[str, str]:
-    """Return where names belong that are no keys of a config."""
+    """Return, for settings that users may misplace, the path in the config where they belong."""
     homes = {key: f"layers.{name}.{key}" for name, layer in DEFAULT_LAYERS.items() for key in _settings_of(layer)}
     homes |= {name: f"layers.{name}" for name in (*DEFAULT_LAYERS, "retry_budget")}
     if impl == "ucxx":
@@ -88,14 +88,14 @@ def _homes(impl: str | None = None) -> dict[str, str]:
 
 
 def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **settings: Any) -> list[LayerFactory]:
-    """Return the default layers below Metrics, outermost first, to use as they are or with others among them.
+    """Return the default layers below Metrics, outermost first, for use in ``stack()`` alone or with other layers.
 
     Args:
-        by_layer: ``{layer name: {setting: value}}``, as ``layers:`` in the config.
-        **settings: Settings by their own names, which no two layers share: ``attempt_timeout_s=5.0``.
+        by_layer: ``{layer name: {setting: value}}``, as under ``layers:`` in the config.
+        **settings: Settings by name alone, such as ``attempt_timeout_s=5.0``; no two layers share a name.
 
     Raises:
-        ValueError: No layer of that name, no layer has that setting, or its value is of another type or not positive.
+        ValueError: A layer or setting is unknown, or a value has the wrong type or is not positive.
     """
     check_keys({"layers": by_layer or {}})
     chosen: dict[str, dict[str, Any]] = {name: {} for name in DEFAULT_LAYERS}
@@ -117,7 +117,7 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
 
 
 def _service(made: Any, what: str, inner: Service | None = None) -> Service:
-    """Return the service of a client, or one around what knows verbs only; ``what`` names it where it is neither."""
+    """Return a service, a client's service, or an Adapter around any other client; ``what`` names it in errors."""
     if isinstance(made, Service):
         return made
     if isinstance(made, Client):
@@ -127,7 +127,7 @@ def _service(made: Any, what: str, inner: Service | None = None) -> Service:
 
 
 def _wrapped(factory: LayerFactory, inner: Service, env: Env) -> Service:
-    """Put a layer around a service: a Layer class gets the service, what may know verbs only a client over it."""
+    """Put a layer around a service: a Service class gets the service itself, any other callable a client over it."""
     kind = _class_of(factory)
     below: Any = inner if isinstance(kind, type) and issubclass(kind, Service) else Client(inner, env=env)
     return _service(factory(below), f"what {_name_of(factory)} returned", inner)
@@ -158,29 +158,29 @@ def stack(
     retry_budget: Mapping[str, float] | None = None,
     **settings: Any,
 ) -> Client:
-    """Put layers around a transport.
+    """Put layers around a transport and return a client over them.
 
     Args:
-        transport: A transport, a client over one without layers, or any client with the verbs only (sync or async),
-            which is then wrapped by Adapter.
-        layers: Layer classes, outermost first, or callables that get a client over what is below and return one with
-            the verbs, too; None: the default ones. Metrics is always there, and SlotMapping where the transport is
-            slot_addressable: they are added where the list has none.
+        transport: A transport, a client over one without layers, or any object with the verbs of a client (sync or
+            async), which is then wrapped by Adapter.
+        layers: Layer classes, outermost first, or callables that get a client over the layers below and return an
+            object with the verbs of a client. None: the default layers. Metrics, and SlotMapping if the transport is
+            slot_addressable, are added if the list has none.
         clock: Source of time for all layers; for tests.
-        rng: Source of chance for all layers; for tests.
-        on_event: Gets one event per op.
-        call_timeout_s: Seconds that a verb may take; default: the transport's, 60 s.
-        claim_poll_s: Pause between two looks of a blocking claim, where the backend cannot wait itself.
+        rng: Source of randomness for all layers; for tests.
+        on_event: Called with one event per op.
+        call_timeout_s: Default ``timeout_s`` of the verbs, in seconds; None: the transport's, 60 s.
+        claim_poll_s: Seconds between two polls of a blocking claim, if the backend cannot long-poll; None: 0.05.
         retry_budget: Settings of :class:`~asyncdp.middleware.policy.budget.RetryBudget`: ratio, floor_per_s, window_s.
-        **settings: Settings of the default layers, by name: ``attempt_timeout_s=5.0``, ``max_rounds=2``.
+        **settings: Settings of the default layers by name, such as ``attempt_timeout_s=5.0`` or ``max_rounds=2``.
 
     Returns:
-        A client over them. Errors that leave it are not ``retryable`` any more: the layers have tried.
+        The client. The errors that it raises have ``retryable=False``, since the layers have retried already.
 
     Raises:
-        ValueError: A setting that no layer has, or settings together with a list of layers, or a value of another type
-            or out of range; the message names it.
-        TypeError: The transport is no client, or a layer cannot be called or makes none; the message says which.
+        ValueError: No layer has a setting of that name, settings are given together with a list of layers, or a value
+            has the wrong type or is out of range; the message names it.
+        TypeError: The transport is no client, or a layer cannot be called or returns no client; the message says which.
     """
     _check_budget(retry_budget, "retry_budget")
     check.options(clock=clock, rng=rng, on_event=on_event, call_timeout_s=call_timeout_s, claim_poll_s=claim_poll_s)
@@ -197,7 +197,7 @@ def stack(
         budget=RetryBudget(0.0, **(retry_budget or {})),
         codec=base.object_codec,
         pending_outcomes=PendingOutcomes(),
-        session=uuid.uuid4().hex[:16],  # never by rng: two clients with one seed would share their op_ids
+        session=uuid.uuid4().hex[:16],  # not from rng: two clients with the same seed would share op_ids
     )
     if claim_poll_s is not None:
         env.claim_poll_s = claim_poll_s
@@ -229,7 +229,7 @@ def stack(
 
 
 def _around(base: Service, layers: Sequence[LayerFactory]) -> list[LayerFactory]:
-    """Return the layers that a transport gets: those given, SlotMapping where it has slots, those of its config."""
+    """Return the layers for a transport: ``layers``, those of its config, and SlotMapping if it is slot-addressable."""
     made = list(layers)
     if not any(getattr(factory, "innermost", False) for factory in made):
         made += _inherited(base)
@@ -242,19 +242,19 @@ def _around(base: Service, layers: Sequence[LayerFactory]) -> list[LayerFactory]
 
 
 def _inherited(transport: Service) -> list[LayerFactory]:
-    """Return what the config of a transport puts just above it: the fault plan of the test that it came from."""
+    """Return the layers that a transport's config puts just above it, such as the fault plan of a test."""
     if isinstance(transport, (Adapter, Layer)):
         return []
     try:
         layers = transport.attach_config().get("layers")
-    except DataPlaneError:  # nobody can attach to it, so nobody's config came with it
+    except DataPlaneError:  # a transport that cannot be attached to has no config with layers
         return []
     own = [one for one in layers or () if isinstance(one, str)] if isinstance(layers, list) else []
     return [made for one in own if getattr(made := _imported(one, "layers"), "innermost", False)]
 
 
 def _check_bare(transport: Service) -> None:
-    """Refuse what stack() has been at already: two retries of one call multiply, and one of two sinks stays empty."""
+    """Raise TypeError if a transport has layers already: retries would multiply, and one of two sinks get nothing."""
     names = ", ".join(type(layer).__name__ for layer in layers_of(transport) if type(layer) in _ADDED)
     if names:
         raise TypeError(
@@ -268,7 +268,7 @@ def _restack(transport: Any, layers: Sequence[LayerFactory] | None, options: dic
 
 
 def _class_of(factory: LayerFactory) -> Any:
-    """Return the class that a factory makes, where it can be told."""
+    """Return the class that a factory makes, if it is a class or a partial of one; else the factory."""
     return factory.func if isinstance(factory, partial) else factory
 
 
@@ -303,16 +303,16 @@ def build_data_plane_client(
 
     Args:
         config: See :class:`~asyncdp.config.DataPlaneConfig`; ``{"enabled": True, "impl": "memory"}`` is enough.
-        bootstrap: Whether to start the plane (driver), or to attach to the one that is there (workers, with the
+        bootstrap: Whether to start the plane (in the driver) rather than attach to one that runs (in workers, with the
             driver's ``attach_config()``).
-        layers: Layers of your own, as ``stack()`` takes them, outermost first; they stand above the default ones. A
-            list that holds default layers itself (``[*default_layers(), Mine]``) is the whole stack. A ``layers:`` of
-            the config that is a list adds its own below these.
+        layers: User-defined layers, as for ``stack()``, outermost first; they are put above the default layers. A list
+            that contains default layers (``[*default_layers(), Mine]``) is taken as the whole stack. If ``layers:`` in
+            the config is a list, its layers are put below these.
 
     Raises:
-        ValueError: A key is unknown, missing or ill-typed, two keys do not go together, or the config is disabled; the
-            message names the key.
-        TypeError: A layer cannot be called, or makes no client; the message says which.
+        ValueError: A key is unknown, missing or has the wrong type, two keys contradict each other, or the config is
+            disabled; the message names the key.
+        TypeError: A layer cannot be called or returns no client; the message says which.
         ImportError: The impl needs an extra that is not installed; the message names it.
         DataPlaneError: The plane could not be started.
 
@@ -348,7 +348,7 @@ def build_data_plane_client(
     )
     client.full_tracebacks = parsed.full_tracebacks
     attach = client.attach_config()
-    if parsed.ucxx is not None and parsed.ucxx.allow_pickle:  # who unpickles a client has run its maker's code already
+    if parsed.ucxx is not None and parsed.ucxx.allow_pickle:  # unpickling a client runs its sender's code anyway
         attach["ucxx"] = {**attach["ucxx"], "allow_pickle": True}
     client.recipe = (_reattach, (attach, *([] if given is None else [given])))
     return client
@@ -357,7 +357,7 @@ def build_data_plane_client(
 def _layers_of_config(
     layers: Mapping[str, Any] | Sequence[Any],
 ) -> tuple[dict[str, dict[str, Any]], list[LayerFactory]]:
-    """Return the settings of the default layers, and the layers of the user's own."""
+    """Return the settings of the default layers and the user-defined layers of a config's ``layers:``."""
     by_layer: dict[str, dict[str, Any]] = {}
     own: list[LayerFactory] = []
     parts: list[tuple[str, Any]] = [("layers", layers)]
@@ -380,7 +380,7 @@ def _layers_of_config(
 
 
 def _imported(text: str, where: str) -> LayerFactory:
-    """Return the layer that a config names."""
+    """Import the layer that a config names as ``"package.module:Name"``."""
     module, _, name = text.partition(":")
     if text in DEFAULT_LAYERS:
         raise ValueError(f"{where}: {text!r} is there by default; its settings are given as {{{text}: {{...}}}}")
@@ -400,7 +400,7 @@ def _imported(text: str, where: str) -> LayerFactory:
 
 
 def _arranged(own: Sequence[LayerFactory], by_layer: Mapping[str, Mapping[str, Any]], acked: str) -> list[LayerFactory]:
-    """Put the user's layers above the default ones; a list with default layers in it is whole already."""
+    """Put user-defined layers above the default ones; a list that contains default layers is returned as it is."""
     if not any(_class_of(factory) in _ADDED - {Metrics} for factory in own):
         inner = [factory for factory in own if getattr(factory, "innermost", False)]
         return [*(factory for factory in own if factory not in inner), *default_layers(by_layer), *inner]

@@ -1,4 +1,4 @@
-"""Under which address other machines reach this one."""
+"""Finds the IP address at which other machines reach this one."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator
 
 __all__ = ["node_address"]
 
-#: Addresses to ask the routing table about; nothing is sent. They are reserved for documentation (RFC 5737, RFC 3849),
-#: so that no host is singled out, and routed like any other.
+#: Destinations to look up in the routing table; nothing is sent to them. They are reserved for documentation (RFC 5737,
+#: RFC 3849), so they belong to no host, and are routed like any other address.
 _ELSEWHERE = ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1"))
 
 
 def node_address() -> str:
     """Return this process' own routable IP address, IPv4 preferred, or ``""`` where it has none.
 
-    Never a loopback or link-local one (169.254.0.0/16, fe80::/10): published, those would lead each reader to itself or
-    nowhere. The address is the one that the kernel would send from; where there is no route, one that the host's name
-    resolves to.
+    Loopback and link-local addresses (169.254.0.0/16, fe80::/10) are never returned, since a process on another machine
+    could not connect to them. The address is the one that the kernel would send from, or, if there is no route, one
+    that the host's name resolves to.
     """
     for candidate in (*_routed(), *_named()):
         if _is_routable(candidate):
@@ -49,7 +49,7 @@ def _named() -> Iterator[str]:
 
 
 def _is_routable(text: str) -> bool:
-    """Whether another machine can reach this address."""
+    """Return whether another machine can reach this address."""
     try:
         address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,8 +1,8 @@
-"""Service and Layer: what serves calls, and what wraps it.
+"""Service and Layer: the base classes of transports and of the layers around them.
 
-A transport is a :class:`Service`: it serves calls (:mod:`asyncdp.calls`, :mod:`asyncdp.calls.slots`) by methods
-marked with ``@handles``. A :class:`Layer` is a service around another one. Users hold a
-:class:`~asyncdp.client.Client`, which makes one call of each verb.
+A transport is a :class:`Service`: it serves calls (:mod:`asyncdp.calls`, :mod:`asyncdp.calls.slots`) with methods
+marked with ``@handles``. A :class:`Layer` is a service that wraps another one. Users have a
+:class:`~asyncdp.client.Client`, which turns each use of a verb into one call.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ R = TypeVar("R")
 
 
 class _Served(dict[type[Call[Any]], Callable[..., Awaitable[Any]] | None]):
-    """The method that serves each kind of call; None where none does.
+    """Maps each class of call to the method that serves it, or None.
 
-    A call's subclass (PopSamples is a ClearSamples) goes to the method of its nearest ancestor that has one, whenever
-    it was defined: it is looked for when the first such call comes.
+    A class without a method of its own (PopSamples derives from ClearSamples) gets that of its nearest ancestor. The
+    lookup happens at the first call of the class, so the class may be defined later than the service.
     """
 
     def __missing__(self, kind: type[Call[Any]]) -> Callable[..., Awaitable[Any]] | None:
@@ -43,7 +43,7 @@ class _Served(dict[type[Call[Any]], Callable[..., Awaitable[Any]] | None]):
 
 
 class Service:
-    """Serves calls. A subclass marks the methods that do with ``@handles``, and says what it guarantees.
+    """Serves calls with the methods that a subclass marks with ``@handles``; base class of transports.
 
     ::
 
@@ -54,14 +54,14 @@ class Service:
         client = stack(Shelf())
     """
 
-    #: Seconds that a verb of a client over this service may take unless told otherwise.
+    #: Default of ``timeout_s`` for the verbs of a client over this service, in seconds.
     call_timeout_s: float = 60.0
-    #: What all services of a stack share; set by the client over them.
+    #: State shared by all services of a stack; set by the client over them.
     env: Env
     _methods: ClassVar[dict[type[Call[Any]], str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Collect the methods marked with ``@handles``, also inherited ones."""
+        """Collect the methods marked with ``@handles``, including inherited ones."""
         super().__init_subclass__(**kwargs)
         marked: dict[type[Call[Any]], str] = {}
         for base in reversed(cls.__mro__):
@@ -71,32 +71,32 @@ class Service:
         cls._methods = marked
 
     def __init__(self) -> None:
-        """Begin open."""
+        """Bind the methods that serve calls."""
         self._served = _Served({kind: getattr(self, name) for kind, name in self._methods.items()})
         self._closed = False
         self._pid = os.getpid()
         self._as_client: Client | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Refuse to be pickled; a transport that can be attached to says how."""
+        """Raise TypeError, unless a subclass defines how it is pickled."""
         msg = f"a {type(self).__name__} is pickled as part of the client that stack() returned"
         raise TypeError(msg)
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Serve a call with the method marked for it; what none is marked for is DataPlaneUnsupported."""
+        """Serve a call with the method marked for it; raise DataPlaneUnsupported if there is none."""
         method = self._served[type(call)]
         if method is None:
             return self.unserved(call, ctx)
         return cast("Coroutine[Any, Any, R]", method(call, ctx))
 
     def unserved(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Refuse a call that no method is marked for."""
+        """Raise DataPlaneUnsupported for a call that no method is marked for."""
         kind = type(call).__name__
         msg = f"{type(self).__name__} does not serve {kind}"
         raise DataPlaneUnsupported(msg, capability=kind, op=ctx.verb)
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the backend guarantees; none of it unless a subclass says so."""
+        """Return what the backend guarantees; nothing, unless a subclass overrides this."""
         return DataPlaneCapabilities()
 
     def attach_config(self) -> dict[str, Any]:
@@ -105,33 +105,33 @@ class Service:
         raise DataPlaneUnsupported(msg, capability="attach_config", op="attach_config")
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; nothing where nobody counts."""
+        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; ``{}`` without a Metrics layer."""
         return {}
 
     @property
     def object_codec(self) -> ObjectCodec:
-        """How non-tensor values are encoded."""
+        """The codec that encodes non-tensor values."""
         return PICKLE
 
     @property
     def owner(self) -> str:
-        """Who a client of this service is to the plane: what it puts and claims is listed under this name."""
+        """Name under which the plane lists what a client of this service puts and claims."""
         return ""
 
-    # -- the end
+    # -- closing
 
     async def close(self) -> None:
-        """End the service. Idempotent; in a forked child the parent's goes on."""
+        """Close the service. Idempotent; in a forked child it leaves the parent's service open."""
         if self._closed:
             return
         self._closed = True
         if self._as_client is not None:
             await self._as_client.end_calls()
-        if self._pid == os.getpid():  # else what it holds, and the plane it may own, are the parent's
+        if self._pid == os.getpid():  # in a forked child the connections, and a plane it owns, belong to the parent
             await self.on_close()
 
     async def on_close(self) -> None:
-        """Free what a subclass holds; called once."""
+        """Free the resources of a subclass; called once."""
 
     async def __aenter__(self) -> Self:
         """Return the service itself."""
@@ -143,7 +143,7 @@ class Service:
         """Close the service."""
         await self.close()
 
-    # -- for one version: transports and layers had the verbs themselves
+    # -- deprecated, kept for one version: the verbs as methods of transports and layers
 
     if not TYPE_CHECKING:
 
@@ -162,7 +162,7 @@ class Service:
 
 
 class Layer(Service):
-    """A service around another one: passes every call to ``inner``, except those that it has a ``@handles`` method for.
+    """A service that wraps another one and passes on to it every call for which it has no ``@handles`` method.
 
     A layer of your own::
 
@@ -173,11 +173,11 @@ class Layer(Service):
                 return await self.inner.execute(call, ctx)
 
     Args:
-        inner: The next layer, or the transport. Of a client, the service that it calls.
+        inner: The next layer, the transport, or a client, whose service is then wrapped.
 
     Attributes:
-        inner: The service that is wrapped.
-        capabilities: What it guarantees, asked once, when the layer is made.
+        inner: The wrapped service.
+        capabilities: Capabilities of the wrapped service; read once, when the layer is made.
     """
 
     def __init__(self, inner: Service | Client) -> None:
@@ -187,34 +187,34 @@ class Layer(Service):
         self.capabilities = self.inner.get_capabilities()
 
     def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
-        """Serve the call with the method marked for it, or pass it on without another frame."""
+        """Serve the call with the method marked for it, or return the inner service's coroutine as it is."""
         method = self._served[type(call)]
         return self.inner.execute(call, ctx) if method is None else method(call, ctx)  # type: ignore[return-value]
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the transport guarantees."""
+        """Return what the transport guarantees."""
         return self.capabilities
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the transport's."""
+        """Return the config with which another process attaches to the transport's plane."""
         return self.inner.attach_config()
 
     def snapshot(self) -> dict[str, Any]:
-        """Return that of the layer inside."""
+        """Return the counters of the stack, as the wrapped service does."""
         return self.inner.snapshot()
 
     @property
     def object_codec(self) -> ObjectCodec:
-        """The transport's."""
+        """The codec with which the transport encodes non-tensor values."""
         return self.inner.object_codec
 
     @property
     def owner(self) -> str:
-        """The transport's."""
+        """Name under which the plane lists what a client of the transport puts and claims."""
         return self.inner.owner
 
     async def on_close(self) -> None:
-        """Close what is inside."""
+        """Close the wrapped service."""
         await self.inner.close()
 
 

@@ -1,6 +1,7 @@
-"""Calls: one class per verb and per slot call, and the context that travels with them.
+"""The calls that services execute, one class per verb, and the context that is passed along with them.
 
-What a layer needs is here; what a transport with slots needs besides is in :mod:`asyncdp.calls.slots`.
+The slot calls, which only slot-addressable transports and the layers above them need, are in
+:mod:`asyncdp.calls.slots`.
 """
 
 from .samples import Budget as Budget

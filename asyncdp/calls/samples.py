@@ -1,10 +1,11 @@
-"""The seam: one frozen dataclass per verb, and the context that travels with it.
+"""The sample calls, one frozen dataclass per verb, and the context that is passed along with each.
 
-Everything that can serve calls, a layer as well as a transport, has one method::
+Layers and transports are services; a service executes calls with one method::
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R
 
-The slot calls, into which a layer turns the sample calls, are in :mod:`asyncdp.calls.slots`.
+The layer :class:`~asyncdp.compose.composition.SlotMapping` turns sample calls into the slot calls of
+:mod:`asyncdp.calls.slots`.
 """
 
 from __future__ import annotations
@@ -58,25 +59,25 @@ __all__ = [
 
 R_co = TypeVar("R_co", covariant=True)
 
-#: Which rows a put may write: those that live already, or those that do not.
+#: Which rows a put may write: only rows that exist already, or only new ones.
 Only = Literal["existing", "new"]
 
 
 class Resend(Enum):
     """When the same call may be sent again after an attempt that may have reached the backend."""
 
-    ALWAYS = "always"  # it changes nothing, or the same thing
-    DEDUP = "dedup"  # where the backend remembers op_ids; else only while nothing else touched the same ids
-    CLAIM = "claim"  # where the backend remembers claim tokens
-    NEVER = "never"  # it is made of other calls, which are sent again on their own
+    ALWAYS = "always"  # the call is idempotent
+    DEDUP = "dedup"  # if the backend deduplicates by op_id; else only while no other mutation touched the same ids
+    CLAIM = "claim"  # if the backend deduplicates claims by claim id
+    NEVER = "never"  # it is composed of other calls, which are sent again on their own
 
 
 class Call(Generic[R_co]):
-    """A verb with its arguments; ``R_co`` is what executing it returns."""
+    """A request to a service; executing it returns an ``R_co``."""
 
     __slots__ = ()
     resend: ClassVar[Resend] = Resend.ALWAYS
-    #: Whether an attempt whose answer is missing may have changed something.
+    #: Whether an attempt that was not answered may have changed something.
     mutates: ClassVar[bool] = False
 
 
@@ -84,47 +85,47 @@ class Call(Generic[R_co]):
 
 
 class Clock(Protocol):
-    """Time as the layers see it."""
+    """The source of time of the layers."""
 
     def now(self) -> float:
-        """Seconds, monotonic, on the base that cancel scopes use for deadlines."""
+        """Return monotonic seconds, on the clock that cancel scopes use for deadlines."""
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return the Unix time in seconds."""
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep for that many seconds."""
 
 
 class Sink(Protocol):
-    """Where layers send what happened."""
+    """Receives the events of layers."""
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
         """Take one event, such as ``("retry", {"reason": ..., "host": ..., "port": ...})``; must not raise."""
 
 
 class Budget(Protocol):
-    """How many wire requests may be retries."""
+    """Limits how many of the requests that are sent may be retries."""
 
     def deposit(self, now: float) -> None:
         """Count one user call."""
 
     def withdraw(self, now: float, tokens: int = 1) -> bool:
-        """Take tokens for as many retries, or none and return False."""
+        """Take a token for each of that many retries and return True, or take none and return False."""
 
 
 class Life:
-    """Which waits a closing client has to end."""
+    """The waits of a client's calls, which closing the client cancels."""
 
     __slots__ = ("closed", "scopes")
 
     def __init__(self) -> None:
-        """Begin open."""
+        """Begin open, without waits."""
         self.closed = False
         self.scopes: set[anyio.CancelScope] = set()
 
     def end(self) -> None:
-        """Cancel every wait; those who waited raise DataPlaneClosed."""
+        """Cancel every wait; the calls that were waiting raise DataPlaneClosed."""
         self.closed = True
         for scope in list(self.scopes):
             scope.cancel()
@@ -132,18 +133,19 @@ class Life:
 
 @dataclass(slots=True)
 class Env:
-    """What all layers of one stack share; made by ``stack()``.
+    """State shared by all layers of one stack; made by ``stack()``.
 
     Attributes:
-        clock, rng: The only sources of time and chance.
-        sink: Where events go: the counters of the stack.
+        clock: The only source of time.
+        rng: The only source of randomness.
+        sink: Receives events; the counters of the stack.
         budget: The retry budget.
-        codec: How the transport encodes non-tensor values.
-        pending_outcomes: What a cancel or a lost reply left to be settled.
-        life: Which waits close() has to end.
+        codec: The transport's encoding of non-tensor values.
+        pending_outcomes: Mutations whose outcome is not known, since they were cancelled or not answered.
+        life: The waits that close() cancels.
         session: Prefix of op_ids, unique per client.
-        claim_poll_s: Pause between two looks of a blocking claim where the backend cannot wait itself, in seconds.
-        long_poll_s: How long one look may wait in the backend, in seconds.
+        claim_poll_s: Seconds between two polls of a blocking claim, if the backend cannot long-poll.
+        long_poll_s: Seconds that one poll may wait in the backend.
     """
 
     clock: Clock
@@ -159,24 +161,25 @@ class Env:
     _count: int = 0
 
     def next_op_id(self) -> str:
-        """Return an id that no other mutation of any client has."""
+        """Return a new op_id, unique over all clients."""
         self._count += 1
         return f"{self.session}-{self._count}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What belongs to one user call and is not part of the request.
+    """Context of one user call that is not part of the request.
 
     Attributes:
-        env: Shared by the stack.
-        op_id: Names this user call to the backend: a mutation sent twice under one op_id happens once.
-        deadline: Absolute, by ``env.clock.now()``.
+        env: State shared by the layers of the stack.
+        op_id: Identifies this user call to the backend, so that a mutation sent twice under one op_id happens once.
+        deadline: When the call has to end, in seconds on ``env.clock.now()``.
         verb: The user's verb, such as ``"get_data"``.
-        began: When the user called, by ``env.clock.now()``.
-        attempt: 1 for the first wire request, counted by SlotRetry.
-        tried: (host id, port) pairs that failed the attempt before: another port is better.
-        looks_once: The user gave no time to a verb that waits: it looks once, within the time of one attempt.
+        began: When the user called the verb, in seconds on ``env.clock.now()``.
+        attempt: Number of the attempt, from 1; counted by SlotRetry.
+        tried: (host id, port) pairs through which the previous attempt failed; another port is preferred.
+        looks_once: Whether the user called a waiting verb with ``timeout_s=0``: it polls once, within the time of one
+            attempt.
     """
 
     env: Env
@@ -189,19 +192,19 @@ class CallContext:
     looks_once: bool = False
 
     def remaining(self) -> float:
-        """Seconds until the deadline; negative once it passed."""
+        """Return the seconds until the deadline; negative once it has passed."""
         return self.deadline - self.env.clock.now()
 
     def for_attempt(self, attempt: int, tried: tuple[tuple[str, int], ...] = ()) -> CallContext:
-        """Return the context of another attempt."""
+        """Return this context with another attempt number and other tried ports."""
         return replace(self, attempt=attempt, tried=tried)
 
     def emit(self, name: str, **labels: Any) -> None:
-        """Tell the sink what happened."""
+        """Send an event to the sink."""
         self.env.sink.emit(name, labels)
 
     async def pause(self, seconds: float) -> None:
-        """Sleep, but not beyond the deadline, and not through a close of the client.
+        """Sleep for ``seconds``, or until the deadline or the close of the client, whichever comes first.
 
         Raises:
             DataPlaneClosed: The client was closed meanwhile.
@@ -225,7 +228,7 @@ Handler = TypeVar("Handler", bound=Callable[..., Any])
 
 
 def handles(*kinds: type[Call[Any]]) -> Callable[[Handler], Handler]:
-    """Mark a method ``async def (self, call, ctx)`` of a layer or transport as the one that serves these calls."""
+    """Mark a method ``async def (self, call, ctx)`` of a service as the one that serves calls of these classes."""
 
     def mark(method: Handler) -> Handler:
         method.__handles__ = kinds  # type: ignore[attr-defined]
@@ -239,7 +242,7 @@ def handles(*kinds: type[Call[Any]]) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True, slots=True)
 class RegisterPartition(Call[None]):
-    """Declare a partition, or widen its declaration."""
+    """Declare a partition, or add to its declaration."""
 
     partition_id: str
     fields: tuple[str, ...]
@@ -252,7 +255,7 @@ class RegisterPartition(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class ClaimMeta(Call[KVBatchMeta]):
-    """Claim ready samples, waiting for them where ``blocking``."""
+    """Claim ready samples; if ``blocking``, wait for them."""
 
     partition_id: str
     task_name: str
@@ -267,9 +270,9 @@ class ClaimMeta(Call[KVBatchMeta]):
 
 @dataclass(frozen=True, slots=True)
 class GetSamples(Call["TensorDict"]):
-    """Read fields of samples; ``handles`` (from a meta) say which incarnation is meant.
+    """Read fields of samples; ``handles`` (from a meta) bind each row to one incarnation.
 
-    Raises, from ``execute``, PartialReadError also where no row came at all; the verbs then raise the error itself.
+    ``execute`` raises PartialReadError even if no row could be read; the verbs then raise one of its errors instead.
     """
 
     sample_ids: tuple[str, ...]
@@ -280,7 +283,7 @@ class GetSamples(Call["TensorDict"]):
 
 @dataclass(frozen=True, slots=True)
 class CheckConsumptionStatus(Call[bool]):
-    """Ask whether every sample present is claimed by every named task."""
+    """Return whether every sample in the partition is claimed by every named task."""
 
     partition_id: str
     task_names: tuple[str, ...]
@@ -291,15 +294,15 @@ class CheckConsumptionStatus(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class PutSamples(Call[KVBatchMeta]):
-    """Write fields and tags of samples; whole or absent.
+    """Write fields and tags of samples, all or nothing.
 
     Attributes:
-        only: ``"existing"``: a row that does not live is stale. ``"new"``: a row that lives is DataPlaneBadRequest.
-            None: rows that live are written, others are created.
-        lives: With ``only="existing"``: the incarnation that each row must have, None where any will do; a row of
+        only: ``"existing"``: a row that does not exist is stale. ``"new"``: a row that exists is DataPlaneBadRequest.
+            None: rows that exist are updated, the others created.
+        lives: With ``only="existing"``, the incarnation that each row must have, or None if any will do; a row with
             another one is stale.
-        skip_stale: What becomes of stale rows: they are left out, and the meta returned does not hold them; else the
-            whole put is StaleSlotError.
+        skip_stale: If True, stale rows are left out of the put and of the returned meta. If False, one stale row makes
+            the whole put StaleSlotError.
     """
 
     sample_ids: tuple[str, ...]
@@ -315,11 +318,14 @@ class PutSamples(Call[KVBatchMeta]):
 
 @dataclass(frozen=True, slots=True)
 class ClearSamples(Call[int]):
-    """Remove samples, or (``sample_ids`` None) all that ``owner`` put and that still live. Returns how many there were.
+    """Remove samples, or (``sample_ids`` None) all that ``owner`` put; return how many existed.
 
     Attributes:
-        claims: Per id, the claim ids of which one must still be live, or None where the holder claimed nothing.
-        lives: Per id, the incarnation that is meant, or None where any is; another one counts as gone already.
+        sample_ids: Ids of the samples, or None.
+        partition_id: The partition.
+        owner: Name of the client whose samples are removed if ``sample_ids`` is None.
+        claims: For each id, claim ids of which one must still be live, or None if the caller has no claim on it.
+        lives: For each id, the incarnation to remove, or None for any; one with another counts as removed already.
     """
 
     sample_ids: tuple[str, ...] | None
@@ -333,12 +339,12 @@ class ClearSamples(Call[int]):
 
 @dataclass(frozen=True, slots=True)
 class PopSamples(ClearSamples):
-    """Remove trained samples; the removal is ClearSamples', the count is its own."""
+    """Remove samples that were trained on, as ClearSamples does; counted as a verb of its own."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvictSamples(ClearSamples):
-    """Remove stale samples; the removal is ClearSamples', the count is its own."""
+    """Remove samples that are too old or lost, as ClearSamples does; counted as a verb of its own."""
 
 
 # --- C. recovery ----------------------------------------------------------------------------------------------------
@@ -346,7 +352,7 @@ class EvictSamples(ClearSamples):
 
 @dataclass(frozen=True, slots=True)
 class Ping(Call[None]):
-    """Go through the request path of the plane and come back."""
+    """Send one request through the request path of the plane, to see whether it answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,14 +364,14 @@ class ListMetadata(Call[list[DataPlaneGroupMeta]]):
 
 @dataclass(frozen=True, slots=True)
 class Depth(Call[int]):
-    """Count the groups of a partition that are committed and complete."""
+    """Return the number of groups of a partition that are committed and complete."""
 
     partition_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaim(Call[None]):
-    """Make claimed samples claimable again; ``claim_ids`` has one per id."""
+    """Release claims, so that the samples can be claimed again; ``claim_ids`` has one claim id per sample."""
 
     partition_id: str
     task_name: str
@@ -377,7 +383,7 @@ class ReleaseClaim(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class ListClaims(Call[list[ClaimInfo]]):
-    """List the claims of a task that live."""
+    """List the live claims of a task: those neither released nor expired."""
 
     partition_id: str
     task_name: str
@@ -385,7 +391,7 @@ class ListClaims(Call[list[ClaimInfo]]):
 
 @dataclass(frozen=True, slots=True)
 class ReleaseClaims(Call[None]):
-    """Make everything that ``owner`` claimed in a partition claimable again."""
+    """Release all claims of ``owner`` in a partition, so that the samples can be claimed again."""
 
     partition_id: str
     owner: str
@@ -400,7 +406,7 @@ class ListPartitions(Call[list[PartitionInfo]]):
 
 @dataclass(frozen=True, slots=True)
 class DescribePartition(Call[PartitionInfo]):
-    """Describe one partition."""
+    """Return what one partition declares and how full it is."""
 
     partition_id: str
 
@@ -416,12 +422,12 @@ class DropPartition(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class WaitPartition(Call[None]):
-    """Wait until somebody registered the partition."""
+    """Wait until the partition is registered."""
 
     partition_id: str
     resend: ClassVar[Resend] = Resend.NEVER
 
 
 def ids_of(call: Call[Any]) -> Sequence[str] | None:
-    """Ids that a call names, or None where it names none or means all."""
+    """Return the ids that a call names, or None if it names none or means all."""
     return getattr(call, "sample_ids", None)

@@ -1,10 +1,10 @@
-"""Slot calls, and how the sample calls are made of them.
+"""The slot calls, their results, and the verification of what a read returned.
 
-A *slot* is the piece of storage that holds one stored payload, with a generation that differs at each reuse. Routing
-and retrying work on slots, since a slot is what can fail alone. Three compositions turn sample calls into slot calls:
+A *slot* is the piece of storage that holds one stored payload; its generation changes at each reuse. Requests are
+routed and retried by slot, since slots can fail independently. Three functions compose sample calls of slot calls:
 :func:`asyncdp.compose.reads.read_rows`, :func:`asyncdp.compose.writes.write_rows` and
-:func:`asyncdp.compose.waits.claim_until`. They take a ``send`` function:
-:class:`~asyncdp.compose.composition.SlotMapping` passes the next layer's ``execute``, or the transport's.
+:func:`asyncdp.compose.waits.claim_until`. Each takes a ``send`` function, for which
+:class:`~asyncdp.compose.composition.SlotMapping` passes the ``execute`` of the service below it.
 """
 
 from __future__ import annotations
@@ -59,23 +59,27 @@ __all__ = [
 
 R = TypeVar("R")
 
-#: Ids that a message names; ``sample_ids`` has them all.
+#: Largest number of ids that a message names; the error's ``sample_ids`` has all of them.
 NAMED = 8
 
 
 class Send(Protocol):
-    """Sends a call to whoever serves it."""
+    """Has a service execute a call."""
 
     def __call__(self, call: Call[R], ctx: CallContext, /) -> Coroutine[Any, Any, R]:
         """Execute ``call``."""
 
 
-# --- what they talk about -------------------------------------------------------------------------------------------
+# --- hosts, slots and results ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class HostRef:
-    """A slot host: its id, its epoch (another one means that all its slots are other slots), its equal doors."""
+    """Identifies a slot host.
+
+    ``epoch`` increases whenever the host loses its slots, so a :class:`SlotRef` with another epoch is stale. ``ports``
+    are interchangeable endpoints of the same host.
+    """
 
     id: str
     epoch: int
@@ -84,14 +88,15 @@ class HostRef:
 
 @dataclass(frozen=True, slots=True)
 class SlotRef:
-    """Rows of one request that lie in one slot.
+    """Identifies the rows of one request that are stored in one slot.
 
     Attributes:
-        host: Who serves the slot.
-        slot, generation: Which slot, and which use of it.
-        fields: Fields to read from it.
-        index: Where in the slot the rows lie.
-        rows: Their positions in the request; as many as ``index``.
+        host: Host that serves the slot.
+        slot: Number of the slot on that host.
+        generation: Use of the slot that is meant; it changes whenever the slot is reused.
+        fields: Fields to read from the slot.
+        index: Positions of the rows within the slot.
+        rows: Positions of the rows within the request; as many as ``index``.
     """
 
     host: HostRef
@@ -104,13 +109,13 @@ class SlotRef:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where rows lie.
+    """Result of :class:`Locate`: the slots in which rows are stored.
 
     Attributes:
-        refs: Together they cover every field of every row that is not missing.
-        missing: ``{position: error}`` for rows that cannot be read.
-        handles: The incarnation of each row.
-        specs: How the partition defines the fields asked for.
+        refs: Slots that together cover every requested field of every row that is not missing.
+        missing: ``{position in the request: error}`` of the rows that cannot be read.
+        handles: Handle of each row, with its incarnation; None for a missing one.
+        specs: Specs of the requested fields, as the partition has fixed them.
     """
 
     refs: tuple[SlotRef, ...]
@@ -121,14 +126,14 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Payload of one or more refs, and what the host says about it.
+    """Payload of one or more refs, with what the host announced about it.
 
     Attributes:
         refs: Indices into the request's refs, in the order of the block's rows.
-        block: Their rows.
-        nbytes: Payload bytes per ref.
+        block: Rows of these refs.
+        nbytes: Payload bytes of each ref.
         schema: ``Block.schema_hash`` of what was stored.
-        checksums: CRC-32 per ref, or None where checksums are off.
+        checksums: CRC-32 of each ref, or None if checksums are off.
     """
 
     refs: tuple[int, ...]
@@ -140,7 +145,13 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class ReadResult:
-    """What a host answered: parts for the refs that came, errors (by index of the ref) for those that did not."""
+    """Result of :class:`ReadSlots`.
+
+    Attributes:
+        parts: Payloads of the refs that were read.
+        errors: ``{index of the ref: error}`` of the refs that could not be read.
+        verified: Whether :func:`verify` has checked the parts.
+    """
 
     parts: tuple[Part, ...]
     errors: Mapping[int, DataPlaneError] = field(default_factory=dict)
@@ -149,12 +160,12 @@ class ReadResult:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a put may go.
+    """Result of :class:`Place`: the hosts to which a put may write.
 
     Attributes:
-        shares: ``(host, rows)`` in the order of the request; together they cover all rows.
-        spare: Hosts to turn to where one of them fails, best first.
-        specs: How the partition defines the fields so far.
+        shares: ``(host, number of rows)`` in the order of the request; together they cover all rows.
+        spare: Hosts to use if one of the others fails, best first.
+        specs: Specs of the fields, as far as the partition has fixed them.
     """
 
     shares: tuple[tuple[HostRef, int], ...]
@@ -163,11 +174,11 @@ class Placement:
 
 
 class Published(NamedTuple):
-    """What a put did, row by row.
+    """Result of :class:`Publish`: what a put did to each row.
 
     Attributes:
-        handles: The life of each row that was written; None for a row that was left out as stale.
-        created: Whether the put created the row, as opposed to writing one that lived already; None where the backend
+        handles: Handle of each row that was written, with its life; None for a row that was left out as stale.
+        created: For each row, whether the put created it rather than updating one that existed; None if the backend
             cannot tell.
     """
 
@@ -177,9 +188,14 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClaimTry:
-    """Answer to one look: a batch, or (``meta`` empty) how far the samples are.
+    """Result of :class:`TryClaim`: a claimed batch, or, if ``meta`` is empty, how many samples are ready.
 
-    ``missing_fields`` says of each required field how many of those that wait lack it, where any do.
+    Attributes:
+        meta: The claimed rows; empty if too few were ready.
+        ready: Number of ready samples.
+        oldest_wait_s: Seconds for which the oldest unready sample has been waiting; None if there is none.
+        waiting_ids: Ids of unready samples, oldest first; the oldest ones only.
+        missing_fields: ``{required field: number of unready samples that lack it}``, without fields that none lacks.
     """
 
     meta: KVBatchMeta
@@ -191,7 +207,11 @@ class ClaimTry:
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """What became of a mutation: ``"done"``, ``"refused"`` (it never will be), or ``"forgotten"`` (past its record)."""
+    """Result of :class:`Resolve`: the outcome of a mutation.
+
+    ``state`` is ``"done"``, ``"refused"`` (it has not happened and never will), or ``"forgotten"`` (the backend's
+    record of it has expired).
+    """
 
     state: str
 
@@ -201,7 +221,7 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Locate(Call[Located]):
-    """Find the slots of samples; ``handles`` say which incarnation is meant (another one: StaleSlotError)."""
+    """Find the slots of samples; a row with another incarnation than its handle in ``handles`` is StaleSlotError."""
 
     sample_ids: tuple[str, ...]
     partition_id: str
@@ -224,9 +244,9 @@ class ReadSlots(Call[ReadResult]):
 
 @dataclass(frozen=True, slots=True)
 class Place(Call[Placement]):
-    """Choose hosts for a put, and learn what the partition fixed about its fields.
+    """Choose hosts for a put, and return the specs that the partition has fixed for its fields.
 
-    ``only`` as in :class:`~asyncdp.calls.PutSamples`: a put of rows that live needs no room for more rows.
+    ``only`` is as in :class:`~asyncdp.calls.PutSamples`: a put of existing rows needs no capacity for more rows.
     """
 
     sample_ids: tuple[str, ...]
@@ -237,9 +257,15 @@ class Place(Call[Placement]):
 
 @dataclass(frozen=True, slots=True)
 class Reserve(Call[tuple[SlotRef, ...]]):
-    """Reserve slots for rows ``first_row ..`` of a put; ``sizes`` are their payload bytes. Same op_id: same slots.
+    """Reserve slots on one host for consecutive rows of a put; sent again under the same op_id, it gets the same slots.
 
-    ``spare``: another host can take the rows, so that this one is not waited for where it does not answer.
+    Attributes:
+        host: The slot host.
+        fields: Fields of the put.
+        sizes: Payload bytes of each row.
+        first_row: Position in the put of the first row.
+        port: Port of the host to send through; None until one is chosen.
+        spare: Whether another host can take the rows, so that this one is not waited for if it does not answer.
     """
 
     host: HostRef
@@ -260,7 +286,7 @@ class Reserve(Call[tuple[SlotRef, ...]]):
 class WriteSlots(Call[None]):
     """Write payload into reserved slots; ``block`` holds the rows of all refs, in their order.
 
-    ``spare``: as of :class:`Reserve`.
+    ``spare`` is as in :class:`Reserve`.
     """
 
     host: HostRef
@@ -278,18 +304,19 @@ class WriteSlots(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class Publish(Call[Published]):
-    """Make written slots the content of samples, all at once, tags included.
+    """Make written slots the content of samples, together with the tags, in one atomic step.
 
-    Which rows live is decided here, once, and the answer is remembered under the op_id: sent again, it gets the same.
+    This step decides, once, which rows exist. Its answer is remembered under the op_id, so that the call gets the same
+    answer when it is sent again.
 
     Attributes:
-        nbytes: Payload bytes per field, one number per sample: a directory does not see the slots.
+        nbytes: For each field, the payload bytes of each sample; the directory itself does not see the slots.
         only, lives, skip_stale: As in :class:`~asyncdp.calls.PutSamples`. The slots of rows that are left out are freed
-            in this step.
+            in the same step.
 
     Raises, from ``execute``:
-        StaleSlotError: Rows are stale and ``skip_stale`` is off; made by :func:`stale_rows`, nothing was written.
-        DataPlaneBadRequest: Rows live although ``only`` is ``"new"``; made by :func:`living_rows`, nothing was written.
+        StaleSlotError: Rows are stale and ``skip_stale`` is False; made by :func:`stale_rows`. Nothing was written.
+        DataPlaneBadRequest: Rows exist and ``only`` is ``"new"``; made by :func:`living_rows`. Nothing was written.
     """
 
     sample_ids: tuple[str, ...]
@@ -307,7 +334,7 @@ class Publish(Call[Published]):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Call[None]):
-    """Free what ``op_id`` reserved on a host and has not published, and refuse whatever of it arrives later."""
+    """Free the slots that ``op_id`` reserved on a host and has not published; refuse its requests that come later."""
 
     host: HostRef
     op_id: str
@@ -320,10 +347,10 @@ class Abort(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class TryClaim(Call[ClaimTry]):
-    """Look once for a batch, waiting up to ``wait_s`` seconds for it. The op_id becomes the claim id.
+    """Try once to claim a batch, waiting in the backend for up to ``wait_s`` seconds. The op_id becomes the claim id.
 
-    At least ``min_rows`` rows are claimed, or none; at most ``batch_size``; whole groups where the partition has them.
-    With ``explain`` the answer says what those that wait lack; a backend that knows it without effort always may.
+    Claims at least ``min_rows`` rows or none, at most ``batch_size``, and whole groups if the partition has groups.
+    With ``explain`` the result has ``missing_fields``; a backend that knows them at no cost may always fill them in.
     """
 
     partition_id: str
@@ -340,7 +367,7 @@ class TryClaim(Call[ClaimTry]):
 
 @dataclass(frozen=True, slots=True)
 class AbandonClaim(Call[None]):
-    """Give back a claim whose answer nobody got; if it has not arrived yet, it is refused when it does."""
+    """Release a claim whose answer was not received; if the claim arrives later than this call, it is refused."""
 
     claim_id: str
     partition_id: str
@@ -349,9 +376,10 @@ class AbandonClaim(Call[None]):
 
 @dataclass(frozen=True, slots=True)
 class Resolve(Call[Resolved]):
-    """Find out what became of a mutation; if it has not arrived yet, it is refused when it does.
+    """Find out the outcome of a mutation; if the mutation arrives later than this call, it is refused.
 
-    ``age_s``: how long ago the mutation's deadline passed, in seconds: past the backend's memory it is forgotten.
+    ``age_s`` is the number of seconds since the mutation's deadline: if the backend keeps records for a shorter time,
+    the outcome is ``"forgotten"``.
     """
 
     op_id: str
@@ -361,11 +389,11 @@ class Resolve(Call[Resolved]):
 
 @dataclass(frozen=True, slots=True)
 class Probe(Call[bool]):
-    """Ask whether a slot host answers again, or (``host_id`` None) the directory; takes a second or two at the most.
+    """Ask whether a slot host, or (``host_id`` None) the directory, answers again; takes two seconds at most.
 
-    True: it answers. False: it does not, and nothing says that it will. A retryable error: it does not yet, and it is
-    known to come back, since somebody starts it again or since it was seen alive a moment ago. A backend that does not
-    serve this call is waited for by nobody.
+    Returns True if it answers, and False if it does not and is not known to come back. Raises a retryable error if it
+    does not answer yet but is expected to: a supervisor restarts it, or it was alive a moment ago. No call waits for
+    hosts of a backend that does not serve Probe.
     """
 
     host_id: str | None
@@ -373,7 +401,7 @@ class Probe(Call[bool]):
 
 @dataclass(frozen=True, slots=True)
 class TryPartition(Call[bool]):
-    """Look once whether a partition is registered, waiting up to ``wait_s`` seconds for it."""
+    """Check once whether a partition is registered, waiting in the backend for up to ``wait_s`` seconds."""
 
     partition_id: str
     wait_s: float = 0.0
@@ -388,13 +416,13 @@ def _named(ids: Sequence[str]) -> str:
 
 
 def stale_rows(partition_id: str, ids: Sequence[str], of: int) -> StaleSlotError:
-    """Return the error of a put of ``of`` rows, of which ``ids`` are gone or live again."""
+    """Return the error of a put of ``of`` rows of which ``ids`` are stale: removed, or removed and put anew."""
     msg = f"{len(ids)} of {of} rows are gone, or live again, and nothing was written: {_named(ids)}"
     return StaleSlotError(msg, partition_id=partition_id, sample_ids=tuple(ids))
 
 
 def living_rows(partition_id: str, ids: Sequence[str], of: int) -> DataPlaneBadRequest:
-    """Return the error of a put of ``of`` new rows, of which ``ids`` live already."""
+    """Return the error of a put of ``of`` new rows of which ``ids`` exist already."""
     msg = f"{len(ids)} of {of} rows live already, only='new' allows none, and nothing was written: {_named(ids)}"
     return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=tuple(ids), field="only")
 
@@ -407,7 +435,7 @@ def _corrupt(why: str, call: ReadSlots) -> CorruptPayload:
 
 
 def _check_part(part: Part, call: ReadSlots) -> dict[int, DataPlaneError]:
-    """Compare what came with what the host says came; return the refs that do not match."""
+    """Compare a part with what the host announced about it; return an error for each ref that does not match."""
     block, refs = part.block, [call.refs[i] for i in part.refs]
     counts = [len(ref.rows) for ref in refs]
     short = [f for f, column in block.columns.items() if len(column) != block.n]
@@ -439,9 +467,9 @@ def _check_part(part: Part, call: ReadSlots) -> dict[int, DataPlaneError]:
 
 
 def verify(result: ReadResult, call: ReadSlots) -> ReadResult:
-    """Check lengths, schema and checksums; what does not match, or did not come at all, becomes CorruptPayload.
+    """Check lengths, schema and checksums; refs that do not match, or have no answer, become CorruptPayload errors.
 
-    Idempotent: a verified result is returned as it is.
+    Returns a verified result unchanged.
     """
     if result.verified:
         return result
@@ -465,7 +493,7 @@ def verify(result: ReadResult, call: ReadSlots) -> ReadResult:
 
 
 def _split(part: Part, call: ReadSlots, keep: Sequence[int]) -> Iterable[Part]:
-    """Cut the refs in ``keep`` out of a part."""
+    """Yield one part for each of the refs in ``keep``."""
     first = 0
     for at, ref in enumerate(part.refs):
         count = len(call.refs[ref].rows)
