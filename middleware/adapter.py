@@ -1,4 +1,4 @@
-"""Adapter: makes a client that somebody else wrote, with the verbs only, one that can stand under layers."""
+"""Adapter: a service over a client of another project that has only the verbs, so that layers can be put above it."""
 
 from __future__ import annotations
 
@@ -35,18 +35,19 @@ __all__ = ["Adapter"]
 class Adapter(Service):
     """Serves calls with the verbs of ``client``.
 
-    Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, the thread runs on).
-    ``timeout_s``, the time left, is passed where the verb's signature has it, and so are ``blocking``, ``dp_rank`` and
-    ``min_batch_size`` of a claim: without them they are left out, or DataPlaneUnsupported where they ask for more than
-    the usual. A verb that is missing, or whose signature takes no such call, is DataPlaneUnsupported; so is a put or a
-    removal that is bound to lives, unless the client's capabilities say ``bound_mutations``: then it gets a meta, and
-    ``only`` and ``stale``. What a get returns is checked against what was asked.
+    Async verbs are awaited; sync ones run in worker threads (a cancelled call returns at once, its thread runs on).
+    ``timeout_s``, the time left, is passed to verbs whose signature has it, and so are ``blocking``, ``dp_rank`` and
+    ``min_batch_size`` to a claim; if the signature lacks one of these, it is left out if it has its default value, and
+    is DataPlaneUnsupported otherwise. A verb that is missing, or whose signature does not accept the arguments, is
+    DataPlaneUnsupported. So is a put or removal that is bound to lives, unless the client has the capability
+    ``bound_mutations``: then it is passed a meta, and ``only`` and ``stale``. The rows and columns that a get returns
+    are checked against the request.
 
     Args:
         client: Any object with verbs of :class:`~asyncdp.client.DataPlaneClient`.
-        inner: The service below, where the client is a layer that knows verbs only: the stack goes on there.
-        close_timeout_s: How long the client's own close() may take, in seconds; 5 by default: enough to say goodbye to
-            a backend that answers. What it raises is logged: nobody could do more about it.
+        inner: The service below, if the client is a layer written in verbs; closed after the client.
+        close_timeout_s: Seconds that the client's own close() may take. 5 by default: enough to end the connections to
+            a backend that answers. What it raises is only logged.
     """
 
     def __init__(self, client: Any, *, inner: Service | None = None, close_timeout_s: float = 5.0) -> None:
@@ -59,7 +60,7 @@ class Adapter(Service):
         self._verbs: dict[str, ClientVerb] = {}
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the client says; never that it can be addressed by slots."""
+        """Return the client's capabilities, without those of slots and deduplication, which need calls and op_ids."""
         ask = getattr(self.client, "get_capabilities", None)
         if ask is None:
             return DataPlaneCapabilities()
@@ -69,17 +70,17 @@ class Adapter(Service):
         return DataPlaneCapabilities(**known)
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the client's, where it has one."""
+        """Return the client's attach config; raise DataPlaneUnsupported if the client has none."""
         ask = getattr(self.client, "attach_config", None)
         return super().attach_config() if ask is None else dict(ask())
 
     @property
     def owner(self) -> str:
-        """The client's, where it has one."""
+        """Name under which the plane lists what the client puts and claims; empty if the client has none."""
         return str(getattr(self.client, "owner", ""))
 
     def _verb(self, name: str, ctx: CallContext) -> ClientVerb:
-        """Return a bound verb."""
+        """Return a verb of the client; raise DataPlaneUnsupported if it has none of that name."""
         found = self._verbs.get(name)
         if found is None:
             method = getattr(self.client, name, None)
@@ -95,7 +96,7 @@ class Adapter(Service):
             kwargs["timeout_s"] = 0.0 if ctx.looks_once else max(0.0, ctx.remaining())
         try:
             verb.check(*args, **kwargs)
-        except TypeError as err:  # nothing was sent, which a TypeError out of the verb would not say
+        except TypeError as err:  # checked before the call: after a TypeError of the verb something may have been sent
             msg = f"{type(self.client).__name__}.{name}{verb.signature} cannot be called as asyncdp does: {err}"
             raise DataPlaneUnsupported(msg, capability=name, op=ctx.verb, cause=err) from err
         caller = Caller(ctx)
@@ -109,7 +110,7 @@ class Adapter(Service):
             caller.ctx = None
             CALLER.reset(before)
 
-    # -- A
+    # -- A. task-mediated
 
     @handles(c.RegisterPartition)
     async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
@@ -152,7 +153,7 @@ class Adapter(Service):
     async def _check(self, call: c.CheckConsumptionStatus, ctx: CallContext) -> bool:
         return bool(await self._call("check_consumption_status", ctx, call.partition_id, list(call.task_names)))
 
-    # -- B
+    # -- B. by key
 
     @handles(c.PutSamples)
     async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
@@ -180,12 +181,12 @@ class Adapter(Service):
     async def _remove(self, call: c.ClearSamples, ctx: CallContext) -> int:
         name = "pop" if isinstance(call, c.PopSamples) else "evict"
         if not hasattr(self.client, name):
-            name = "clear_samples"  # the same removal, in clients that know no other
+            name = "clear_samples"  # removes the same rows
         await self._call(name, ctx, self._named(call, ctx), call.partition_id)
         return len(call.sample_ids or ())
 
     def _named(self, call: c.ClearSamples, ctx: CallContext) -> list[str] | KVBatchMeta:
-        """Return what names the rows of a removal to the client: ids, or a meta where it is bound to lives."""
+        """Return the rows of a removal as ids, or as a meta if the removal is bound to lives."""
         ids = list(call.sample_ids or ())
         if call.lives is None:
             return ids
@@ -194,12 +195,12 @@ class Adapter(Service):
         return _of_lives(call.partition_id, ids, call.lives, [claims[0] if claims else None for claims in held])
 
     def _need_bound(self, ctx: CallContext) -> None:
-        """Refuse what the client would not bind to lives."""
+        """Raise DataPlaneUnsupported if the client cannot bind mutations to lives."""
         if not self.get_capabilities().bound_mutations:
             msg = f"{type(self.client).__name__} does not say that it binds {ctx.verb} to lives (bound_mutations)"
             raise DataPlaneUnsupported(msg, capability="bound_mutations", op=ctx.verb)
 
-    # -- C
+    # -- C. recovery
 
     @handles(c.Ping)
     async def _ping(self, call: c.Ping, ctx: CallContext) -> None:
@@ -245,10 +246,10 @@ class Adapter(Service):
     async def _wait(self, call: c.WaitPartition, ctx: CallContext) -> None:
         await self._call("wait_partition", ctx, call.partition_id)
 
-    # -- D
+    # -- D. lifecycle
 
     async def on_close(self) -> None:
-        """Close the client, where it can be closed, within close_timeout_s; what goes wrong is logged."""
+        """Close the client, if it has a close(), within close_timeout_s; errors are logged."""
         close = getattr(self.client, "close", None)
         if close is not None:
             await self._close_client(close)
@@ -265,7 +266,7 @@ class Adapter(Service):
                     result = await anyio.to_thread.run_sync(close, abandon_on_cancel=True)
                     if inspect.isawaitable(result):
                         await result
-        except Exception as err:  # noqa: BLE001 - any kind: it is somebody else's code
+        except Exception as err:  # noqa: BLE001 - code of another project may raise anything
             log.warning("client_close_failed", error=f"{type(err).__name__}: {err}")
         else:
             if scope.cancelled_caught:
@@ -273,7 +274,7 @@ class Adapter(Service):
 
 
 def _meta(got: Any) -> KVBatchMeta:
-    """Take a meta of another project for one of ours, by its attributes."""
+    """Return a KVBatchMeta with the attributes of another project's meta."""
     try:
         return KVBatchMeta.of(got)
     except DataPlaneBadRequest as err:
@@ -284,14 +285,14 @@ def _meta(got: Any) -> KVBatchMeta:
 def _of_lives(
     partition_id: str, ids: list[str], lives: Sequence[int | None], claims: Sequence[str | None] | None = None
 ) -> KVBatchMeta:
-    """Return a meta that means these lives."""
+    """Return a meta whose handles have these lives and claims."""
     told = zip(lives, claims or [None] * len(ids), strict=True)
     handles_ = [None if life is None else RowHandle(life, claim) for life, claim in told]
     return KVBatchMeta(partition_id, sample_ids=ids, handles=handles_)
 
 
 def _check_rows(got: Any, call: c.GetSamples, who: str) -> None:
-    """Refuse an answer that has fewer rows or columns than were asked for."""
+    """Raise if an answer has fewer rows or columns than were requested."""
     if not isinstance(got, TensorDictBase):
         msg = f"{who} answered with a {type(got).__name__} instead of a TensorDict"
         raise DataPlaneReadError(msg)

@@ -1,4 +1,4 @@
-"""AttemptTimeout: no attempt outlives its time, whatever the backend does."""
+"""AttemptTimeout: limits the time of each attempt."""
 
 from __future__ import annotations
 
@@ -20,35 +20,37 @@ __all__ = ["AttemptTimeout"]
 
 R = TypeVar("R")
 
-#: Silence of less than this many seconds is nobody's fault: a busy event loop is late by as much.
+#: An attempt that waited less than this many seconds never blames its port: a busy event loop is late by as much.
 LEAST_S = 0.1
 
-#: Calls that may wait in the backend; they get their waiting time on top.
+#: Calls that may wait in the backend; their waiting time is added to the limit of the attempt.
 _WAITING = (TryClaim, TryPartition)
 
 
 class AttemptTimeout(Layer):
-    """Bounds each attempt by ``attempt_timeout_s``, or by what is left of the call, whichever is less.
+    """Limits each attempt to ``attempt_timeout_s``, or to the time left of the call if that is less.
 
-    An attempt of a call that has no time left is not sent, but for a claim (or a wait for a partition) that the user
-    gave no time to: it looks once, and that look has ``attempt_timeout_s``.
+    A call that has no time left is not sent. A claim, or a wait for a partition, that the user called with
+    ``timeout_s=0`` is an exception: it polls once, for up to ``attempt_timeout_s``.
 
     Args:
         inner: The next layer.
-        attempt_timeout_s: Seconds; 10 by default: long enough for a large payload on a busy machine, short enough that
-            a silent port costs a sixth of the default call timeout. ``ack_timeout_ms`` of the config sets it.
-        blame_after_s: Silence of this many seconds, or of half the time that the user gave the call, is the port's
-            fault even if the attempt's limit was not reached: the slowest healthy answers begin sooner.
+        attempt_timeout_s: Limit in seconds. 10 by default: long enough for a large payload on a busy machine, short
+            enough that an unresponsive port costs a sixth of the default call timeout. Set by the config's
+            ``ack_timeout_ms``.
+        blame_after_s: An attempt that was cut short by the call's deadline still blames its port if there was no answer
+            for this many seconds, or for half the time that the user gave the call, whichever is less: healthy ports
+            begin to answer sooner.
     """
 
     def __init__(self, inner: Service, *, attempt_timeout_s: float = 10.0, blame_after_s: float = 1.0) -> None:
-        """Keep the limits."""
+        """Store the limits."""
         super().__init__(inner)
         self.attempt_timeout_s = attempt_timeout_s
         self.blame_after_s = blame_after_s
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Open the one scope of this attempt."""
+        """Execute one attempt within its time limit."""
         env = ctx.env
         life = env.life
         if life.closed:
@@ -61,7 +63,7 @@ class AttemptTimeout(Layer):
             raise self._late(call, ctx, began, ctx.deadline, sent=False)
         if isinstance(call, _WAITING):
             limit += call.wait_s
-        elif call.resend is Resend.NEVER:  # the backend serves the whole verb, waiting included
+        elif call.resend is Resend.NEVER:  # the backend executes the whole verb, waiting included
             limit = ctx.deadline
         scope = anyio.CancelScope(deadline=min(limit, ctx.deadline))
         scopes = life.scopes
@@ -88,7 +90,7 @@ class AttemptTimeout(Layer):
             op=ctx.verb,
             host=None if host is None else host.id,
             port=getattr(call, "port", None),
-            # A call that had next to no time left says nothing about its port.
+            # The attempt of a call that had almost no time left proves nothing about its port.
             blames_port=waited >= min(self.attempt_timeout_s, self.blame_after_s, max(LEAST_S, given / 2)),
             ambiguous=call.mutates and sent,
             cut_short=whole and waited < min(self.attempt_timeout_s, self.blame_after_s),

@@ -1,4 +1,4 @@
-"""BatchRetry: keeps the rows that came and asks again, in rounds, for those that may still come."""
+"""BatchRetry: keeps the rows that were read and retries, in rounds, those that failed with a retryable error."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ __all__ = ["BatchRetry"]
 
 
 class BatchRetry(Layer):
-    """Reads a batch over several rounds: each one asks only for the rows whose error is retryable.
+    """Reads a batch over several rounds; each further round requests only the rows whose error is retryable.
 
-    A round costs one token of the retry budget for the look-up and one for each host that failed; spent, what came so
-    far goes up with the errors that the rows have.
+    A round costs one token of the retry budget for locating the rows and one for each host that failed. If the budget
+    has too few tokens, the rows read so far are raised in a PartialReadError, with the errors of the others.
 
     Args:
         inner: The next layer.
-        max_rounds: Rounds in all, the first included. Three: each has attempts on several ports below it already.
-        round_backoff_base_s: Ceiling of the wait before the second round; doubled for the third.
-        round_backoff_cap_s: Ceiling of all waits.
+        max_rounds: Number of rounds, the first included. 3 by default: each round has attempts on several ports.
+        round_backoff_base_s: Upper bound, in seconds, of the wait before the second round; doubled for the third.
+        round_backoff_cap_s: Upper bound of all waits, in seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BatchRetry(Layer):
         round_backoff_base_s: float = 0.1,
         round_backoff_cap_s: float = 2.0,
     ) -> None:
-        """Check and keep the settings."""
+        """Check and store the settings."""
         super().__init__(inner)
         if max_rounds < 1:
             msg = f"max_rounds must be at least 1, not {max_rounds}"
@@ -56,7 +56,7 @@ class BatchRetry(Layer):
 
     @handles(GetSamples)
     async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
-        """Read; come back for the rest only if some rows did not come."""
+        """Read the rows; start further rounds only if some of them failed."""
         try:
             return await self.inner.execute(call, ctx)
         except PartialReadError as err:
@@ -70,7 +70,7 @@ class BatchRetry(Layer):
         rounds: Rounds[DataPlaneError] = Rounds(n, self.max_rounds)
         reads: list[tuple[Block, Sequence[int]]] = []
         meta = KVBatchMeta(call.partition_id, sample_ids=list(call.sample_ids), fields=list(call.fields))
-        # The incarnations of the first look-up: no row may be put together from two lives, over rounds either.
+        # Bind later rounds to the incarnations that the first one located: no row may be assembled from two lives.
         meta.handles = list(call.handles) if call.handles is not None else _handles(n, first)
         self._take(first, range(n), rounds, reads)
         while rounds.pending():
@@ -110,7 +110,7 @@ class BatchRetry(Layer):
         rounds: Rounds[DataPlaneError],
         reads: list[tuple[Block, Sequence[int]]],
     ) -> None:
-        """Keep what a round brought."""
+        """Store the rows and errors of one round."""
         came = [at for new, at in enumerate(asked) if new not in err.errors]
         if came:
             reads.append((err.block, came))
@@ -136,11 +136,11 @@ class BatchRetry(Layer):
 
 
 def _but_enums(reads: Sequence[tuple[Block, Sequence[int]]]) -> dict[str, FieldSpec]:
-    """Specs of what was read; words stay words, since a vocabulary may grow between two rounds."""
+    """Return the specs of what was read, without enums: a vocabulary may grow between rounds, so words are kept."""
     return {name: spec for block, _ in reads for name, spec in block.specs.items() if not spec.enum}
 
 
 def _handles(n: int, err: PartialReadError) -> list[RowHandle | None]:
-    """Put the handles of both halves back into the order of the request."""
+    """Return the handles of the rows read and of those that failed, in the order of the request."""
     ok, failed = iter(err.ok.handles or [None] * err.ok.size), iter(err.failed.handles or [None] * err.failed.size)
     return [next(failed) if at in err.errors else next(ok) for at in range(n)]

@@ -1,4 +1,4 @@
-"""One verb of a client that somebody else wrote."""
+"""One verb of a client of another project."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["ClientVerb"]
 
 
 class ClientVerb(NamedTuple):
-    """A bound method, and what is known of it; ``signature`` is None where it cannot be told."""
+    """A bound method and its signature; ``signature`` is None if it cannot be determined."""
 
     method: Callable[..., Any]
     is_async: bool
@@ -18,7 +18,7 @@ class ClientVerb(NamedTuple):
 
     @classmethod
     def of(cls, method: Callable[..., Any]) -> Self:
-        """Look at a method."""
+        """Inspect a method."""
         try:
             signature = inspect.signature(method)
         except (TypeError, ValueError):
@@ -26,12 +26,12 @@ class ClientVerb(NamedTuple):
         return cls(method, inspect.iscoroutinefunction(method), signature)
 
     def check(self, *args: Any, **kwargs: Any) -> None:
-        """Raise TypeError, without a call, if it cannot be called so, as far as that can be told."""
+        """Raise TypeError, without a call, if the signature does not accept these arguments."""
         if self.signature is not None:
             self.signature.bind(*args, **kwargs)
 
     def takes(self, name: str) -> bool | None:
-        """Whether it has a keyword argument of that name; None where that cannot be told."""
+        """Return whether the method accepts a keyword argument of that name; None if that is not known."""
         if self.signature is None:
             return None
         parameters = self.signature.parameters

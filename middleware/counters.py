@@ -1,4 +1,4 @@
-"""Counters: what the layers of a stack did, and how many payload bytes its client has in the plane."""
+"""Counters: counts the events of the layers of a stack, and the payload bytes that its client has in the plane."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Counters"]
 
-#: Mutations of unknown outcome that are remembered.
+#: Number of mutations with unknown outcome that are remembered.
 UNSURE_KEPT = 1024
-#: Labels that events are counted by; others are too many to count by.
+#: Labels by which events are counted; other labels have too many values.
 _LABELS = ("reason", "host", "port", "verb", "what", "state")
 
 
 class Counters:
-    """The events of a stack and its account of live bytes. ``stack()`` makes one; it is the sink of all layers.
+    """Counts the events and the live bytes of a stack; made by ``stack()`` as the sink of all its layers.
 
-    A mutation that failed leaves the account as it was. One of unknown outcome is entered when the Reconcile layer
-    tells that it happened.
+    A failed mutation does not change the live bytes. One with an unknown outcome is counted when the Reconcile layer
+    reports that it happened.
 
     Attributes:
         account: Live bytes by partition, key and field.
     """
 
     def __init__(self) -> None:
-        """Begin with all counts at zero."""
+        """Start with all counts at zero."""
         self.account = LiveBytes()
         self._events: Counter[str] = Counter()
         self._labelled: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = Counter()
-        # What mutations whose outcome nobody knows yet would enter, by op_id.
+        # By op_id: updates the live bytes for a mutation with unknown outcome, once it is known to have happened.
         self._unsure: dict[str, Callable[[], object]] = {}
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
@@ -51,11 +51,11 @@ class Counters:
         self._labelled[name, tuple((k, labels[k]) for k in _LABELS if k in labels)] += 1
 
     def count(self, name: str) -> None:
-        """Count what has no labels."""
+        """Count an event without labels."""
         self._events[name] += 1
 
     def enter(self, call: Call[Any], result: Any, n_keys: int) -> tuple[int, int]:
-        """Enter a mutation that happened into the account; returns its keys and its bytes."""
+        """Update the live bytes for a mutation that happened; return its numbers of keys and of bytes."""
         if isinstance(call, PutSamples):
             written = _written(result)
             return len(written), self.account.put(call.partition_id, call.sample_ids, call.fields, written)
@@ -66,10 +66,10 @@ class Counters:
         return n_keys, 0
 
     def unknown(self, call: Call[Any], op_id: str) -> None:
-        """Keep what a mutation whose outcome nobody knows would enter; the oldest are forgotten first.
+        """Remember the update of live bytes of a mutation with unknown outcome; the oldest are forgotten first.
 
-        Not the call itself: its tensors would live on with it. A put that may have left rows out is not entered: nobody
-        learns which.
+        The call itself is not kept, since that would keep its tensors alive. A put that may have left out stale rows is
+        not counted, since nobody learns which rows it wrote.
         """
         if isinstance(call, PutSamples):
             if call.skip_stale:
@@ -84,7 +84,7 @@ class Counters:
             del self._unsure[next(iter(self._unsure))]
 
     def snapshot(self) -> dict[str, Any]:
-        """Return the live counts and the events, as in :meth:`asyncdp.Metrics.snapshot`."""
+        """Return the live bytes and keys and the event counts, as in :meth:`asyncdp.Metrics.snapshot`."""
         by: dict[str, dict[str, int]] = {}
         for (name, labels), count in self._labelled.items():
             by.setdefault(name, {})[" ".join(f"{k}={v}" for k, v in labels)] = count
@@ -100,6 +100,6 @@ class Counters:
 
 
 def _written(meta: KVBatchMeta) -> dict[str, int | None]:
-    """Return the incarnation of each row that a put wrote, as far as it is told."""
+    """Return the incarnation of each row that a put wrote; None where the backend did not return it."""
     handles = meta.handles or [None] * meta.size
     return {i: None if h is None else h.incarnation for i, h in zip(meta.sample_ids, handles, strict=True)}

@@ -1,4 +1,4 @@
-"""Metrics: counts and times every call."""
+"""Metrics: counts and times all user calls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ EventStatus = Literal["ok", "error", "timeout", "cancelled"]
 
 
 class DataPlaneEvent(TypedDict):
-    """One user call: what, where, how much, how long (milliseconds), how it ended."""
+    """Event of one user call: op, partition, size, duration in milliseconds, and status."""
 
     op: str
     partition_id: str
@@ -38,7 +38,7 @@ class DataPlaneEvent(TypedDict):
     status: EventStatus
 
 
-#: Names of the ops in events, where they differ from the verb's.
+#: Names of ops in events that differ from the verb's.
 OPS = {
     "register_partition": "register",
     "put_samples": "put",
@@ -53,26 +53,26 @@ def log_event(event: DataPlaneEvent) -> None:
 
 
 def fields_nbytes(fields: Mapping[str, Any] | TensorDictBase | None) -> int:
-    """Payload bytes of all leaves, see :func:`~asyncdp.middleware.policy.live_bytes.leaf_nbytes`."""
+    """Return the payload bytes of all leaves, see :func:`~asyncdp.middleware.policy.live_bytes.leaf_nbytes`."""
     return 0 if fields is None else sum(map(leaf_nbytes, fields.values()))
 
 
 class Metrics(Layer):
-    """Emits one flat event per user call and keeps totals; tells the stack's counters how mutations ended.
+    """Emits one flat event per user call, keeps totals, and reports the outcome of mutations to the stack's counters.
 
-    Totals count what ended well. Events of the other layers, and live bytes, are counted by
+    Totals include successful calls only. Events of the other layers, and live bytes, are counted by
     :class:`~asyncdp.middleware.counters.Counters`.
 
     Args:
         inner: The next layer.
-        on_event: Called with a :class:`DataPlaneEvent` per op. What it raises harms no call.
+        on_event: Called with a :class:`DataPlaneEvent` per op. What it raises is counted and does not affect the call.
 
     Attributes:
-        counters: Those of the stack.
+        counters: The counters of the stack.
     """
 
     def __init__(self, inner: Service, on_event: Callable[[DataPlaneEvent], None] | None = None) -> None:
-        """Begin with all counts at zero."""
+        """Start with all counts at zero."""
         super().__init__(inner)
         self.on_event = on_event
         self._callback_errors = 0
@@ -82,7 +82,7 @@ class Metrics(Layer):
         self._wall: dict[str, list[int]] = {}
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Pass the call on, then count it."""
+        """Pass the call on and count it when it ends."""
         status: EventStatus = "cancelled"
         n_bytes = 0
         ids = getattr(call, "sample_ids", None)
@@ -137,7 +137,7 @@ class Metrics(Layer):
         }
         try:
             self.on_event(event)
-        except Exception as err:  # noqa: BLE001 - whoever watches must not harm what is watched
+        except Exception as err:  # noqa: BLE001 - an error of the callback must not fail the call
             self._callback_errors += 1
             if self._callback_errors == 1:
                 structlog.get_logger("asyncdp").warning(
@@ -145,12 +145,12 @@ class Metrics(Layer):
                 )
 
     def snapshot(self) -> dict[str, Any]:
-        """Return totals and live counts.
+        """Return totals, live bytes and keys, and event counts.
 
         Keys: total_bytes, total_keys, total_ops; bytes_outstanding, peak_bytes_outstanding, n_keys_outstanding,
         max_bytes_per_key_seen, last_put_bytes_per_key; ``ops`` {op: {status: count}}; ``wall_ms`` {op: {p50, p90, p99}}
         (upper bounds of power-of-two buckets); ``events`` {name: count} and ``events_by`` {name: {labels: count}} of
-        what the layers did; callback_errors.
+        the layers' events; callback_errors.
         """
         ops: dict[str, dict[str, int]] = {}
         for (op, status), count in self._by_status.items():
@@ -183,5 +183,5 @@ def _quantiles(buckets: list[int]) -> dict[str, float]:
     return out
 
 
-#: The name that users of NeMo-RL know.
+#: The name of this class in NeMo-RL.
 MetricsDataPlaneClient = Metrics

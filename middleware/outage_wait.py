@@ -1,4 +1,4 @@
-"""Waiting, in a call, until a host or the directory that is known to come back answers again."""
+"""Waits, within a call, until a host or the directory that is expected to come back answers again."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["OutageWait"]
 
-#: Verbs whose callers would rather wait than fail. A ping, and what a controller does to recover, is not among them: it
-#: has to know soon.
+#: Verbs for which waiting is better than failing. Ping and the verbs with which a controller recovers are not among
+#: them, since their callers need to know soon.
 PATIENT = frozenset(
     {
         "register_partition",
@@ -41,22 +41,22 @@ PATIENT = frozenset(
 
 
 class OutageWait:
-    """Waits for what does not answer, where the transport serves :class:`~asyncdp.calls.slots.Probe`.
+    """Waits for hosts or a directory that do not answer, if the transport serves :class:`~asyncdp.calls.slots.Probe`.
 
     Args:
-        patience_s: How long one user call may wait in all; 0: never.
+        patience_s: Seconds that one user call may wait in total; 0: it never waits.
     """
 
     def __init__(self, patience_s: float) -> None:
-        """Wait for nothing yet."""
+        """Start without outages."""
         self._patience = Patience(patience_s)
         self._outages: dict[str | None, Outage[anyio.Event]] = {}
         self._served = True
 
     async def outlast(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
-        """Return whether the call may be sent again, since what did not answer does so by now.
+        """Wait for the end of an outage; return whether the call may be sent again, since the host answers by now.
 
-        At once False where that is not what failed, where the verb does not wait, where nothing is known to come back.
+        Returns False at once if the error is no outage, if the verb does not wait, or if the host is not expected back.
 
         Raises:
             DataPlaneClosed: The client was closed meanwhile.
@@ -67,7 +67,7 @@ class OutageWait:
         if min(self._patience.left_s(ctx.op_id, now), ctx.remaining()) <= 0:
             return False
         host = getattr(call, "host", None)
-        away = err.host if host is None else host.id  # an error may name a host by its address
+        away = err.host if host is None else host.id  # err.host may be an address instead of an id
         outage = self._outages.get(away)
         if outage is None:
             outage = self._outages[away] = Outage(anyio.Event)
@@ -105,7 +105,7 @@ class OutageWait:
     async def _ask(
         self, outage: Outage[anyio.Event], send: Send, host_id: str | None, left_s: float, ctx: CallContext
     ) -> None:
-        """Ask once for all who wait, after the pause that is due."""
+        """Probe once on behalf of all waiting callers, after the pause that is due."""
         answer: Answer | None = None
         try:
             pause_s = outage.pause_s(ctx.env.rng)
@@ -138,19 +138,19 @@ class OutageWait:
 
 
 def _silent(err: DataPlaneError) -> bool:
-    """Whether it says that somebody did not answer, as opposed to an answer that is an error."""
+    """Return whether an error means that there was no answer, as opposed to an answer that is an error."""
     if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)) or isinstance(err, PortQuarantined):
         return False
     return err.retryable and err.blames_port and getattr(err, "retry_after_s", None) is None
 
 
 def _waits(call: Call[Any]) -> bool:
-    """Whether nothing else can be done meanwhile: a put has other hosts to go to, and a clean-up can be owed."""
+    """Return whether a call has to wait: a put can use another host instead, and a clean-up can be done later."""
     return not isinstance(call, Abort) and not (isinstance(call, (Reserve, WriteSlots)) and call.spare)
 
 
 async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:
-    """Wait for an event, for so long at most, and not through a close of the client."""
+    """Wait for an event, for ``seconds`` at most; a close of the client ends the wait."""
     life = ctx.env.life
     scope = anyio.CancelScope(deadline=ctx.env.clock.now() + seconds)
     life.scopes.add(scope)

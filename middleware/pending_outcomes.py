@@ -1,4 +1,4 @@
-"""Writing down what an unanswered mutation leaves open."""
+"""Records the open outcomes of mutations that were not answered."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["record_claim", "record_once"]
 
 
 def record_once(outcome: PendingOutcome, ctx: CallContext) -> None:
-    """Record an open outcome unless an earlier look of the same claim did."""
+    """Record an open outcome, unless an earlier poll of the same claim recorded it."""
     pending_outcomes = ctx.env.pending_outcomes
     if not any(d.op_id == outcome.op_id and type(d.call) is type(outcome.call) for d in pending_outcomes):
         pending_outcomes.record(outcome)
@@ -23,6 +23,6 @@ def record_once(outcome: PendingOutcome, ctx: CallContext) -> None:
 
 
 def record_claim(call: TryClaim, ctx: CallContext) -> None:
-    """Write down that a look may have claimed, or may yet claim, what nobody will get."""
+    """Record that a poll may have claimed samples, or may still claim them, without its answer being received."""
     claim = AbandonClaim(ctx.op_id, call.partition_id, call.task_name)
     record_once(PendingOutcome(claim, ctx.op_id, ctx.deadline, call.partition_id, task_name=call.task_name), ctx)

@@ -1,4 +1,4 @@
-"""PortRotation: chooses a port for each request, leaves broken ones alone, lets them back in."""
+"""PortRotation: chooses a port for each request and quarantines ports that fail."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ __all__ = ["PortRotation"]
 
 R = TypeVar("R")
 Key = tuple[str, int]
-#: Hosts come and go; their lists of ports are made again when this many were seen.
+#: Number of hosts whose lists of ports are cached; then the cache is cleared, since hosts that are gone stay in it.
 HOSTS_REMEMBERED = 1024
 
 
 class PortRotation(Layer):
-    """Gives each call with a host the next healthy port.
+    """Sends each call that names a host through the next healthy port of that host.
 
-    On an error that blames the port, the port is quarantined and one other port is tried at once, without backoff; that
-    costs one token of the retry budget. If every port is out the least bad one is used: nothing starves.
+    On an error that blames the port, the port is quarantined and the call is sent once more through another port, at
+    once and without backoff; that costs one token of the retry budget. If all ports are quarantined, the least bad one
+    is used, so that no call is starved.
 
     Args:
         inner: The next layer.
-        quarantine_s: First quarantine.
-        quarantine_max_s: Longest quarantine; each failed probe doubles up to it.
-        quarantine_decay_s: Healthy seconds that forget one failure.
-        first_contact_s: How long a port that has never answered may be slow without being quarantined.
+        quarantine_s: Length of the first quarantine, in seconds.
+        quarantine_max_s: Length of the longest quarantine, in seconds; each failed probe doubles the length up to this.
+        quarantine_decay_s: Seconds without a quarantine after which one failure is forgotten.
+        first_contact_s: Seconds for which a port that has never answered may be slow without being quarantined.
     """
 
     def __init__(
@@ -48,7 +49,7 @@ class PortRotation(Layer):
         quarantine_decay_s: float = 60.0,
         first_contact_s: float = 30.0,
     ) -> None:
-        """Check and keep the settings."""
+        """Check and store the settings."""
         super().__init__(inner)
         with named(base_s="quarantine_s", max_s="quarantine_max_s", decay_s="quarantine_decay_s"):
             self.rules = QuarantineRules(quarantine_s, quarantine_max_s, quarantine_decay_s, first_contact_s)
@@ -57,7 +58,7 @@ class PortRotation(Layer):
 
     @handles(ReadSlots, Reserve, WriteSlots, Abort)
     async def rotate(self, call: ReadSlots | Reserve | WriteSlots | Abort, ctx: CallContext) -> Any:
-        """Send the call through one port, and through one other if the port is at fault."""
+        """Send the call through one port, and, if that port is at fault, through another one."""
         if call.port is not None:
             return await self.inner.execute(call, ctx)
         targets = self._targets.get((call.host.id, call.host.ports)) or self._new_targets(call.host)
@@ -93,7 +94,7 @@ class PortRotation(Layer):
                 raise told from told.__cause__
 
     async def _through(self, permit: Permit[Key], call: Any, ctx: CallContext) -> Any:
-        """Send the call through one port and end its permit, whatever happens, exactly once."""
+        """Send the call through the port of a permit, and end the permit exactly once, whatever happens."""
         host, port = permit.target
         if permit.probe:
             ctx.emit("probe", host=host, port=port)
@@ -119,7 +120,7 @@ class PortRotation(Layer):
         host, port = permit.target
         now = ctx.env.clock.now()
         if not err.blames_port:
-            # An answer that is an error of its own is an answer; nothing sent, or no verdict, is none.
+            # An error that is not retryable is an answer, so the port works. A retryable one says nothing about it.
             verdict = permit.released() if err.retryable else permit.succeeded(now)
         else:
             failure = Failure.SLOW if isinstance(err, DataPlaneTimeout) else Failure.REFUSED
@@ -136,5 +137,5 @@ class PortRotation(Layer):
         return targets
 
     def ports(self, now: float) -> dict[Key, TargetSnapshot]:
-        """Health of each port seen so far, by (host id, port); ``now`` by the stack's clock."""
+        """Return the health of each port used so far, by (host id, port); ``now`` is the time of the stack's clock."""
         return {} if self._quarantine is None else self._quarantine.snapshot(now)

@@ -1,4 +1,4 @@
-"""Reconcile: finds out what became of a mutation that was cancelled or never answered, before it matters."""
+"""Reconcile: finds out the outcome of a mutation that was cancelled or not answered, before the next one needs it."""
 
 from __future__ import annotations
 
@@ -23,33 +23,34 @@ __all__ = ["Reconcile"]
 
 R = TypeVar("R")
 
-#: Seconds after which a host that did not answer an Abort is told again: a dead host holds up a mutation as seldom as a
-#: quarantined port does.
+#: Seconds before an Abort is sent again to a host that did not answer one, so that a dead host delays mutations as
+#: rarely as a quarantined port does.
 ABORT_AGAIN_S = 30.0
 
 
 class Reconcile(Layer):
-    """Writes down each mutation whose outcome nobody knows, and settles it before the next one on the same ids.
+    """Records each mutation with an unknown outcome, and resolves it before the next mutation of the same ids.
 
-    A put or clear that may have arrived is resolved (``Resolve``: done, or refused for ever); a claim that nobody got
-    is given back (``AbandonClaim``). Both where the backend remembers op_ids or claim tokens; elsewhere the error went
-    up with ``ambiguous=True`` and nothing more can be known. An open outcome that cannot be settled holds up the
-    mutation that depends on it, with the error that settling raised: anything else could bring an old value back.
+    For a put or clear that may have arrived, ``Resolve`` finds out whether it is done, or else has it refused for ever.
+    A claim whose answer was not received is released with ``AbandonClaim``. Both need a backend that deduplicates
+    mutations or claims; with others nothing more can be found out, and the error said ``ambiguous=True``. If an open
+    outcome cannot be resolved, a mutation that depends on it raises the error of that attempt, since sending it could
+    bring an old value back.
 
     Args:
         inner: The next layer.
-        close_timeout_s: How long close() may take to settle what is open, in seconds.
+        close_timeout_s: Seconds that close() may take to resolve open outcomes.
     """
 
     def __init__(self, inner: Any, *, close_timeout_s: float = 5.0) -> None:
-        """Keep the limit."""
+        """Store the limit."""
         super().__init__(inner)
         self.close_timeout_s = close_timeout_s
         self._silent: dict[str, float] = {}
 
     @handles(Publish, ClearSamples, PutSamples, DropPartition, ReleaseClaim, ReleaseClaims, TryClaim)
     async def mutate(self, call: Call[R], ctx: CallContext) -> R:
-        """Settle what the call depends on, then send it, and record what a cancel or a lost answer leaves open."""
+        """Resolve the outcomes that the call depends on, send it, and record its outcome if that stays unknown."""
         pending_outcomes = ctx.env.pending_outcomes
         try:
             if len(pending_outcomes):
@@ -63,21 +64,21 @@ class Reconcile(Layer):
             self._owe(call, ctx)
             raise
         if isinstance(result, ClaimTry) and result.meta.size and len(pending_outcomes):
-            for outcome in pending_outcomes:  # an earlier look of this claim was not answered: this is its answer
+            for outcome in pending_outcomes:  # this answers an earlier poll of the same claim as well
                 if outcome.op_id == ctx.op_id:
                     pending_outcomes.resolved(outcome)
         return result
 
     async def settle(self, call: Call[Any], ctx: CallContext) -> None:
-        """Settle the open outcomes that concern the call, oldest first; a failure to do so is raised."""
+        """Resolve the open outcomes that concern the call, oldest first; raise the error if one cannot be resolved."""
         task = call.task_name if isinstance(call, TryClaim) else None
         ids = getattr(call, "sample_ids", None)
         for outcome in ctx.env.pending_outcomes.due(getattr(call, "partition_id", None), ids, task):
-            if outcome.op_id != ctx.op_id:  # a claim's own earlier look: the next one asks for the same batch
+            if outcome.op_id != ctx.op_id:  # the next poll of the same claim gets the same batch as the earlier one
                 await self._settle_one(outcome, ctx)
 
     def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
-        """Whether an Abort would go to a host that did not answer a moment ago."""
+        """Return whether the call is an Abort to a host that did not answer one recently."""
         return isinstance(call, Abort) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
 
     async def _settle_one(self, outcome: PendingOutcome, ctx: CallContext) -> None:
@@ -89,8 +90,8 @@ class Reconcile(Layer):
         try:
             answer = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
-            err.ambiguous = False  # the call that waits for this was not sent
-            if isinstance(outcome.call, Abort):  # reserved space only: nothing depends on it, so nothing waits for it
+            err.ambiguous = False  # the user's call, which raises this error, was not sent
+            if isinstance(outcome.call, Abort):  # no mutation depends on the reserved slots that it frees
                 self._silent[outcome.call.host.id] = ctx.env.clock.now() + ABORT_AGAIN_S
                 return
             raise
@@ -98,7 +99,7 @@ class Reconcile(Layer):
         state = getattr(answer, "state", "done")
         what = type(outcome.call).__name__
         ctx.emit("settled", what=what, state=state, partition_id=outcome.partition_id, op_id=outcome.op_id)
-        if state != "done":  # what is done has no unpublished slots; of what is forgotten nobody will publish any
+        if state != "done":  # a put that is done has published its slots; any other never will, so they are freed
             for call in outcome.on_refused:
                 await self._settle_one(ctx.env.pending_outcomes.record(PendingOutcome(call, outcome.op_id)), ctx)
 
@@ -124,10 +125,10 @@ class Reconcile(Layer):
         record_once(outcome, ctx)
 
     async def on_close(self) -> None:
-        """Settle what is open, within close_timeout_s, then close what is inside."""
+        """Resolve open outcomes, within close_timeout_s, then close the wrapped service."""
         env = self.env
         self._silent.clear()
-        life, env.life = env.life, type(env.life)()  # close() ended every wait; these few begin after it
+        life, env.life = env.life, type(env.life)()  # close() has ended the waits of the old one
         try:
             if len(env.pending_outcomes):
                 with anyio.move_on_after(self.close_timeout_s):
@@ -137,7 +138,7 @@ class Reconcile(Layer):
             await self.inner.close()
 
     async def _settle_all(self, ctx: CallContext) -> None:
-        """Pay what can be paid."""
+        """Resolve what can be resolved; emit an event for each outcome that cannot."""
         for outcome in ctx.env.pending_outcomes:
             try:
                 await self._settle_one(outcome, ctx)

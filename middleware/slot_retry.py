@@ -1,4 +1,4 @@
-"""SlotRetry: asks again for what failed, and only for that."""
+"""SlotRetry: retries failed calls, and of a read of many slots only those that failed."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ R = TypeVar("R")
 
 
 def may_resend(call: Call[Any], err: DataPlaneError, capabilities: DataPlaneCapabilities) -> bool:
-    """Whether the same call may be sent again after this error, as far as the backend can tell it apart."""
+    """Return whether the call may be sent again after this error without the risk of taking effect twice."""
     return _may_resend(call, capabilities, unsure=err.ambiguous)
 
 
 def out_of_time(err: DataPlaneError) -> bool:
-    """Whether it only says that the call had no time left for the attempt: an earlier error tells more."""
+    """Return whether an error only says that the call had no time left; an earlier error is then more informative."""
     return isinstance(err, DataPlaneTimeout) and err.cut_short
 
 
 def _may_resend(call: Call[Any], capabilities: DataPlaneCapabilities, *, unsure: bool) -> bool:
-    """Whether a call may be sent again; ``unsure``: some attempt at it may have acted."""
+    """Return whether a call may be sent again; ``unsure`` says whether some attempt may have taken effect."""
     if call.resend is Resend.ALWAYS or not unsure:
         return call.resend is not Resend.NEVER
     return (call.resend is Resend.DEDUP and capabilities.mutation_dedup) or (
@@ -55,27 +55,30 @@ def _may_resend(call: Call[Any], capabilities: DataPlaneCapabilities, *, unsure:
 
 
 class SlotRetry(Layer):
-    """Retries slot calls and all calls that may be sent again, with full-jitter backoff, within deadline and budget.
+    """Retries all calls that may be sent again, with full-jitter backoff, within deadline and retry budget.
 
-    The first attempt goes straight through; tenacity takes over after a retryable failure. Of a read of many slots only
-    those that failed are asked for again; a StaleSlotError goes up at once. A mutation without mutation_dedup whose
-    answer is missing is sent again only if nothing else of this client touched the same ids meanwhile, a claim only
-    with claim_dedup; the error of what must not be sent again is not ``retryable``, for the layers above either.
+    The first attempt is passed straight through; tenacity drives the retries after a retryable failure. Of a read of
+    many slots, only those that failed are read again; a StaleSlotError is never retried. Without mutation_dedup, a
+    mutation that was not answered is sent again only if no other mutation of this client touched the same ids
+    meanwhile; a claim only with claim_dedup. The error of a call that must not be sent again has ``retryable=False``,
+    which holds for the layers above too.
 
-    Attempts bound what fails. A backend that answers that it cannot serve now (DataPlaneUnavailable with
-    ``retry_after_s``) is asked again until the call's time is over, at no cost to the budget; only a ping says so soon.
-    What does not answer, and is known to come back, is waited for after the last attempt, for up to
-    ``outage_patience_s``: all callers of a client share one probe per host, and the call is sent again when it answers.
-    Not for a ping, nor for the verbs with which a controller recovers. At the end the first error goes up.
+    ``max_attempts`` limits attempts that fail. It does not apply while the backend answers that it cannot serve now
+    (DataPlaneUnavailable with ``retry_after_s``): the call is then sent again until its deadline, at no cost to the
+    budget, except for a ping, which raises the error. If a host does not answer but is expected to come back, the call
+    waits for it after its last attempt, for up to ``outage_patience_s``, and is sent again when the host answers; all
+    callers of a client share one probe per host. Ping, and the verbs with which a controller recovers, do not wait. If
+    nothing helps, the first error is raised.
 
     Args:
         inner: The next layer.
-        max_attempts: Attempts in all, the first included. Four: three retries cure what is not lasting, and BatchRetry
-            comes back for rows that failed all the same.
-        backoff_base_s: Ceiling of the first wait, see :class:`~asyncdp.middleware.policy.backoff.Backoff`.
-        backoff_cap_s: Ceiling of all waits.
-        outage_patience_s: How long one user call may wait, in all, for hosts or a directory that do not answer; 0:
-            never. Ten seconds: a supervised process is back in three.
+        max_attempts: Number of attempts, the first included. 4 by default: three retries are enough for transient
+            faults, and BatchRetry retries rows that still failed.
+        backoff_base_s: Upper bound, in seconds, of the first wait, see
+            :class:`~asyncdp.middleware.policy.backoff.Backoff`.
+        backoff_cap_s: Upper bound of all waits, in seconds.
+        outage_patience_s: Seconds that one user call may wait, in total, for hosts or a directory that do not answer;
+            0: it never waits. Ten by default: a supervised process is back in three.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class SlotRetry(Layer):
         backoff_cap_s: float = 2.0,
         outage_patience_s: float = 10.0,
     ) -> None:
-        """Check and keep the settings."""
+        """Check and store the settings."""
         super().__init__(inner)
         if max_attempts < 1:
             msg = f"max_attempts must be at least 1, not {max_attempts}"
@@ -101,7 +104,7 @@ class SlotRetry(Layer):
         self._touches = OverlappingMutations()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Send the call; drive retries only if it fails."""
+        """Send the call and, if it fails, retry it."""
         if call.mutates and call.resend is Resend.DEDUP and not self.capabilities.mutation_dedup:
             return await self._watched(call, ctx)
         try:
@@ -115,9 +118,10 @@ class SlotRetry(Layer):
         return result
 
     async def _watched(self, call: Call[R], ctx: CallContext) -> R:
-        """Send a mutation that the backend could not tell from a newer one.
+        """Send a mutation to a backend that cannot tell a repetition of it from a newer mutation.
 
-        A put that is bound to lives is decided anew each time, and would not know its own rows: once only, if unsure.
+        A put that is bound to lives is not sent again if an attempt may have taken effect: it would be decided anew,
+        and find the rows that it wrote itself to be stale.
         """
         once = getattr(call, "only", None) is not None
         with self._touches.watch(call) as watch:
@@ -129,7 +133,7 @@ class SlotRetry(Layer):
                 return await self._again(call, ctx, err, lambda unsure: not unsure or not (watch.touched or once))
 
     async def _again(self, call: Call[R], ctx: CallContext, err: DataPlaneError, allowed: Callable[[bool], bool]) -> R:
-        """Drive the retries of a call that failed as a whole; ``allowed`` is told whether it may have acted already."""
+        """Retry a call that failed as a whole; ``allowed`` is called with whether an attempt may have taken effect."""
         unsure = err.ambiguous
 
         async def attempt(number: int, before: DataPlaneError) -> R:
@@ -148,7 +152,7 @@ class SlotRetry(Layer):
             last.retryable = last.retryable and allowed(unsure)
             raise
         if unsure and isinstance(call, TryClaim) and not result.meta.size:  # type: ignore[attr-defined]
-            record_claim(call, ctx)  # it found nothing, but the attempt before it may still arrive, and find something
+            record_claim(call, ctx)  # this attempt claimed nothing, but an earlier one may still arrive and claim
         return result
 
     async def _drive(
@@ -159,11 +163,10 @@ class SlotRetry(Layer):
         attempt: Callable[[int, DataPlaneError], Awaitable[R]],
         allowed: Callable[[DataPlaneError], bool],
     ) -> R:
-        """Go on from a first attempt that has already failed with ``err``: attempts, then waits for an outage to end.
+        """Retry after a first attempt that failed with ``err``: make the other attempts, then wait for outages to end.
 
-        After a wait the call is sent once; that costs no token, since who did not answer has just shown that he does.
-        There are as many of these as attempts, so that a host that answers a probe and nothing else is not asked for
-        ever.
+        After a wait the call is sent once; that costs no token, since the host has just answered a probe. There are at
+        most ``max_attempts`` waits, so that a host that answers probes only is not retried for ever.
         """
         try:
             return await self._attempts(ctx, err, attempt, allowed)
@@ -177,7 +180,7 @@ class SlotRetry(Layer):
         for turn in range(1, self.max_attempts + 1):
             if not may or not await self._outages.outlast(self.inner.execute, call, latest, ctx):
                 break
-            await ctx.pause(self.backoff.delay_s(turn, ctx.env.rng))  # all who waited are told at once
+            await ctx.pause(self.backoff.delay_s(turn, ctx.env.rng))  # all waiting callers are resumed at once
             number += 1
             try:
                 return await attempt(number, latest)
@@ -191,10 +194,10 @@ class SlotRetry(Layer):
         raise first from first.__cause__
 
     async def _may_reserve_again(self, call: WriteSlots, ctx: CallContext, err: DataPlaneError) -> bool:
-        """Whether the writer may reserve space once more, and write into that.
+        """Return whether the writer may reserve space once more, and write into that.
 
-        A host that died has forgotten what was reserved, so it is not sent the same again when it is back. Where
-        nothing was waited for, that is a retry like any other, of two requests.
+        A host that restarted has lost its reservations, so the same write cannot succeed. After a wait for an outage
+        this costs nothing; otherwise it costs two tokens of the retry budget, one for each request.
         """
         if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)):
             return False
@@ -213,13 +216,13 @@ class SlotRetry(Layer):
         attempt: Callable[[int, DataPlaneError], Awaitable[R]],
         allowed: Callable[[DataPlaneError], bool],
     ) -> R:
-        """Let tenacity go on from a first attempt that has already failed with ``err``."""
+        """Have tenacity make the attempts after a first one that failed with ``err``."""
         latest = err
 
         async def step() -> R:
             nonlocal latest
             number = retrying.statistics["attempt_number"]
-            if number == 1 or not allowed(latest):  # what happened during the wait may forbid it
+            if number == 1 or not allowed(latest):  # another mutation during the wait may forbid a retry
                 raise latest
             try:
                 return await attempt(number, latest)
@@ -248,7 +251,7 @@ class SlotRetry(Layer):
             raise latest from latest.__cause__
 
     def _stop(self, state: RetryCallState, ctx: CallContext) -> bool:
-        """Whether there is no attempt, no time or no budget left."""
+        """Return whether no attempt, no time or no budget is left."""
         failed = _error(state)
         passing = _passing(failed)
         used_up = state.attempt_number >= self.max_attempts and not (passing and self.max_attempts > 1 and _lasts(ctx))
@@ -267,7 +270,7 @@ class SlotRetry(Layer):
         return self.backoff.delay_s(attempt, ctx.env.rng)
 
     async def _reread(self, call: ReadSlots, ctx: CallContext, result: ReadResult) -> ReadResult:
-        """Drive the retries of the refs that failed; what came stays."""
+        """Retry the refs that failed; keep those that were read."""
         parts = list(result.parts)
         errors = dict(result.errors)
 
@@ -303,26 +306,26 @@ def _may_pass(err: DataPlaneError) -> bool:
 
 
 def _passing(err: DataPlaneError) -> bool:
-    """Whether the backend itself said that it cannot serve now: it is loading, busy, failing over, read-only."""
+    """Return whether the backend answered that it cannot serve now: it is loading, busy, failing over or read-only."""
     if not isinstance(err, DataPlaneUnavailable) or isinstance(err, PortQuarantined):
         return False
     return err.retry_after_s is not None
 
 
 def _lasts(ctx: CallContext) -> bool:
-    """Whether a call may be sent until its time is over; a ping asks how the plane is now."""
+    """Return whether a call may be sent again until its deadline; a ping may not, since it asks for the state now."""
     return ctx.verb != "ping"
 
 
 def _error(state: RetryCallState) -> DataPlaneError:
-    assert state.outcome is not None  # noqa: S101 - tenacity asks only after an outcome
+    assert state.outcome is not None  # noqa: S101 - tenacity calls this only after an attempt
     err = state.outcome.exception()
-    assert isinstance(err, DataPlaneError)  # noqa: S101 - the predicate let nothing else through
+    assert isinstance(err, DataPlaneError)  # noqa: S101 - `again` accepts no other exceptions
     return err
 
 
 def _tried(err: DataPlaneError) -> tuple[tuple[str, int], ...]:
-    """The port that an attempt failed through: the next one had better take another."""
+    """Return the (host id, port) through which an attempt failed, so that the next one can use another port."""
     return () if err.host is None or err.port is None or not err.blames_port else ((err.host, err.port),)
 
 

@@ -1,4 +1,4 @@
-"""TypedErrors: what the backend raises or returns becomes the plane's errors, or verified data."""
+"""TypedErrors: translates a backend's exceptions into the plane's errors, and verifies payloads."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ __all__ = ["ErrorTable", "TypedErrors"]
 
 R = TypeVar("R")
 
-#: (raw exception types, by class or by class name; the error they become, or None where a row does not mean this one).
-#: The first row that matches counts.
+#: Rows of (raw exception type, as a class or a class name; function that makes the error of it, or returns None if the
+#: row does not apply). The first row that applies is used.
 ErrorTable = Sequence[tuple[type[BaseException] | str, Callable[..., DataPlaneError | None]]]
 
-#: What any backend may raise. Refused: nothing was sent. Reset: something may have arrived.
+#: Exceptions that any backend may raise. If a connection is refused, nothing was sent; if it is reset, a request may
+#: have arrived.
 COMMON: ErrorTable = (
     (ConnectionRefusedError, DataPlaneUnavailable),
     (FileNotFoundError, DataPlaneUnavailable),
@@ -46,12 +47,12 @@ _WRITES = (PutSamples, Reserve, WriteSlots, Publish)
 class TypedErrors(Layer):
     """Translates raw exceptions by the transport's ``error_table``, then by a common one, and verifies payloads.
 
-    What no row names becomes DataPlaneReadError, DataPlaneWriteError, DataPlaneClearError or DataPlaneError, by the
-    call; it is not retryable, since nobody knows what it means. Cancellation is never touched.
+    An exception that no row covers becomes DataPlaneReadError, DataPlaneWriteError, DataPlaneClearError or
+    DataPlaneError, depending on the call; it is not retryable, since its meaning is unknown. Cancellation is passed on.
     """
 
     def __init__(self, inner: Service, *, table: ErrorTable = ()) -> None:
-        """Put ``table`` before the transport's own."""
+        """Put ``table`` before the transport's own table."""
         super().__init__(inner)
         transport: Any = inner
         while hasattr(transport, "inner"):
@@ -60,7 +61,7 @@ class TypedErrors(Layer):
 
     @handles(ReadSlots)
     async def read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
-        """Read, then check that what came is what was announced."""
+        """Read slots, translate the errors in the result, and verify its payloads."""
         try:
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
@@ -68,14 +69,14 @@ class TypedErrors(Layer):
         except Exception as err:
             raise self.typed(err, call, ctx) from err
         if result.errors:
-            raw: dict[int, Exception] = dict(result.errors)  # a transport may leave its own exceptions in here
+            raw: dict[int, Exception] = dict(result.errors)  # a transport may put raw exceptions here
             place: dict[str, Any] = {"op": ctx.verb, "host": call.host.id, "port": call.port}
             typed = {at: self.typed(err, call, ctx).located(**place) for at, err in raw.items()}
             result = ReadResult(result.parts, typed, verified=result.verified)
         return verify(result, call)
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Pass the call on and translate what it raises."""
+        """Pass the call on and translate the exception that it raises."""
         if isinstance(call, ReadSlots):
             return await self.read(call, ctx)  # type: ignore[return-value]
         try:
@@ -86,7 +87,7 @@ class TypedErrors(Layer):
             raise self.typed(err, call, ctx) from err
 
     def typed(self, raw: BaseException, call: Call[Any], ctx: CallContext) -> DataPlaneError:
-        """Translate one raw exception; of a group, the first member that is no cancellation."""
+        """Translate one raw exception; of an exception group, the first member that is no cancellation."""
         while isinstance(raw, BaseExceptionGroup):
             raw = next((e for e in raw.exceptions if isinstance(e, (Exception, BaseExceptionGroup))), raw.exceptions[0])
         if isinstance(raw, DataPlaneError):

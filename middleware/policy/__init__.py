@@ -1,1 +1,1 @@
-"""Decisions without I/O: when to retry, which port to use, whom to wait for."""
+"""The decisions of the layers, without I/O: when to retry, which port to use, which hosts to wait for."""

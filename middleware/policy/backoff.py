@@ -1,10 +1,10 @@
-"""How long to wait before asking again.
+"""Backoff: how long to wait before a retry.
 
-Exponential with *full* jitter: the wait is drawn evenly between nothing and a ceiling that doubles with each attempt.
-Clients that failed together would otherwise come back together, and again at each doubling. M. Brooker compared ways to
-add jitter by simulation ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015): drawing from the whole range
-took the fewest requests until every contender was through; keeping half of the wait fixed took more requests and much
-longer.
+Exponential backoff with *full* jitter: the wait is drawn uniformly between zero and a ceiling that doubles with each
+attempt. Without jitter, clients that failed together would retry together, and again at each doubling. M. Brooker
+compared ways to add jitter by simulation ("Exponential Backoff And Jitter", AWS Architecture Blog, 2015): drawing from
+the whole range took the fewest requests until every contender was through; keeping half of the wait fixed took more
+requests and much longer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Backoff:
-    """Waits between attempts, in seconds.
+    """Computes the waits between attempts, in seconds.
 
-    ValueError where a time is not positive and finite, or cap_s is below base_s.
+    Raises ValueError if a time is not positive and finite, or cap_s is below base_s.
     """
 
     base_s: float = 0.05
@@ -38,28 +38,27 @@ class Backoff:
             raise ValueError(f"cap_s ({self.cap_s}) must not be below base_s ({self.base_s})")
 
     def ceiling_s(self, attempt: int) -> float:
-        """Longest wait after `attempt` attempts: base_s, doubled with each further one, at most cap_s.
+        """Return the longest wait after `attempt` attempts: base_s, doubled with each further one, at most cap_s.
 
-        ValueError if attempt is below 1.
+        Raises ValueError if attempt is below 1.
         """
         if attempt < 1:
             raise ValueError(f"attempt counts from 1, not {attempt}")
         try:
             return min(self.cap_s, math.ldexp(self.base_s, attempt - 1))
-        except OverflowError:  # the 1030th attempt or so, of a call with no deadline worth the name
+        except OverflowError:  # from about the 1030th attempt on
             return self.cap_s
 
     def delay_s(self, attempt: int, rng: random.Random) -> float:
-        """How long to wait after `attempt` attempts have failed: between 0 and `ceiling_s(attempt)`."""
+        """Draw the wait after `attempt` failed attempts, between 0 and `ceiling_s(attempt)`."""
         return rng.uniform(0.0, self.ceiling_s(attempt))
 
     def not_ready_s(self, retry_after_s: float | None, attempt: int, rng: random.Random) -> float:
-        """How long to wait when the backend asked for patience: never less than retry_after_s, in seconds.
+        """Return the wait after the backend asked to be retried later: at least retry_after_s, in seconds.
 
-        The usual delay comes on top: all who were refused were told the same, and must not come back in the same
-        moment. It is small at first and grows with each refusal, so a backend that keeps saying "soon" is asked less
-        and less often. A backend that does not say how long (None, or a number that is none) gets the usual delay
-        alone.
+        The usual delay is added, since all refused clients got the same retry_after_s and should not retry at the same
+        moment. It grows with each refusal, so a backend that keeps refusing is asked less and less often. If
+        retry_after_s is None, NaN or not positive, the usual delay is returned alone.
         """
         asked_s = retry_after_s if retry_after_s is not None and retry_after_s > 0.0 else 0.0
         return asked_s + self.delay_s(attempt, rng)

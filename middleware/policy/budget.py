@@ -1,45 +1,44 @@
-"""How many retries a client may afford.
+"""The retry budget: limits the retries of all calls of a client together.
 
-A count of attempts bounds what one call does; it does not bound what all calls do together. With four attempts per slot
-and three rounds per batch, a backend that slows down enough for calls to fail is asked twelve times as much, in the
-very moment in which it can serve least, and stays down after the cause is gone. Small counts do not help either: they
-give up on the rare fault that one more try would have cured. What tells the two apart is how *common* failure is, and
-no single call can see that.
+A maximum number of attempts limits one call, not all calls together. With four attempts per slot and three rounds per
+batch, a backend that slows down enough for calls to fail gets twelve times as many requests, at the moment at which it
+can serve least, and stays overloaded after the cause is gone. Fewer attempts do not help: they give up on rare faults
+that one more attempt would have survived. The difference is how *common* failures are, which no single call can see.
 
-So retries are paid from one purse. Every user call puts in a fraction of a token, every wire request that is a retry
-takes out a whole one. While faults are rare there is always enough and the attempt counts decide; when they are common
-the purse runs dry, and the load on the backend stays near `1 + ratio` times the calls, whatever the counts say. A call
-that cannot pay gives its original error to the caller. A small floor per second keeps clients with few calls able to
-retry: one call an hour would otherwise have saved a fifth of a token for its fault.
+So all retries take tokens from one budget. Every user call deposits a fraction of a token; every request that is a
+retry withdraws a whole one. While faults are rare there are always enough tokens, and the attempt limits decide. When
+faults are common the budget is exhausted, and the load on the backend stays near `1 + ratio` times the calls, whatever
+the attempt limits are. A call that gets no token raises its original error. A small number of tokens per second, the
+floor, lets clients with few calls retry: one call an hour would otherwise have only a fifth of a token for its fault.
 
-Savings expire: tokens last for one to two windows. Otherwise a quiet afternoon would pay for a storm in the evening.
+Tokens expire after one to two windows, so that a quiet period does not allow a burst of retries much later.
 
-Sans-IO: `now` is in seconds on any monotonic clock. Layers share one budget, so slots and rounds pay from the same
-purse.
+Sans-IO: `now` is in seconds on any monotonic clock. All layers share one budget, so retries of slots and of rounds take
+from the same tokens.
 """
 
 from __future__ import annotations
 
 import math
 
-# Five deposits of a fifth must pay for one retry, whatever their sum is in floating point.
+# Five deposits of a fifth must add up to one retry in spite of floating-point rounding.
 _ROUNDING = 1e-9
 
 
 class RetryBudget:
-    """Tokens for retries: `ratio` of one per user call, and `floor_per_s` each second; begins with the floor saved up.
+    """Holds tokens for retries: `ratio` tokens per user call and `floor_per_s` per second; starts with a full floor.
 
     Retries within any time t are at most ``ratio * (calls in t + calls in the two windows before)
     + floor_per_s * (window_s + t)``.
 
     Args:
-        now: the time, in seconds.
-        ratio: tokens per user call. A fifth: faults of up to one call in five are retried in full, a dead backend sees
-            a fifth more load than without retries.
-        floor_per_s: tokens per second that come without calls: enough for a client that makes a few calls a second to
-            retry each of them, and nothing next to what a backend serves.
-        window_s: how long tokens last, at least (twice as long at most), and how many seconds of the floor can be saved
-            up. Ten seconds: a call that failed at its attempt timeout should still find what it put in.
+        now: Current time, in seconds.
+        ratio: Tokens per user call. A fifth by default: if up to one call in five fails, all are retried, and a dead
+            backend gets a fifth more load than without retries.
+        floor_per_s: Tokens per second that come without calls: enough for a client that makes a few calls a second to
+            retry each of them, and negligible for a backend.
+        window_s: Seconds that tokens last at least (at most twice as long), and for which the floor accumulates. Ten by
+            default: a call that failed at its attempt timeout should still find the tokens that it deposited.
 
     Raises:
         ValueError: ratio or floor_per_s is negative or not finite, or window_s is not positive and finite.
@@ -66,7 +65,7 @@ class RetryBudget:
             raise ValueError("window_s must be positive")
         self._ratio = ratio
         self._window_s = window_s
-        # Deposits are kept by window and not by call, so that a deposit is one addition.
+        # Deposits are summed per window instead of stored per call, so that a deposit is one addition.
         self._fresh = 0.0  # from calls in this window
         self._old = 0.0  # from calls in the window before
         self._turns_at = now + window_s
@@ -76,21 +75,21 @@ class RetryBudget:
         self._refilled_at = now
 
     def deposit(self, now: float) -> None:
-        """Pay in for one user call; once per call, however many slots and rounds it has."""
+        """Deposit the tokens of one user call; called once per call, however many slots and rounds it has."""
         if now >= self._turns_at:
             self._turn(now)
         self._fresh += self._ratio
 
     def withdraw(self, now: float, tokens: int = 1) -> bool:
-        """Pay for `tokens` wire requests that are retries: all of them (True) or none (False).
+        """Withdraw the tokens for that many retries and return True; if there are too few, take none and return False.
 
-        ValueError if tokens is negative.
+        Raises ValueError if tokens is negative.
         """
         if tokens < 0:
             raise ValueError(f"tokens must not be negative, not {tokens}")
         if self.balance(now) + _ROUNDING < tokens:
             return False
-        # What expires first is spent first; the floor lasts longest and stays for times with few calls.
+        # Tokens that expire first are taken first; the floor lasts longest and is kept for times with few calls.
         from_old = min(self._old, tokens)
         from_fresh = min(self._fresh, tokens - from_old)
         self._old -= from_old
@@ -99,7 +98,7 @@ class RetryBudget:
         return True
 
     def balance(self, now: float) -> float:
-        """Tokens that could be withdrawn now."""
+        """Return the number of tokens that could be withdrawn now."""
         if now >= self._turns_at:
             self._turn(now)
         if now > self._refilled_at:
@@ -109,11 +108,11 @@ class RetryBudget:
         return self._old + self._fresh + self._reserve
 
     def _turn(self, now: float) -> None:
-        """Let the older window's tokens expire and begin a new window."""
+        """Expire the tokens of the older window and begin a new one."""
         if now < self._turns_at + self._window_s:
             self._old = self._fresh
             self._turns_at += self._window_s
-        else:  # nobody came for a whole window: the fresh ones are too old as well
+        else:  # there was no call for a whole window, so the fresh tokens have expired too
             self._old = 0.0
             self._turns_at = now + self._window_s
         self._fresh = 0.0

@@ -1,4 +1,4 @@
-"""How many payload bytes a client has in the plane. Sans-IO."""
+"""Counts the payload bytes that a client has in the plane, without I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["LiveBytes", "leaf_nbytes", "sizes_of"]
 
 
 def leaf_nbytes(leaf: Any) -> int:
-    """Payload bytes of one leaf; of non-tensor values the length of text and bytes, else 8 per value."""
+    """Return the payload bytes of one leaf; text and bytes count by their length, other non-tensor values 8 each."""
     if isinstance(leaf, torch.Tensor):
         return leaf.values().nbytes if leaf.is_nested and leaf.layout == torch.jagged else leaf.nbytes
     rows = leaf.tolist() if hasattr(leaf, "tolist") else leaf
@@ -23,21 +23,21 @@ def leaf_nbytes(leaf: Any) -> int:
 
 
 def sizes_of(fields: Mapping[str, Any] | TensorDictBase | None) -> dict[str, int]:
-    """Payload bytes of each field."""
+    """Return the payload bytes of each field."""
     return {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
 
 
 class LiveBytes:
-    """Live bytes by partition, key and field, as far as this client put and removed them.
+    """Counts live bytes by partition, key and field, from the puts and removals of this client.
 
-    The bytes of a put are spread evenly over its keys, the remainder on the first. A field that is put again replaces
-    what it had; a key whose incarnation is another one holds nothing of the former.
+    The bytes of a put are divided evenly over its keys; the first key gets the remainder. A field that is put again
+    replaces its former bytes. A key that is put in another incarnation loses the bytes of the former one.
     """
 
     __slots__ = ("_held", "_lives", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
 
     def __init__(self) -> None:
-        """Begin with nothing held."""
+        """Start with no keys."""
         self._held: dict[str, dict[str, dict[str, int]]] = {}
         self._lives: dict[tuple[str, str], int] = {}
         self.outstanding = self.peak = self.max_bytes_per_key_seen = self.last_put_bytes_per_key = 0
@@ -49,7 +49,7 @@ class LiveBytes:
         fields: Mapping[str, Any] | TensorDictBase | None,
         written: Mapping[str, int | None] | None = None,
     ) -> int:
-        """Enter a put; returns its bytes. ``written``: see :meth:`put_sizes`."""
+        """Count a put and return its bytes; ``written`` is as in :meth:`put_sizes`."""
         return self.put_sizes(partition_id, keys, sizes_of(fields), written)
 
     def put_sizes(
@@ -59,9 +59,9 @@ class LiveBytes:
         sizes: Mapping[str, int],
         written: Mapping[str, int | None] | None = None,
     ) -> int:
-        """Enter a put of fields of these bytes; returns them all together.
+        """Count a put of fields with these sizes in bytes, and return their sum.
 
-        ``written``: which keys were written, and their incarnations as far as they are known; default: all of them.
+        ``written`` maps the keys that were written to their incarnations, None where not known; default: all keys.
         """
         share, rest = divmod(sum(sizes.values()), len(keys))
         floors = {name: size // len(keys) for name, size in sizes.items()}
@@ -75,7 +75,7 @@ class LiveBytes:
             mine = held.setdefault(key, {})
             if floors:
                 first = next(iter(floors))
-                # Field by field, so that one of them can be replaced; together they are the even share.
+                # Stored by field, so that one of them can be replaced; they add up to the key's even share.
                 entry = {**floors, first: floors[first] + share + rest - sum(floors.values())}
                 rest = 0
                 entered += sum(entry.values())
@@ -88,15 +88,15 @@ class LiveBytes:
         return entered
 
     def _begin(self, partition_id: str, key: str, life: int | None) -> None:
-        """Forget what a former life of a key held."""
+        """Forget the bytes of a former life of a key."""
         if life is not None and self._lives.setdefault((partition_id, key), life) != life:
             self.clear(partition_id, (key,))
             self._lives[partition_id, key] = life
 
     def clear(self, partition_id: str, keys: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> int:
-        """Take removed keys off the account (None: all of the partition); returns how many were named.
+        """Subtract removed keys (None: all of the partition); return how many were named.
 
-        ``lives``: the incarnation of each key that was removed, None for any; a key of another one stays.
+        ``lives`` has the incarnation of each removed key, None for any; a key that has another one stays.
         """
         held = self._held.get(partition_id, {})
         named = list(held) if keys is None else keys
@@ -108,9 +108,9 @@ class LiveBytes:
         return len(named)
 
     def by_partition(self) -> dict[str, int]:
-        """Live bytes per partition that holds any key."""
+        """Return the live bytes of each partition that has keys."""
         return {name: sum(sum(put.values()) for put in held.values()) for name, held in self._held.items() if held}
 
     def keys(self) -> int:
-        """Keys held."""
+        """Return the number of keys."""
         return sum(map(len, self._held.values()))

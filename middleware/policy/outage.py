@@ -1,12 +1,12 @@
-"""Who waits for a host, or the directory, that does not answer; who asks whether it answers again, and when.
+"""Coordinates the calls that wait for a host, or the directory, that does not answer.
 
-A process that died under a supervisor is back within seconds. Attempts do not bridge that: four of them are over
-before it has started, and more would only let every call ask on its own. So the callers wait together. Of all that wait
-for one host one asks, the *leader*; whatever it learns counts for all, and where it gives up (its time is over, it is
-cancelled) another takes its place. However many wait, the host is asked once per pause.
+A supervised process that died is back within seconds. Retries do not bridge that time: four attempts are over before it
+has started, and more attempts would let every call probe on its own. So the calls wait together. One of the calls that
+wait for a host, the *leader*, probes it; the answer counts for all, and if the leader stops (it is out of time or
+cancelled), another call takes its place. However many calls wait, the host is probed once per pause.
 
-How long a call may wait is its *patience*: seconds over the whole user call, whatever it waits for, so that a call with
-many rounds over many hosts does not wait once for each of them.
+The *patience* of a user call is the number of seconds that it may wait in total, for whatever hosts, so that a call
+with many rounds over many hosts does not wait for each of them in turn.
 
 Sans-IO: `now` is in seconds on any monotonic clock.
 """
@@ -26,23 +26,23 @@ __all__ = ["Answer", "Outage", "Patience", "Seat"]
 
 E = TypeVar("E")
 
-#: Longest pause between two questions, in seconds: by so much a call may notice late that a host is back.
+#: Longest pause between two probes, in seconds; a call notices at most this much late that a host is back.
 PAUSE_S = 0.5
-#: The pause before the second question; it doubles from there.
+#: Pause before the second probe, in seconds; each further pause is twice as long.
 FIRST_PAUSE_S = 0.1
 
 
 class Answer(Enum):
-    """What came of asking whether a host answers again."""
+    """Result of probing whether a host answers again."""
 
     BACK = "back"
-    NOT_YET = "not yet"  # it is known to come back
-    UNEXPECTED = "unexpected"  # nothing says that it will come back
+    NOT_YET = "not yet"  # it does not answer, but is expected to come back
+    UNEXPECTED = "unexpected"  # it does not answer, and is not expected to come back
 
 
 @dataclass(slots=True)
 class Seat:
-    """One caller that waits; ``seen`` answers had come when he came or when he last looked."""
+    """One waiting call; ``seen`` is the number of answers that it has taken into account."""
 
     seen: int
     waited: bool = False
@@ -50,12 +50,13 @@ class Seat:
 
 @dataclass(slots=True)
 class Outage(Generic[E]):
-    """One host, or the directory, that does not answer, and those who wait for it.
+    """One host, or the directory, that does not answer, with the calls that wait for it.
 
     Attributes:
-        make_event: Makes what the others wait for while one of them asks.
-        waiting: How many wait; when it is 0 again the outage may be forgotten.
-        asked: How many times it was asked, all callers together.
+        make_event: Makes the event on which the other calls wait while the leader probes.
+        waiting: Number of waiting calls; when it is 0 again the outage may be forgotten.
+        asked: Number of probes, of all calls together.
+        turn: Event that is to be set when the leader has finished.
     """
 
     make_event: Callable[[], E]
@@ -68,29 +69,32 @@ class Outage(Generic[E]):
     turn: E = field(init=False)
 
     def __post_init__(self) -> None:
-        """Begin with nobody asking."""
+        """Start without a leader."""
         self.turn = self.make_event()
 
     def join(self) -> Seat:
-        """Wait from now on."""
+        """Add a waiting call."""
         self.waiting += 1
         return Seat(self._answers)
 
     def leave(self) -> None:
-        """Wait no more."""
+        """Remove a waiting call."""
         self.waiting -= 1
 
     def lead(self) -> bool:
-        """Become the one that asks, unless somebody is; then wait for ``turn``. Who leads ends it with :meth:`told`."""
+        """Become the leader and return True; return False if there is one: then wait for ``turn``.
+
+        The leader has to call :meth:`told` when it has finished.
+        """
         if self._led:
             return False
         self._led = True
         return True
 
     def pause_s(self, rng: random.Random) -> float:
-        """How long the leader waits before it asks: not at all at first, then longer each time, at most ``PAUSE_S``.
+        """Return how long the leader waits before its probe: 0 for the first, then longer each time, up to ``PAUSE_S``.
 
-        At least half of the ceiling, so that there is a least pause: that bounds how many requests an outage costs.
+        Each pause is at least half of its ceiling, which limits the number of probes during an outage.
         """
         if not self.asked:
             return 0.0
@@ -98,7 +102,7 @@ class Outage(Generic[E]):
         return rng.uniform(ceiling / 2, ceiling)
 
     def told(self, answer: Answer | None) -> E:
-        """End leading, with what was learnt (None: nothing); returns the event to set, for all who wait for it."""
+        """End leading, with the answer to the probe (None: no answer); return the event to set for the other calls."""
         self._led = False
         if answer is not None:
             self._answers += 1
@@ -108,11 +112,12 @@ class Outage(Generic[E]):
         return turn
 
     def verdict(self, seat: Seat) -> Answer | None:
-        """What a caller makes of the answers since it looked last; None: none came.
+        """Return what the answers since a call last looked mean for it, or None if there were none.
 
-        A host that was expected when somebody began to wait for it is waited for until his patience ends, also when it
-        stops being expected meanwhile: what it was expected by, its last heartbeat, grows old while one waits. One that
-        answers the very first question was not away: it answers wrongly, and for that there are attempts.
+        A host that was expected back when a call began to wait is waited for until the call's patience ends, even if it
+        is not expected any more: the reason to expect it, its last heartbeat, becomes outdated during the wait. A host
+        that answers the first probe was not away, so the call failed for another reason, for which there are attempts:
+        the result is UNEXPECTED.
         """
         if self._answers == seat.seen:
             return None
@@ -128,7 +133,7 @@ class Outage(Generic[E]):
 
 @dataclass(slots=True)
 class _Spent:
-    """What a user call has waited so far, in seconds, and since when it waits; its waits may overlap."""
+    """The time that a user call has waited so far, in seconds, and its current waits, which may overlap."""
 
     deadline: float
     total_s: float = 0.0
@@ -137,33 +142,33 @@ class _Spent:
 
 
 class Patience:
-    """How long each user call may wait in all.
+    """Limits how long each user call may wait in total.
 
     Args:
-        seconds: The limit, 0: nobody waits.
+        seconds: The limit in seconds; 0: no call waits.
     """
 
-    #: Calls are forgotten at their deadline, when this many are remembered.
+    #: Number of calls above which those past their deadline are forgotten.
     REMEMBERED = 256
 
     __slots__ = ("_calls", "seconds")
 
     def __init__(self, seconds: float) -> None:
-        """Remember no call."""
+        """Start without calls; raise ValueError if ``seconds`` is negative or not finite."""
         if not (math.isfinite(seconds) and seconds >= 0):
             raise ValueError(f"seconds must be finite and not negative, not {seconds!r}")
         self.seconds = seconds
         self._calls: dict[str, _Spent] = {}
 
     def left_s(self, op_id: str, now: float) -> float:
-        """Seconds that a call may still wait."""
+        """Return the seconds that a call may still wait."""
         spent = self._calls.get(op_id)
         if spent is None:
             return self.seconds
         return self.seconds - spent.total_s - (now - spent.since if spent.waits else 0.0)
 
     def begin(self, op_id: str, deadline: float, now: float) -> None:
-        """Let one wait of a call begin; the call ends at ``deadline`` at the latest."""
+        """Begin one wait of a call, whose deadline is ``deadline``."""
         spent = self._calls.get(op_id)
         if spent is None:
             if len(self._calls) >= self.REMEMBERED:

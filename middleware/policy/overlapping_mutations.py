@@ -1,4 +1,4 @@
-"""Which mutations of this client touched the same ids while another one was under way."""
+"""Detects mutations of this client that overlap in time and concern the same ids."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ __all__ = ["OverlappingMutations", "Watch"]
 
 @dataclass(slots=True, eq=False)
 class Watch:
-    """One mutation under way; ``ids`` None means its whole partition. ``touched``: another one began meanwhile."""
+    """One mutation in flight; ``ids`` None means its whole partition, ``touched`` that another one overlaps with it."""
 
     partition_id: str
     ids: frozenset[str] | None
     touched: bool = False
 
     def overlaps(self, other: Watch) -> bool:
-        """Whether both concern a common id."""
+        """Return whether both mutations concern a common id."""
         if self.partition_id != other.partition_id:
             return False
         return self.ids is None or other.ids is None or not self.ids.isdisjoint(other.ids)
 
 
 class OverlappingMutations:
-    """The mutations under way, for backends that cannot tell a repeated one from a newer one. Sans-IO."""
+    """The mutations in flight, for backends that cannot tell a repeated mutation from a newer one; without I/O."""
 
     __slots__ = ("_watches",)
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start with none."""
         self._watches: set[Watch] = set()
 
     @contextmanager
     def watch(self, call: Call[Any]) -> Iterator[Watch]:
-        """Note that a mutation begins: those under way on the same ids are touched by it, and it by them."""
+        """Register a mutation while it is in flight; it and those in flight on the same ids are marked ``touched``."""
         ids = getattr(call, "sample_ids", None)
         mine = Watch(getattr(call, "partition_id", ""), None if ids is None else frozenset(ids))
         for other in self._watches:

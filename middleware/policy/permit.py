@@ -1,7 +1,8 @@
-"""One target, and the leave to use it once.
+"""One target, and the permits to use it once each.
 
-A target (a port of a slot host) that fails is *out* for a time. When the time is over it is *half-open*: one call, the
-*probe*, is let through, and its outcome decides. Whoever uses a target holds a `Permit` and ends it exactly once::
+A target (a port of a slot host) that fails is *out*, that is quarantined, for a time. After that time it is
+*half-open*: one call, the *probe*, may use it, and its outcome decides. Each call that uses a target holds a `Permit`
+and ends it exactly once::
 
     healthy      failed          -> quarantined for base_s
     healthy      slow at first   -> resting
@@ -11,22 +12,22 @@ A target (a port of a slot host) that fails is *out* for a time. When the time i
     half-open    probe released  -> half-open, the next call may probe
     any of them  succeeded       -> healthy (if the permit was taken since the quarantine began)
 
-What is decided here, and why:
+The decisions, and their reasons:
 
-- **A verdict speaks for the time in which its call was sent.** Permits carry the era of their target; quarantine,
-  failed probe and recovery each begin a new era. 256 calls that fail in the same moment are one failure, and an old
-  call neither deepens nor lifts a quarantine that began after it.
-- **Only a failed probe doubles the time.** If every target is out, one is used all the same. When such a call fails,
-  the quarantine starts over but does not get longer: else a blip of one second under load would drive all ports to
-  max_s, and all but the first one that comes back would stay unused for minutes. While a probe is out, no other failure
-  counts. A success of any call that was sent since the quarantine began lifts it: it is as good as a probe.
-- **Failures are forgotten one by one**, one per decay_s without quarantine, so a target that flaps climbs the ladder
-  again from where it stood, and one that broke once an hour ago begins at base_s.
-- **First contact is slow** (connections, memory registration): until a target has answered once, being slow is no
-  failure before first_contact_s have passed. But it *rests*: until then it is passed over while others are healthy,
-  else a mute target would cost one attempt timeout after the other; if none is healthy it is used as if nothing had
-  happened. Then it gets its probe, and slow again is a quarantine. Being refused is one at once. A target that refused
-  and was let back in is at its first contact again: when it is slow, its next probe waits for the end of that.
+- **An outcome counts for the era in which its call was sent.** A permit has the era of its target; a quarantine, a
+  failed probe and a recovery each begin a new era. So 256 calls that fail at the same moment count as one failure, and
+  an old call neither lengthens nor lifts a quarantine that began after it.
+- **Only a failed probe doubles the time.** If every target is out, one is used all the same. If such a call fails, the
+  quarantine starts over but does not get longer: otherwise a fault of one second under load would bring all ports to
+  max_s, and all but the first one to recover would stay unused for minutes. While a probe is in flight, no other
+  failure counts. A success of any call that was sent since the quarantine began lifts it, as a probe's would.
+- **Failures are forgotten one by one**, one per decay_s without quarantine. So a target that fails again and again
+  continues with long quarantines, and one that failed once an hour ago begins at base_s.
+- **First contact is slow** (connections, memory registration). Until a target has answered once, being slow is no
+  failure before first_contact_s have passed. But until then the target *rests*: it is used only if no other is
+  healthy, since an unresponsive target would cost one attempt timeout after the other. After that time it gets a
+  probe, and is quarantined if it is slow again. If it refuses a call, it is quarantined at once. A target that refused
+  and was let back in is at its first contact again: if it is slow, its next probe waits for the end of that time.
 
 Sans-IO: `now` is in seconds on any monotonic clock and never goes back.
 """
@@ -45,22 +46,22 @@ class Failure(enum.Enum):
     """How a target failed its caller."""
 
     REFUSED = "refused"
-    """It is certainly at fault: refused, reset, answered with garbage."""
+    """The target is certainly at fault: it refused or reset the connection, or sent a corrupt answer."""
     SLOW = "slow"
-    """It did not answer in time."""
+    """The target did not answer in time."""
 
 
 class Change(enum.Enum):
-    """What the end of a permit did to its target."""
+    """How the end of a permit changed its target."""
 
     NONE = "none"
     QUARANTINED = "quarantined"
-    """It went out, or its probe failed and it stays out for longer."""
+    """The target was quarantined, or its probe failed and it stays quarantined for longer."""
     EXTENDED = "extended"
-    """It was used while out, failed again, and its time starts over."""
+    """The target was used while quarantined and failed again, so its quarantine starts over."""
     RECOVERED = "recovered"
     ENDED_TWICE = "ended_twice"
-    """The permit had ended before. Nothing happened; the caller has a bug and should log it."""
+    """The permit had ended before, so nothing changed; this is a bug of the caller, which should log it."""
 
 
 class Health(enum.Enum):
@@ -68,13 +69,13 @@ class Health(enum.Enum):
 
     HEALTHY = "healthy"
     RESTING = "resting"
-    """It never answered and was slow: others are used first until its first contact is over. No failure is counted."""
+    """The target has never answered and was slow; others are preferred during its first contact. Not a failure."""
     QUARANTINED = "quarantined"
     HALF_OPEN = "half_open"
 
 
 class Verdict(NamedTuple):
-    """What came of a permit's end: `for_s` is how long the target is out from now (0 where it is not)."""
+    """Result of ending a permit; `for_s` is how long the target is quarantined from now, 0 if it is not."""
 
     change: Change
     failures: int = 0
@@ -82,7 +83,10 @@ class Verdict(NamedTuple):
 
 
 class TargetSnapshot(NamedTuple):
-    """One target for the metrics: failures after decay, `until` (when it may be probed) on the clock of `now`."""
+    """State of one target, for metrics.
+
+    `failures` is the number after decay; `until` is when the target may be probed, on the clock of `now`, or None.
+    """
 
     health: Health
     failures: int
@@ -98,7 +102,7 @@ _ENDED_TWICE = Verdict(Change.ENDED_TWICE)
 class QuarantineRules:
     """Times of a `Quarantine`, in seconds.
 
-    ValueError where one is not positive and finite, or max_s is below base_s.
+    Raises ValueError if one is not positive and finite, or max_s is below base_s.
     """
 
     base_s: float = 30.0
@@ -124,16 +128,16 @@ class QuarantineRules:
 
     @property
     def ladder(self) -> int:
-        """How many failures in a row reach max_s; counting further would only slow decay down."""
+        """Number of failures in a row that reaches max_s; counting more would only delay their decay."""
         return 1 + math.ceil(math.log2(self.max_s / self.base_s))
 
     def quarantine_s(self, failures: int) -> float:
-        """How long the quarantine after this many failures lasts (failures >= 1)."""
+        """Return the length of the quarantine after this many failures (at least 1)."""
         return min(self.max_s, math.ldexp(self.base_s, failures - 1))
 
 
 class Target(Generic[K]):
-    """All that is known about one target."""
+    """The state of one target."""
 
     __slots__ = (
         "aside",
@@ -155,13 +159,13 @@ class Target(Generic[K]):
     def __init__(self, key: K, rules: QuarantineRules, turn: int, now: float) -> None:
         self.key = key
         self.rules = rules
-        self.turn = turn  # where the rotation over the targets that begin with this one stands
+        self.turn = turn  # next index in the rotation over the list of targets that begins with this one
         self.known = False  # it has answered at least once
         self.unused = True  # nobody called it yet, so its first contact has not begun
-        self.patient_until = -math.inf  # until then slow is no verdict, if not known
+        self.patient_until = -math.inf  # if not known: until then, being slow is no failure
         self.out = False  # in quarantine, or half-open after one
-        self.aside = True  # unused, out or resting: not to be picked without a further look
-        self.until = -math.inf  # aside: when it may be probed. Healthy: since when it is, for decay
+        self.aside = True  # unused, out or resting: cannot be picked without further checks
+        self.until = -math.inf  # if aside, when it may be probed; if healthy, since when, for decay
         self.failures = 0  # before decay
         self.era = 0
         self.probe: Permit[K] | None = None
@@ -169,24 +173,24 @@ class Target(Generic[K]):
         self.last_used = now
 
     def begin(self, now: float) -> None:
-        """Note that it is used for the first time."""
+        """Record that the target is used for the first time."""
         self.unused = self.aside = False
         self.patient_until = now + self.rules.first_contact_s
 
     def wants_probe(self, now: float) -> bool:
-        """If it is aside: whether its time is over and nobody probes it yet."""
+        """Return whether a target that is aside may be probed: its time is over and no probe is in flight."""
         return self.until <= now and self.probe is None
 
     def rests(self, now: float) -> bool:
-        """Whether it is passed over for being slow at its first contact, and for nothing else."""
+        """Return whether the target is aside only because it was slow at its first contact."""
         return self.aside and not self.out and now < self.until
 
     def badness(self, now: float) -> tuple[float, int]:
-        """If it is aside: how bad a choice it is where no target is healthy; resting ones are the best."""
+        """Rank a target that is aside, for when no target is healthy; lower is better, and resting ones are the best."""
         return (-math.inf, 0) if self.rests(now) else (max(self.until, now), self.failures)
 
     def health(self, now: float) -> Health:
-        """Name its state."""
+        """Return the state of the target."""
         if not self.aside or self.unused:
             return Health.HEALTHY
         if self.until <= now:
@@ -194,7 +198,7 @@ class Target(Generic[K]):
         return Health.QUARANTINED if self.out else Health.RESTING
 
     def failures_left(self, now: float) -> int:
-        """Count the failures that health has not made us forget yet."""
+        """Return the number of failures after decay."""
         if self.out or not self.failures:
             return self.failures
         forgotten = int((now - self.until) // self.rules.decay_s)
@@ -202,10 +206,10 @@ class Target(Generic[K]):
 
 
 class Permit(Generic[K]):
-    """The leave to use one target once; ends in exactly one of succeeded, failed, released.
+    """Permits one use of a target; has to be ended once with `succeeded`, `failed` or `released`.
 
-    `target` is the key that was picked, `probe` says whether this call decides about a half-open target. Ending a
-    permit again changes nothing and returns `Change.ENDED_TWICE`. Made by `Quarantine.pick` only.
+    `target` is the key of the target; `probe` says whether this use is the probe of a half-open target. Ending a permit
+    again changes nothing and returns `Change.ENDED_TWICE`. Made by `Quarantine.pick` only.
     """
 
     __slots__ = ("_era", "_state", "ended", "probe")
@@ -218,11 +222,11 @@ class Permit(Generic[K]):
 
     @property
     def target(self) -> K:
-        """The key to use."""
+        """Key of the target to use."""
         return self._state.key
 
     def succeeded(self, now: float) -> Verdict:
-        """The target answered: also with an error that is not its fault."""
+        """End the permit: the target answered, possibly with an error that is not its fault."""
         if self.ended:
             return _ENDED_TWICE
         self.ended = True
@@ -243,7 +247,7 @@ class Permit(Generic[K]):
         return Verdict(Change.RECOVERED, state.failures)
 
     def failed(self, failure: Failure, now: float) -> Verdict:
-        """The target is at fault."""
+        """End the permit: the target is at fault."""
         if self.ended:
             return _ENDED_TWICE
         self.ended = True
@@ -264,11 +268,11 @@ class Permit(Generic[K]):
             return self._start_clock(failure, now, Change.QUARANTINED)
         if state.probe is not None:
             return _NOTHING
-        # The clock starts over also so that the next caller with no healthy target tries another one.
+        # Starting the time over also makes the next call without a healthy target use another one.
         return self._start_clock(failure, now, Change.EXTENDED)
 
     def released(self) -> Verdict:
-        """No verdict: the call was cancelled, never sent, or failed for a reason that is not the target's."""
+        """End the permit without a verdict: the call was cancelled, not sent, or failed for an unrelated reason."""
         if self.ended:
             return _ENDED_TWICE
         self.ended = True

@@ -1,11 +1,12 @@
-"""Which port to use next, and which ones to leave alone for a while.
+"""Chooses the port to use next, and avoids ports that failed for a time.
 
-What happens to one target is in `permit`; this is the choice among several. Healthy targets are used in turn, a
-half-open one gets its probe when its turn comes, and if none is healthy the least bad one is used (one that only rests,
-else the soonest to be released, then the one with fewest failures): no call starves because of what earlier ones saw.
+`permit` has the state of one target; this module chooses among several. Healthy targets are used in turn, and a
+half-open one gets its probe when its turn comes. If none is healthy, the least bad one is used (a resting one, else the
+one whose quarantine ends first, then the one with fewest failures), so that no call is refused because earlier ones
+failed.
 
-Sans-IO: `now` is in seconds on any monotonic clock and never goes back; the random source only chooses where rotation
-begins, so that many clients that start together do not all begin at the first port.
+Sans-IO: `now` is in seconds on any monotonic clock and never goes back. The random source only chooses where the
+rotation begins, so that many clients that start together do not all begin at the first port.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ K = TypeVar("K")
 
 
 class Quarantine(Generic[K]):
-    """Rotates over targets, leaves the broken ones out, lets them back in; one per client, shared by all its calls.
+    """Rotates over targets and quarantines those that fail; one per client, shared by all its calls.
 
-    A target that nothing is known about is healthy.
+    A new target counts as healthy.
     """
 
     __slots__ = ("_next_sweep", "_rng", "_rules", "_states")
@@ -37,15 +38,15 @@ class Quarantine(Generic[K]):
         self._next_sweep = -math.inf
 
     def __len__(self) -> int:
-        """Count the targets that are remembered."""
+        """Return the number of targets that are remembered."""
         return len(self._states)
 
     def pick(self, targets: Sequence[K], now: float, exclude: Collection[K] = ()) -> Permit[K]:
-        """Choose the next target in turn, or the least bad one; never refuses.
+        """Return a permit for the next target in turn, or for the least bad one if none is healthy.
 
-        Rotation is per list of targets, told apart by their first entry. Targets in `exclude` (tried by this call
-        already) are passed over unless nothing else is there; a caller that wants *another* target or none compares
-        lengths first. ValueError if there are no targets at all.
+        Each list of targets, identified by its first entry, has its own rotation. Targets in `exclude` (tried by this
+        call already) are skipped unless there are no others; a caller that does not want them then compares lengths
+        first. Raises ValueError if `targets` is empty.
         """
         if not targets:
             raise ValueError("no targets to pick from")
@@ -64,22 +65,22 @@ class Quarantine(Generic[K]):
         return self._search(targets, now, exclude)
 
     def next_release(self, targets: Sequence[K], now: float) -> float | None:
-        """How long until one of the targets takes a call again, in seconds; 0 if one does now.
+        """Return the seconds until one of the targets can be used again; 0 if one can be used now.
 
-        None if that depends only on probes that are out (or if there are no targets).
+        None if that depends only on probes in flight, or if there are no targets.
         """
         waits = [self._wait_s(key, now) for key in targets]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def snapshot(self, now: float) -> dict[K, TargetSnapshot]:
-        """Every remembered target's state, for metrics."""
+        """Return the state of every remembered target, for metrics."""
         return {key: self._snapshot_one(state, now) for key, state in self._states.items()}
 
     def prune(self, now: float) -> int:
-        """Forget targets that nobody used for forget_s and that are neither out nor in use; returns how many.
+        """Forget targets that were not used for forget_s and are neither quarantined nor in use; return how many.
 
-        Runs by itself before new targets are added, at most every forget_s, so memory is bounded by the number of
-        targets used within twice that time.
+        Called by `pick` before it adds targets, at most every forget_s, so the number of remembered targets is bounded
+        by those used within twice that time.
         """
         self._next_sweep = now + self._rules.forget_s
         oldest = now - self._rules.forget_s
@@ -89,7 +90,7 @@ class Quarantine(Generic[K]):
         return len(gone)
 
     def _search(self, targets: Sequence[K], now: float, exclude: Collection[K]) -> Permit[K]:
-        """Pick when the next in turn will not do, or is new."""
+        """Pick a target if the next one in turn is new, or cannot be used without further checks."""
         if now >= self._next_sweep:
             self.prune(now)
         first = self._state(targets[0], len(targets), now)
@@ -112,8 +113,8 @@ class Quarantine(Generic[K]):
         return self._hand_out(first, self._states[targets[chosen]], chosen, now)
 
     def _hand_out(self, first: Target[K], state: Target[K], index: int, now: float) -> Permit[K]:
-        # From the one chosen, not from the one whose turn it was: else the healthy neighbour of a broken target would
-        # get the turns of both.
+        # The rotation goes on from the target that was chosen. If it went on from the one whose turn it was, the next
+        # healthy target after a quarantined one would be used twice as often as others.
         first.turn = index + 1
         state.last_used = now
         state.in_flight += 1

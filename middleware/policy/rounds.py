@@ -1,8 +1,7 @@
-"""Which rows of a batch to ask for again.
+"""Decides which rows of a batch to read again.
 
-One batch read over several rounds: the first asks for every row, each further one only for those whose error may go
-away. Rows are named by their position in the request. Each position ends in exactly one outcome: its row is there, or
-an error.
+A batch is read in rounds: the first requests every row, each further one only the rows whose error is retryable. Rows
+are identified by their position in the request. Each position ends with exactly one outcome: its row, or an error.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ E = TypeVar("E")
 
 
 class Rounds(Generic[E]):
-    """Positions 0..n-1 of one batch read, over at most `max_rounds` rounds.
+    """Tracks the outcomes of positions 0..n-1 of one batch over at most `max_rounds` rounds.
 
-    Errors are opaque: whoever records one says whether it is retryable. Ask for `pending()`, `record` what came, and go
-    on until it is empty; then the batch is `done`, or has to `give_up` with `errors`.
+    Errors are opaque: `record` is told which are retryable. The caller reads the rows in `pending()` and records the
+    outcomes until nothing is pending; then either `done` or `give_up` is true, the latter with `errors`.
 
     Args:
-        n: rows in the batch.
-        max_rounds: rounds in all, the first included. Three: below each round lie attempts on several ports already, so
-            a row that fails three times over is not unlucky.
+        n: Number of rows in the batch.
+        max_rounds: Number of rounds, the first included. 3 by default: each round makes attempts on several ports, so a
+            row that fails in three rounds does not fail by chance.
 
     Raises:
         ValueError: n is negative or max_rounds is below 1.
@@ -43,17 +42,17 @@ class Rounds(Generic[E]):
         self.max_rounds = max_rounds
         self.used = 0  # rounds recorded so far
         self._pending = tuple(range(n))
-        self._latest: dict[int, E] = {}  # of every position whose row is not there, once it was asked for
+        self._latest: dict[int, E] = {}  # latest error of every position that was requested and has no row
 
     def pending(self) -> tuple[int, ...]:
-        """Positions to ask for in the next round, in the order of the request; empty when done or given up."""
+        """Return the positions to request in the next round, in the order of the request; empty after the last one."""
         return self._pending
 
     def record(self, ok: Iterable[int], errors: Mapping[int, tuple[E, bool]]) -> tuple[int, ...]:
-        """Take in what came of one round: rows that are there, and (error, retryable) of those that are not.
+        """Record the outcomes of one round: positions of the rows read, and (error, retryable) of the others.
 
-        Returns what is pending now. ValueError, with nothing changed, unless every pending position and no other is
-        named, each once: a row nobody answered for would be a silent short read.
+        Returns the positions that are pending now. Raises ValueError, and changes nothing, unless each pending position
+        and no other is named exactly once: a row without an outcome would silently be missing from the result.
         """
         rows = list(ok)
         self._check(rows, errors)
@@ -69,13 +68,13 @@ class Rounds(Generic[E]):
         return self._pending
 
     def latest(self, position: int) -> E:
-        """Return the latest error of a position whose row is not there; KeyError where there is none."""
+        """Return the latest error of a position without a row; raise KeyError if there is none."""
         return self._latest[position]
 
     def stop(self) -> None:
-        """Ask no more, though rounds are left (no time, no budget): what is pending ends with its latest error.
+        """End the rounds early, for lack of time or budget: pending positions end with their latest error.
 
-        ValueError before the first round: there is no error yet to end with.
+        Raises ValueError before the first round, when there are no errors yet.
         """
         if self._pending and not self.used:
             raise ValueError("stopped before the first round")
@@ -83,17 +82,17 @@ class Rounds(Generic[E]):
 
     @property
     def done(self) -> bool:
-        """Every row is there."""
+        """Whether every row was read."""
         return not self._pending and not self._latest
 
     @property
     def give_up(self) -> bool:
-        """Some rows will not come: rounds are used up, stopped, or nothing that is left may be asked for again."""
+        """Whether rows failed for good: the rounds are used up or stopped, or no remaining error is retryable."""
         return not self._pending and bool(self._latest)
 
     @property
     def errors(self) -> dict[int, E]:
-        """Positions that will not come and why, in the order of the request; what is pending is not among them."""
+        """Errors of the positions that failed for good, in the order of the request; without pending positions."""
         asked_again = set(self._pending)
         return {position: self._latest[position] for position in sorted(self._latest) if position not in asked_again}
 
