@@ -20,33 +20,33 @@ __all__ = ["SlotMapping"]
 
 
 class SlotMapping(Layer):
-    """Locates and reads, places and writes, looks for claims, so that the layers below see what can fail alone.
+    """Composes sample calls of slot calls, so that the layers below can retry each slot on its own.
 
-    The compositions are :func:`~asyncdp.compose.reads.read_rows`, :func:`~asyncdp.compose.writes.write_rows` and
-    :func:`~asyncdp.compose.waits.claim_until`. A transport without slot_addressable gets its reads as they are, one
-    without slot_writes its puts.
+    It does so with :func:`~asyncdp.compose.reads.read_rows`, :func:`~asyncdp.compose.writes.write_rows` and
+    :func:`~asyncdp.compose.waits.claim_until`. Reads are passed on unchanged to a transport without the capability
+    slot_addressable, puts to one without slot_writes.
     """
 
     @handles(GetSamples)
     async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
-        """Read by slots, where the transport can be addressed by them."""
+        """Read by slots, if the transport is slot-addressable."""
         if not self.capabilities.slot_addressable:
             return await self.inner.execute(call, ctx)
         return await read_rows(self.inner.execute, call, ctx)
 
     @handles(PutSamples)
     async def put(self, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
-        """Write by slots, where the transport can."""
+        """Write by slots, if the transport supports that."""
         if not self.capabilities.slot_writes:
             return await self.inner.execute(call, ctx)
         return await write_rows(self.inner.execute, call, ctx)
 
     @handles(ClaimMeta)
     async def claim(self, call: ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-        """Look until a batch is ready or time is up."""
+        """Poll until a batch is ready or the time is up."""
         return await claim_until(self.inner.execute, call, ctx)
 
     @handles(WaitPartition)
     async def wait(self, call: WaitPartition, ctx: CallContext) -> None:
-        """Look until the partition is there or time is up."""
+        """Poll until the partition is registered or the time is up."""
         await partition_until(self.inner.execute, call, ctx)

@@ -1,9 +1,9 @@
-"""What a cancelled or unanswered mutation left to be settled.
+"""The open outcomes of mutations that were cancelled or not answered.
 
-A cancel must not wait, so what needs I/O afterwards is written down here, synchronously, and settled before the next
-mutation that touches the same ids, and in close(). An open outcome is a call to be sent: ``Resolve`` (did the put or
-clear happen? if it has not arrived yet, it never will), ``AbandonClaim`` (give back what nobody got), ``Abort`` (free
-the slots that were reserved).
+A cancelled call must not wait for I/O, so its open outcome is recorded here, synchronously, and resolved before the
+next mutation that concerns the same ids, or in close(). An open outcome is a call to be sent: ``Resolve`` finds out
+whether a put or clear happened, and has it refused if it arrives later; ``AbandonClaim`` releases a claim that was not
+received; ``Abort`` frees reserved slots.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["PendingOutcome", "PendingOutcomes"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PendingOutcome:
-    """One call that has to be sent.
+    """An open outcome, with the call that resolves it.
 
     Attributes:
-        call: What to send.
-        op_id: Of the user call that left it; ``call`` is sent under it.
-        deadline: When that user call ran out of time, by the client's clock.
-        partition_id: The partition it concerns; None: it is resolved before any mutation.
-        sample_ids: The ids it concerns; None: the whole partition.
-        task_name: The task it concerns; None: any.
-        on_refused: Calls to send as well where the answer is that the mutation never happened.
+        call: Call to send.
+        op_id: op_id of the user call that left the outcome open.
+        deadline: Deadline of that user call, on the client's clock.
+        partition_id: Partition concerned; None: the outcome is resolved before any mutation.
+        sample_ids: Ids concerned; None: the whole partition.
+        task_name: Task concerned; None: any.
+        on_refused: Further calls to send if the mutation turns out not to have happened.
     """
 
     call: Call[Any]
@@ -42,7 +42,7 @@ class PendingOutcome:
     on_refused: tuple[Call[Any], ...] = ()
 
     def concerns(self, partition_id: str | None, sample_ids: Iterable[str] | None, task_name: str | None) -> bool:
-        """Whether a mutation of these ids, or of this task, has to wait until the outcome is resolved."""
+        """Return whether a mutation of these ids, or of this task, has to wait until the outcome is resolved."""
         if self.partition_id is None or partition_id is None:
             return True
         if self.partition_id != partition_id:
@@ -60,7 +60,7 @@ class PendingOutcomes:
     __slots__ = ("_open", "_under_way")
 
     def __init__(self) -> None:
-        """Begin with none."""
+        """Start without open outcomes."""
         self._open: dict[int, PendingOutcome] = {}
         self._under_way: set[str] = set()
 
@@ -73,12 +73,12 @@ class PendingOutcomes:
         return iter(list(self._open.values()))
 
     def record(self, outcome: PendingOutcome) -> PendingOutcome:
-        """Keep an outcome until it is resolved."""
+        """Add an outcome, which is kept until it is resolved, and return it."""
         self._open[id(outcome)] = outcome
         return outcome
 
     def resolved(self, outcome: PendingOutcome) -> None:
-        """Forget an outcome; twice is fine."""
+        """Remove an outcome; does nothing if it was removed before."""
         self._open.pop(id(outcome), None)
 
     def due(
@@ -94,7 +94,7 @@ class PendingOutcomes:
 
     @contextmanager
     def under_way(self, op_id: str) -> Iterator[None]:
-        """Let nobody else settle what a user call leaves open while it may still get its answer by asking again."""
+        """Keep other calls from resolving the outcomes of a user call while it may still get its answer by a retry."""
         self._under_way.add(op_id)
         try:
             yield

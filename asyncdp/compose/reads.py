@@ -1,4 +1,4 @@
-"""Reading: locate the rows, read their slots host by host, put them together."""
+"""Composes GetSamples of slot calls: locate the rows, read their slots host by host, assemble the result."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["fan_out", "partial_read", "read_rows"]
 async def fan_out(
     send: Callable[[Any, CallContext], Awaitable[Any]], calls: Sequence[Any], ctx: CallContext
 ) -> list[Any]:
-    """Send several calls at once and return, for each, its result or its error; errors never cancel their siblings."""
+    """Send calls concurrently and return the result or the error of each; an error does not cancel the others."""
     out: list[Any] = [None] * len(calls)
 
     async def one(at: int) -> None:
         try:
             out[at] = await send(calls[at], ctx)
-        except Exception as err:  # noqa: BLE001 - as a value: raised in a task group it would cancel the others
+        except Exception as err:  # noqa: BLE001 - returned, since raised in a task group it would cancel the others
             out[at] = err
 
     async with anyio.create_task_group() as group:
@@ -40,12 +40,12 @@ async def fan_out(
 
 
 Read = tuple[Block, Sequence[int]]
-#: What a ref asks for: host, epoch, slot, generation, fields, rows.
+#: Identifies what a ref reads: host id, epoch, slot, generation, fields, positions of the rows in the slot.
 Place = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 
 async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
-    """Send one request per host; return each with its answer or its error."""
+    """Send one request per host; return each request with its result or its error."""
     if all(ref.host is refs[0].host for ref in refs):
         calls = [ReadSlots(refs[0].host, tuple(refs))]
     else:
@@ -64,9 +64,9 @@ async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tu
 async def _read_refs(
     send: Send, refs: Sequence[SlotRef], ctx: CallContext
 ) -> tuple[list[Read], dict[int, DataPlaneError], set[Place]]:
-    """Read refs, grouped by host.
+    """Read refs, with one request per host.
 
-    Returns blocks with the rows they hold, an error per row that failed, and which places were stale.
+    Returns the blocks with the positions of their rows, an error per row that failed, and the places that were stale.
     """
     reads: list[Read] = []
     failed: dict[int, DataPlaneError] = {}
@@ -82,7 +82,7 @@ async def _read_refs(
             if isinstance(problem, StaleSlotError):
                 stale.add(_place(call.refs[at]))
             for row in call.refs[at].rows:
-                # A stale slot outweighs a fault: the row has to be located again anyway.
+                # StaleSlotError takes precedence over other errors, since the row has to be located again anyway.
                 if row not in failed or isinstance(problem, StaleSlotError):
                     failed[row] = problem
         for part in result.parts:
@@ -94,7 +94,7 @@ async def _read_refs(
 
 
 def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read]:
-    """Drop whole rows from what was read."""
+    """Remove whole rows from what was read."""
     out: list[Read] = []
     for block, rows in reads:
         keep = [at for at, row in enumerate(rows) if row not in gone]
@@ -106,13 +106,13 @@ def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read
 
 
 async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDict:
-    """Serve GetSamples: locate the rows, read their slots host by host, put them together.
+    """Serve GetSamples: locate the rows, read their slots host by host, and assemble the result.
 
-    A stale slot discards its whole rows; they are located and read once more, so that no row is put together from two
-    lives. A row that is gone by then, lives again, or still has the same slot is StaleSlotError.
+    Rows of which a slot is stale are discarded as a whole, located, and read once more, so that no row is assembled
+    from two lives. A row that is gone by then, has begun another life, or still has the same slot is StaleSlotError.
 
     Raises:
-        PartialReadError: Not all rows came (also where none came: its ``errors`` tell).
+        PartialReadError: Some rows, or all, could not be read; its ``errors`` have the reasons.
     """
     n = len(call.sample_ids)
     located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles), ctx)
@@ -140,9 +140,9 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
 async def _read_again(
     send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[Place]], ctx: CallContext
 ) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec]]:
-    """Locate and read the rows once more that were in stale places, by the incarnation that was meant.
+    """Locate and read rows again whose slots were stale, bound to the incarnations that were located before.
 
-    ``gone``: these rows, by their positions in the request, and the places, which nobody asks a second time.
+    ``gone`` has the positions of these rows in the request, and the stale places, which are not read again.
     """
     stale, places = gone
     ids = tuple(call.sample_ids[row] for row in stale)
@@ -178,10 +178,10 @@ async def _read_again(
 
 
 def _place(ref: SlotRef) -> Place:
-    """What a ref asks for.
+    """Return the place that a ref reads.
 
-    The rows belong to it: of a slot that holds several, one that died makes the whole read stale, and the same slot
-    without that row is another read. So do the fields: without the one that was replaced it is another read, too.
+    It includes rows and fields. If one of several rows of a slot was removed, or one of its fields replaced, the whole
+    read is stale, whereas the same slot without that row or field can be read.
     """
     return ref.host.id, ref.host.epoch, ref.slot, ref.generation, ref.fields, tuple(ref.index)
 
@@ -194,7 +194,7 @@ def _partial(
     specs: Mapping[str, FieldSpec],
     ctx: CallContext,
 ) -> PartialReadError:
-    """Keep the rows that came."""
+    """Return the error that holds the rows that were read."""
     n = len(call.sample_ids)
     came = [row for row in range(n) if row not in failed]
     where = {row: at for at, row in enumerate(came)}
@@ -212,7 +212,7 @@ def _partial(
 def partial_read(
     meta: KVBatchMeta, rows: Block | TensorDict, failed: Mapping[int, DataPlaneError], *, op: str
 ) -> PartialReadError:
-    """Make the error that keeps ``rows``, the rows of ``meta`` that are not in ``failed``."""
+    """Return the error that holds ``rows``, which are the rows of ``meta`` that are not in ``failed``."""
     lost = sorted(failed)
     kinds: dict[str, int] = {}
     for err in failed.values():

@@ -1,4 +1,4 @@
-"""Waiting: look for a batch, or for a partition, until it is there or time is up."""
+"""Composes ClaimMeta and WaitPartition of slot calls: poll until there is a result or the time is up."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ __all__ = ["claim_until", "partition_until"]
 
 
 def _margin(timeout_s: float) -> float:
-    """How long before the deadline the last look ends: its answer must be here in time, on a busy machine too."""
+    """Return how long before the deadline the last poll ends, so that its answer arrives in time on a busy machine."""
     return min(0.1 * timeout_s, 0.15)
 
 
 async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchMeta:
-    """Serve ClaimMeta: look until a batch is ready or time is up.
+    """Serve ClaimMeta: poll until a batch is ready or the time is up.
 
-    All looks of one claim share its op_id, which is the claim id: a look whose answer was lost gets the same batch when
-    it is asked again. Faults that the layers below gave up on do not end a blocking claim before its time. Without time
-    (``timeout_s=0``) it looks once.
+    All polls of one claim have the same op_id, which is the claim id: a poll whose answer was lost gets the same batch
+    when it is repeated. A retryable error, on which the layers below have given up, does not end a blocking claim
+    before its deadline. With ``timeout_s=0`` there is one poll.
 
     Raises:
-        ClaimNotReady: Too few samples by the deadline, nothing was claimed.
-        DataPlaneError: The last look was not answered, with its error.
+        ClaimNotReady: Too few samples were ready by the deadline; nothing was claimed.
+        DataPlaneError: The last poll failed with this error.
     """
     need = call.batch_size if call.min_batch_size is None else call.min_batch_size
     look = TryClaim(
@@ -47,10 +47,10 @@ async def claim_until(send: Send, call: ClaimMeta, ctx: CallContext) -> KVBatchM
 
 
 async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ctx: CallContext) -> KVBatchMeta:
-    """Look again and again until there is a batch, or no time for another look."""
+    """Poll until there is a batch, or no time for another poll."""
     env = ctx.env
     margin = _margin(max(0.0, ctx.remaining()))
-    unsure = False  # some look since the last answer may have claimed
+    unsure = False  # a poll since the last answer may have claimed
     while True:
         began = env.clock.now()
         left = max(0.0, ctx.deadline - margin - began)
@@ -71,11 +71,11 @@ async def _look_until(send: Send, look: TryClaim, call: ClaimMeta, need: int, ct
         if ended < ctx.deadline - margin and not ctx.looks_once:
             if problem is not None or ended - began < wait:
                 await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
-            if ctx.remaining() > 0:  # else overslept: a look without time would only hide what the last one said
+            if ctx.remaining() > 0:  # after the deadline, a poll would fail and hide the result of the last one
                 continue
         if problem is not None:
             raise problem
-        assert seen is not None  # noqa: S101 - there is a problem or an answer
+        assert seen is not None  # noqa: S101 - there is an error or an answer
         raise _not_ready(call, need, seen)
 
 
@@ -101,7 +101,7 @@ def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:
 
 
 async def partition_until(send: Send, call: WaitPartition, ctx: CallContext) -> None:
-    """Serve WaitPartition: look until the partition is there or time is up.
+    """Serve WaitPartition: poll until the partition is registered or the time is up.
 
     Raises:
         DataPlaneTimeout: Nobody registered it in time.
@@ -123,7 +123,7 @@ async def partition_until(send: Send, call: WaitPartition, ctx: CallContext) -> 
         if ended < ctx.deadline - margin and not ctx.looks_once:
             if ended - began < wait:
                 await ctx.pause(min(env.claim_poll_s, ctx.deadline - margin - ended))
-            if ctx.remaining() > 0:  # else overslept, as in a claim
+            if ctx.remaining() > 0:  # as in a claim
                 continue
         if problem is not None:
             raise problem

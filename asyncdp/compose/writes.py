@@ -1,4 +1,4 @@
-"""Writing: place, reserve, write, publish."""
+"""Composes PutSamples of slot calls: place, reserve, write, publish."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["write_rows", "written"]
 
 
 class _Stored(NamedTuple):
-    """What was written and waits to be published."""
+    """The slots that were written and have to be published."""
 
     refs: tuple[SlotRef, ...]
     specs: Mapping[str, FieldSpec]
@@ -35,17 +35,17 @@ class _Stored(NamedTuple):
 
 
 async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
-    """Serve PutSamples: place, reserve, write, publish. Nothing is visible before publish, which is all or nothing.
+    """Serve PutSamples: place, reserve, write, publish. Nothing is visible before publish, which is atomic.
 
-    A host that fails or is full is left for a spare one. What a failed put reserved is given back at once, what a
-    cancelled one reserved with the next mutation.
+    If a host fails or is full, a spare one is used. The slots that a failed put reserved are freed at once, those of a
+    cancelled one before the client's next mutation.
     """
     names = field_names(call.fields)
     touched: list[PendingOutcome] = []
     try:
         stored = await _store(send, call, names, touched, ctx) if names else _Stored((), {}, {})
     except BaseException as err:
-        # Owed from here on only: another mutation of this client would settle it, and this one was still under way.
+        # Not recorded earlier, since another mutation of this client would have freed the slots of a put in flight.
         for outcome in touched:
             ctx.env.pending_outcomes.record(outcome)
         if isinstance(err, DataPlaneError):
@@ -66,7 +66,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
         )
         done = await send(publish, ctx)
     except DataPlaneError as err:
-        if not err.ambiguous:  # else nobody knows yet, and what is owed for the publish itself covers the slots
+        if not err.ambiguous:  # else the outcome is open, and the one recorded for the Publish includes the slots
             for outcome in touched:
                 ctx.env.pending_outcomes.record(outcome)
             await _give_back(send, touched, ctx)
@@ -75,7 +75,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
 
 
 def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
-    """Return the meta of a put: the rows that were written, with their lives and whether they are new."""
+    """Return the meta of a put: the rows that were written, with their handles and whether they are new."""
     meta = KVBatchMeta(
         call.partition_id,
         sample_ids=list(call.sample_ids),
@@ -93,7 +93,7 @@ def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchM
 async def _store(
     send: Send, call: PutSamples, names: tuple[str, ...], touched: list[PendingOutcome], ctx: CallContext
 ) -> _Stored:
-    """Place the rows and write them into reserved slots; what was reserved is noted in ``touched``."""
+    """Place the rows and write them into reserved slots; append an Abort for each host used to ``touched``."""
     n = len(call.sample_ids)
     placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
     fields = call.fields
@@ -121,10 +121,10 @@ async def _write_share(
     touched: list[PendingOutcome],
     ctx: CallContext,
 ) -> tuple[SlotRef, ...]:
-    """Reserve and write the rows of one share on the first host that takes them; only the last one is waited for."""
+    """Reserve and write the rows of one share on the first host that accepts them; wait for the last one only."""
     problem: DataPlaneError | None = None
     for host in hosts:
-        # Noted before anything is sent, so that a cancel at any await leaves no slot behind.
+        # Appended before anything is sent, so that a cancel at any await leaks no slot.
         outcome = PendingOutcome(Abort(host, ctx.op_id), ctx.op_id)
         touched.append(outcome)
         try:
@@ -132,7 +132,7 @@ async def _write_share(
         except DataPlaneError as err:
             if isinstance(err, DataPlaneBadRequest) or not err.retryable or ctx.remaining() <= 0:
                 raise
-            # A host that is full is no fault; what the others say matters more.
+            # Errors of other hosts are more informative than a host being full.
             if problem is None or isinstance(problem, DataPlaneNotReady):
                 problem = err
             ctx.emit("host_skipped", host=host.id, reason=type(err).__name__)
@@ -155,7 +155,7 @@ async def _write_at(
     *,
     spare: bool,
 ) -> tuple[SlotRef, ...]:
-    """Reserve and write the rows of one share on a host; ``spare``: another one can take them."""
+    """Reserve and write the rows of one share on a host; ``spare`` says whether another host can take them."""
     first_row, sizes = share
     reserve = Reserve(host, names, sizes, first_row, spare=spare)
     refs = await send(reserve, ctx)
@@ -164,14 +164,14 @@ async def _write_at(
     except (DataPlaneUnavailable, DataPlaneTimeout) as err:
         if not (err.may_reserve_again and err.retryable and ctx.remaining() > 0):
             raise
-        # It may have died in between, and what it reserved with it: now that it is back, it is asked for space anew.
+        # The host may have restarted in between and lost the reservation, so space is reserved again.
         refs = await send(reserve, ctx)
         await send(WriteSlots(host, refs, block), ctx)
     return refs
 
 
 async def _give_back(send: Send, unresolved: Iterable[PendingOutcome], ctx: CallContext) -> None:
-    """Send what is owed, as far as time and the backend allow; the rest stays owed."""
+    """Resolve the outcomes as far as time and the backend allow; the others stay recorded."""
     for outcome in unresolved:
         if ctx.remaining() <= 0:
             return

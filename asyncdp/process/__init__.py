@@ -1,1 +1,1 @@
-"""What concerns the whole process: forks, the end of an event loop, tracebacks, files that only their user may read."""
+"""Code that concerns the whole process: forks, the end of event loops, tracebacks, private files."""

@@ -1,10 +1,10 @@
-"""What a fork does to what this process holds: the child keeps a copy that reaches nobody.
+"""Detaches a forked child from the descriptors and native state of its parent.
 
-A forked child shares its parent's sockets, pipes and epoll descriptors: what it writes, registers or removes there (a
-finalizer is enough) happens to the parent, and while it holds them, no peer sees that the parent closed its own.
-So in the child each object that was registered by :func:`on_fork` replaces its descriptors by dead ones, and keeps
-native state, whose destructors would act for the parent, for the rest of its life. It asks nobody, waits for nothing,
-and takes no lock.
+A forked child shares its parent's sockets, pipes and epoll descriptors: what it writes, registers or removes there
+(a finalizer is enough) affects the parent, and while it holds them, peers do not see that the parent closed its own.
+So in the child each object that was registered with :func:`on_fork` replaces its descriptors by unconnected ones, and
+keeps native state, whose destructors would act on the parent's resources, until the child ends. It does no I/O, does
+not wait, and takes no lock.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ __all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "si
 
 
 class Forked(Protocol):
-    """Something that has to change in a forked child."""
+    """An object that has to be detached from the parent in a forked child."""
 
     def after_fork(self) -> None:
-        """Let go of what is the parent's; called in the child, before anything else runs there."""
+        """Detach from the parent's resources; called in the child, before anything else runs there."""
 
 
-#: What has to be told. Module state because os.register_at_fork cannot be undone: one hook serves all.
+#: Objects and loops to handle in a child. They are module state since os.register_at_fork cannot be undone, so that one
+#: hook has to serve all of them.
 _HELD: weakref.WeakSet[Forked] = weakref.WeakSet()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _HOOKED: list[bool] = []
@@ -44,10 +45,10 @@ def on_fork(held: Forked) -> None:
 
 
 def on_fork_of_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Give each child's copy of an event loop descriptors of its own.
+    """Give the copy of an event loop in each forked child descriptors of its own.
 
-    The epoll descriptor of asyncio's loops is shared with a child: a transport that is closed there, if only by the
-    collector, would stop the parent's loop from watching its own socket. uvloop sees to that itself.
+    A child shares the epoll descriptor of asyncio's loops: if a transport is closed there, for example by the garbage
+    collector, the parent's loop would stop watching the parent's socket. uvloop handles this itself.
     """
     _hook()
     _LOOPS.add(loop)
@@ -66,15 +67,15 @@ def _after_fork() -> None:
     for one in held:
         try:
             one.after_fork()
-        except Exception:  # noqa: BLE001 - the others have to be told all the same
+        except Exception:  # noqa: BLE001 - the other objects have to be handled all the same
             traceback.print_exc()
     for loop in loops:
-        with contextlib.suppress(OSError, AttributeError, ValueError):  # closed, or not asyncio's own
+        with contextlib.suppress(OSError, AttributeError, ValueError):  # the loop is closed, or not one of asyncio
             _own_descriptors(loop)
 
 
 def _own_descriptors(loop: Any) -> None:
-    """Put a new epoll descriptor, which watches the same, in the place of the shared one; the self-pipe as well."""
+    """Replace the shared epoll descriptor by a new one that watches the same descriptors, and the self-pipe too."""
     selector, reading, writing = loop._selector, loop._ssock, loop._csock  # noqa: SLF001 - there is no public way
     near, far = socket.socketpair()
     for end in (near, far):
@@ -91,13 +92,13 @@ def _own_descriptors(loop: Any) -> None:
 
 
 def _replace(fd: int, by: int) -> None:
-    """Put one descriptor in the place of another."""
+    """Make ``fd`` refer to what ``by`` refers to, and close ``by``."""
     os.dup2(by, fd, inheritable=False)
     os.close(by)
 
 
 def sever(fd: int) -> None:
-    """Put a socket without a peer in the place of a descriptor: what is done with it from now on reaches nobody."""
+    """Replace a descriptor by a socket without a peer, so that operations on it have no effect outside the process."""
     if fd < 0:
         return
     near, far = socket.socketpair()
@@ -107,11 +108,11 @@ def sever(fd: int) -> None:
 
 
 def silence(fd: int) -> None:
-    """Put one that never has news in the place of a descriptor that an event loop watches."""
+    """Replace a descriptor that an event loop watches by one that never becomes readable."""
     with contextlib.suppress(OSError):
         _replace(fd, os.eventfd(0))
 
 
 def keep_for_ever(held: object) -> None:
-    """Keep an object from ever being destroyed, at the end of the interpreter either."""
+    """Keep an object from ever being destroyed, even at the end of the interpreter."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))

@@ -1,7 +1,7 @@
-"""Files and folders that only their user may read or write: secrets, and what must not be put there by somebody else.
+"""Reads and writes files and folders that only their user may access: secrets, and data that others must not plant.
 
-Another user of the machine may make a file, a link or a folder first, where its name can be foretold. So a file is made
-exclusively or replaced whole, and owner and mode are looked at before anything is read or used, as sshd does it.
+Another user of the machine could create a file, link or folder first if its name is predictable. So a file is created
+exclusively or replaced as a whole, and owner and mode are checked before anything is read or used, as sshd does.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ __all__ = ["check_owner", "check_path", "private_folder", "read_private", "write
 
 
 def check_owner(found: os.stat_result, what: str, *, forbidden: int = 0o077) -> None:
-    """Check that something belongs to this process' user and that others may not do what ``forbidden`` says.
+    """Check that a file or folder belongs to the user of this process and has none of the ``forbidden`` mode bits.
 
     Args:
-        found: What fstat or lstat says of it.
+        found: Result of fstat or lstat for it.
         what: Its name in the error.
         forbidden: Mode bits that must not be set.
 
     Raises:
-        PermissionError: It belongs to another user, or its mode grants others too much; both are named.
+        PermissionError: It belongs to another user, or its mode has forbidden bits; the error names owner or mode.
     """
     me = os.geteuid()
     if found.st_uid != me:
@@ -37,20 +37,20 @@ def check_owner(found: os.stat_result, what: str, *, forbidden: int = 0o077) -> 
 def _written_by_others(found: os.stat_result) -> int:
     """Return the mode bits that let others write.
 
-    A group with the user's own number has, by the custom of Linux, no other member: with a umask of 002 all folders of
-    a user are open to it.
+    Write permission of a group with the same number as the user is allowed: by convention on Linux it has no other
+    members, and with a umask of 002 all folders of a user are writable by it.
     """
     return found.st_mode & (0o002 if found.st_gid == found.st_uid else 0o022)
 
 
 def check_path(folder: Path) -> None:
-    """Check that no other user can replace or redirect what lies under a path.
+    """Check that no other user can replace or redirect files under a path.
 
-    Each folder on the way, and each link, must belong to this user or to root; others may write to a folder only where
-    the sticky bit keeps them from renaming what is not theirs (/tmp).
+    Each folder and link of the path must belong to this user or to root. Others may have write access to a folder only
+    if its sticky bit keeps them from renaming files of other users, as in /tmp.
 
     Raises:
-        PermissionError: A link or folder on the way is another user's, or open to others; it is named.
+        PermissionError: A link or folder of the path belongs to another user, or is writable by others; it is named.
     """
     absolute = Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would follow links that are not checked yet
     mine = (0, os.geteuid())
@@ -68,11 +68,11 @@ def check_path(folder: Path) -> None:
 
 
 def private_folder(folder: Path) -> None:
-    """Make a folder of mode 700 where there is none, and check that no other user can put anything into it.
+    """Create a folder of mode 700 if it does not exist, and check that no other user can write to it.
 
     Raises:
-        PermissionError: The folder belongs to another user or others may write to it, or see :func:`check_path`.
-        NotADirectoryError: It is no folder.
+        PermissionError: The folder belongs to another user, others may write to it, or :func:`check_path` fails.
+        NotADirectoryError: The path exists and is no folder.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -87,9 +87,9 @@ def read_private(file: Path) -> str:
     """Read a file that only this user may read or write; a link is not followed.
 
     Raises:
-        FileNotFoundError: It is not there.
-        PermissionError: It is another user's, or open to others.
-        OSError: It is a link, or no regular file.
+        FileNotFoundError: The file does not exist.
+        PermissionError: The file belongs to another user, is accessible to others, or is no regular file.
+        OSError: The path is a link.
     """
     with os.fdopen(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)) as opened:
         found = os.fstat(opened.fileno())
@@ -100,16 +100,16 @@ def read_private(file: Path) -> str:
 
 
 def write_private(file: Path, text: str, *, replace: bool = True) -> None:
-    """Write a file of mode 600, whole or not at all. What was there before, also a link, is replaced, not followed.
+    """Write a file of mode 600 atomically. An existing file or link is replaced; a link is not followed.
 
     Args:
-        file: Where to write.
-        text: What to write.
-        replace: Whether a file that is there already is replaced.
+        file: Path of the file.
+        text: Content of the file.
+        replace: Whether to replace an existing file.
 
     Raises:
-        FileExistsError: It is there already, and is not to be replaced.
-        OSError: It cannot be written, or cannot be kept from others (see :func:`check_path`).
+        FileExistsError: The file exists and ``replace`` is False.
+        OSError: The file cannot be written, or :func:`check_path` fails.
     """
     check_path(file.parent)
     draft = file.with_name(f".{file.name}.{secrets.token_hex(8)}")

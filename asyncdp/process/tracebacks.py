@@ -1,4 +1,4 @@
-"""What an uncaught error prints: the verb, the cause's text, and the last frame of each; not every frame between."""
+"""Shortens what an uncaught error prints to the verb, the text of the cause, and the last frame of each."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ if TYPE_CHECKING:
 
 __all__ = ["FULL", "shorten"]
 
-#: Set to 1, errors keep all their frames and causes, in every process that inherits the variable.
+#: Environment variable; if it is 1, errors keep all their frames and causes, in every process that inherits it.
 FULL = "ASYNCDP_FULL_TRACEBACKS"
 
 
 def shorten(err: BaseException, at: FrameType | None = None) -> None:
-    """Leave an error, its cause and what lies behind them one frame each: the one that raised it.
+    """Reduce the traceback of an error, and those of its causes and contexts, to the frame that raised each of them.
 
-    Of the chain only the direct cause is printed. What is behind that stays in ``__context__``, for a debugger. Layers
-    and libraries between a verb and a socket are some sixty frames, which hold the tensors of the call as well.
+    Only the direct cause is printed; further ones stay in ``__context__``, for a debugger. The layers and libraries
+    between a verb and a socket are some sixty frames, which also keep the tensors of the call alive.
 
     Args:
         err: The error, about to be raised once more.
-        at: The frame that raises it, which is not kept: it is added again.
+        at: The frame that will raise it, which is left out since raising adds it again.
     """
     if os.environ.get(FULL, "0") not in ("", "0"):
         return

@@ -1,1 +1,1 @@
-"""Rows in memory: columns of tensors and objects, and how a user's values become them."""
+"""Rows in memory: columns of tensors and objects, and the conversion of users' values to and from them."""

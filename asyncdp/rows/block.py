@@ -1,13 +1,13 @@
-"""Rows in columnar form: what travels between the verbs and the storage.
+"""Rows in columnar form, in which they are passed between the verbs and the storage.
 
-A :class:`Block` holds n rows, one :class:`Column` per field. Three kinds of column carry everything a plane carries:
+A :class:`Block` holds n rows, with one :class:`Column` per field. There are three kinds of column:
 
-* :class:`Dense`: rows of one shape, one tensor ``(n, *shape)``;
-* :class:`Ragged`: rows that differ in one dimension, one tensor of all their values and n + 1 offsets;
-* :class:`Objects`: anything that is no tensor, each row encoded to bytes by the transport's codec.
+* :class:`Dense`: rows of one shape, as one tensor ``(n, *shape)``;
+* :class:`Ragged`: rows that differ in one dimension, as one tensor of all their values and n + 1 offsets;
+* :class:`Objects`: rows that are no tensors, each encoded to bytes by the transport's codec.
 
-No Python object is made per tensor row. :func:`assemble` puts the columns of many reads together with one allocation
-per field, and none when everything came in one piece.
+No Python object is made per tensor row. :func:`assemble` joins the columns of many reads with one allocation per field,
+or none if all rows came in one piece.
 """
 
 from __future__ import annotations
@@ -62,7 +62,14 @@ __all__ = [
 
 @dataclass(slots=True)
 class Block:
-    """``n`` rows of some fields, in columns; ``specs`` says how leaves look to the user, ``codec`` decodes objects."""
+    """Rows of some fields in columnar form.
+
+    Attributes:
+        n: Number of rows.
+        columns: One column of ``n`` rows per field.
+        specs: Specs of the fields, by which columns are converted to the user's leaves.
+        codec: Encodes and decodes objects.
+    """
 
     n: int
     columns: dict[str, Column]
@@ -77,10 +84,10 @@ class Block:
         specs: Mapping[str, FieldSpec] | None = None,
         codec: ObjectCodec = PICKLE,
     ) -> Block:
-        """Turn a user's fields into columns; tensors are shared with the user until somebody copies them.
+        """Make a block of a user's fields; tensors share memory with the user's as far as possible.
 
         Raises:
-            DataPlaneBadRequest: A leaf cannot be carried, or does not fit the spec that the partition fixed.
+            DataPlaneBadRequest: A leaf cannot be stored unchanged, or does not fit the spec that the partition fixed.
         """
         specs = {} if specs is None else specs
         columns: dict[str, Column] = {}
@@ -98,7 +105,7 @@ class Block:
         return sum(column.nbytes for column in self.columns.values())
 
     def row_nbytes(self) -> npt.NDArray[np.int64]:
-        """Payload bytes of each row, shape ``(n,)``."""
+        """Return the payload bytes of each row, shape ``(n,)``."""
         total = np.zeros(self.n, dtype=np.int64)
         for column in self.columns.values():
             total += column.row_nbytes()
@@ -110,7 +117,7 @@ class Block:
         return Block(len(rows), {f: self.columns[f].take(rows) for f in names}, self.specs, self.codec)
 
     def observed(self) -> dict[str, FieldSpec]:
-        """What these columns would fix about their fields."""
+        """Return the specs that a put of these columns would fix for their fields."""
         out = {}
         for name, column in self.columns.items():
             known = self.specs.get(name)
@@ -118,11 +125,11 @@ class Block:
         return out
 
     def schema_hash(self) -> int:
-        """Hash of names, kinds, dtypes and the sizes that rows share; the same in every process."""
+        """Return a hash of names, kinds, dtypes and row ranks, see :func:`schema_hash`; the same in every process."""
         return schema_hash(self.columns)
 
     def checksum(self, rows: Rows) -> int:
-        """CRC-32 over the content of these rows, field by field (IEEE 802.3 polynomial, by zlib)."""
+        """Return the CRC-32 over the content of these rows, field by field (IEEE 802.3 polynomial, by zlib)."""
         crc = 0
         for name in sorted(self.columns):
             for piece in self.columns[name].content(rows):
@@ -130,7 +137,7 @@ class Block:
         return crc
 
     def spelled_out(self) -> Block:
-        """Return the same rows with the words of vocabularies instead of their numbers."""
+        """Return the same rows with the words of enum fields instead of their indices in the vocabulary."""
         columns = dict(self.columns)
         for name, column in self.columns.items():
             enum = self.specs[name].enum if name in self.specs else ()
@@ -139,7 +146,7 @@ class Block:
         return Block(self.n, columns, {n: s for n, s in self.specs.items() if not s.enum}, self.codec)
 
     def to_tensordict(self) -> TensorDict:
-        """Make the user's view: dense where rows have one shape, jagged where not or where the field is nested.
+        """Return the rows as the user gets them: dense if they have one shape, jagged if not or if the field is nested.
 
         Raises:
             DataPlaneReadError: An object cannot be decoded in this process; the field is named.
@@ -154,7 +161,7 @@ class Block:
         except Exception as err:
             if not isinstance(column, Objects):
                 raise
-            # As a rule its class is not importable here: the bytes are as they were put.
+            # The bytes are as they were put; usually the object's class cannot be imported here.
             msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
             raise DataPlaneReadError(msg, field=name, cause=err) from err
 
@@ -163,9 +170,9 @@ Piece = tuple[Column, Rows]
 
 
 def _in_place(pieces: Sequence[tuple[Dense, Rows]], n: int) -> torch.Tensor | None:
-    """Return the tensor of which the pieces are parts that lie where they belong, if they do: nothing is to copy then.
+    """Return the whole as a view if the pieces lie in one tensor in their final order, which saves the copy; else None.
 
-    A transport that knows all of a read beforehand has its parts arrive in one buffer.
+    This is so if a transport, which knows the sizes of a read beforehand, receives all its parts into one buffer.
     """
     first = pieces[0][0].values
     storage, per_row, covered = first.untyped_storage().data_ptr(), first[:1].nbytes, 0
@@ -190,7 +197,7 @@ def _join_dense(pieces: Sequence[tuple[Dense, Rows]], n: int) -> Dense:
     if whole is not None:
         return Dense(whole)
     first = pieces[0][0].values
-    # Only the codes of a vocabulary that has grown differ in dtype.
+    # Pieces differ in dtype only if they are the indices of a vocabulary that has grown.
     dtype = first.dtype if len({c.values.dtype for c, _ in pieces}) == 1 else torch.int32
     out = first.new_empty((n, *first.shape[1:]), dtype=dtype)
     for column, rows in pieces:
@@ -221,7 +228,7 @@ def _join_ragged(pieces: Sequence[tuple[Ragged, Rows]], n: int) -> Ragged:
 
 
 def join(pieces: Sequence[Piece], n: int, spec: FieldSpec | None) -> Column:
-    """Put the pieces of one field together; their row positions cover 0..n-1 once. One allocation."""
+    """Join the pieces of one field, whose row positions cover 0..n-1 once, with one allocation."""
     if len(pieces) == 1 and span_of(pieces[0][1]) == (0, n):
         return pieces[0][0]
     head = pieces[0][0]
@@ -252,14 +259,14 @@ def assemble(
     specs: Mapping[str, FieldSpec],
     codec: ObjectCodec,
 ) -> Block:
-    """Put blocks together whose rows, by position, cover each of ``fields`` for rows 0..n-1 exactly once.
+    """Join blocks whose rows cover each of ``fields`` exactly once for each of the positions 0..n-1.
 
     Args:
-        reads: Blocks, each with the positions its rows take in the result.
-        n: Rows of the result.
+        reads: Blocks, each with the positions of its rows in the result.
+        n: Number of rows of the result.
         fields: Fields of the result, in order.
-        specs: How the partition defines them.
-        codec: Decodes objects when the user's view is made.
+        specs: Specs of the fields, as the partition has fixed them.
+        codec: Decodes objects when the result is converted to a TensorDict.
     """
     pieces: dict[str, list[Piece]] = {name: [] for name in fields}
     for block, rows in reads:

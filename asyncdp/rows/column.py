@@ -24,7 +24,7 @@ Rows = Sequence[int]
 
 
 class Column:
-    """One field of n rows."""
+    """One field of n rows; base class of the three kinds of column."""
 
     __slots__ = ()
 
@@ -38,11 +38,11 @@ class Column:
         raise NotImplementedError
 
     def row_nbytes(self) -> npt.NDArray[np.int64]:
-        """Payload bytes of each row, shape ``(n,)``."""
+        """Return the payload bytes of each row, shape ``(n,)``."""
         raise NotImplementedError
 
     def spec(self) -> FieldSpec:
-        """What this column would fix about its field."""
+        """Return the spec that a put of this column would fix for its field."""
         raise NotImplementedError
 
     def take(self, rows: Rows) -> Column:
@@ -50,12 +50,12 @@ class Column:
         raise NotImplementedError
 
     def content(self, rows: Rows) -> Iterator[Any]:
-        """Yield buffers that together are the content of these rows, row by row, for checksums."""
+        """Yield buffers with the content of these rows, row by row, for checksums."""
         raise NotImplementedError
 
 
 def span_of(rows: Rows) -> tuple[int, int] | None:
-    """Return (first, stop) where ``rows`` counts up by one, else None."""
+    """Return (first, stop) if ``rows`` are consecutive ascending positions, else None."""
     if not rows:
         return 0, 0
     first, count = rows[0], len(rows)
@@ -66,18 +66,18 @@ def span_of(rows: Rows) -> tuple[int, int] | None:
     return None
 
 
-#: Torch moves these by index only as other dtypes of the same size.
+#: Dtypes that torch cannot index, and the dtypes of the same size as which they are viewed for that.
 _MOVED_AS = {torch.uint16: torch.int16, torch.uint32: torch.int32, torch.uint64: torch.int64}
 
 
 def picked(values: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
-    """Return a copy of the rows at ``at``, whatever the dtype."""
+    """Return a copy of the rows at the indices ``at``, for any dtype."""
     moved = _MOVED_AS.get(values.dtype)
     return values[at] if moved is None else values.view(moved)[at].view(values.dtype)
 
 
 def scatter(out: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
-    """Write rows to ``at``, whatever the dtype."""
+    """Write rows of ``values`` to the indices ``at`` of ``out``, for any dtype."""
     moved = _MOVED_AS.get(out.dtype)
     if moved is None:
         out[at] = values
@@ -89,9 +89,9 @@ class Dense(Column):
     """Rows of one shape.
 
     Attributes:
-        values: ``(n, *shape)``.
-        nested: Whether they were put as a nested tensor, or a list of tensors: then their field is ragged, in a
-            dimension that these rows do not tell.
+        values: Tensor of shape ``(n, *shape)``.
+        nested: Whether the rows were put as a nested tensor or a list of tensors. Their field is then ragged, in a
+            dimension that cannot be seen from these rows, since they have one shape.
     """
 
     __slots__ = ("nested", "values")
@@ -106,10 +106,10 @@ class Dense(Column):
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.values = thawed(*state)
-        self.nested = False  # what is read is as its field's spec says
+        self.nested = False  # on the reading side the field's spec decides
 
     def fill(self, out: torch.Tensor) -> None:
-        """Copy all rows into ``out``, ``(n, *shape)``; a transport whose rows lie elsewhere copies them from there."""
+        """Copy all rows into ``out`` of shape ``(n, *shape)``; transports override it for rows stored elsewhere."""
         out.copy_(self.values)
 
     def __len__(self) -> int:
@@ -142,10 +142,10 @@ class Ragged(Column):
     """Rows that differ in one dimension.
 
     Attributes:
-        values: ``(sum of lengths, *rest)``; the dimension in which rows differ is moved to the front.
-        offsets: int64 ``(n + 1,)``; row i is ``values[offsets[i]:offsets[i + 1]]``.
-        dim: Which dimension of a row that is.
-        nested: Whether it was put as a nested tensor.
+        values: Tensor of shape ``(sum of lengths, *rest)``; the dimension in which rows differ is moved to the front.
+        offsets: int64 array of shape ``(n + 1,)``; row i is ``values[offsets[i]:offsets[i + 1]]``.
+        dim: The dimension of a row in which rows differ.
+        nested: Whether the rows were put as a nested tensor.
     """
 
     __slots__ = ("dim", "nested", "offsets", "values")
@@ -167,7 +167,7 @@ class Ragged(Column):
         self.values = thawed(*values)
 
     def fill(self, out: torch.Tensor) -> None:
-        """Copy all steps into ``out``, ``(sum of lengths, *rest)``; see :meth:`Dense.fill`."""
+        """Copy all values into ``out`` of shape ``(sum of lengths, *rest)``; see :meth:`Dense.fill`."""
         out.copy_(self.values)
 
     def __len__(self) -> int:
@@ -248,12 +248,12 @@ def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def steps_of(starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the index of each step when rows that start at ``starts`` are laid end to end by ``offsets``."""
+    """Return, for rows with the lengths of ``offsets`` that begin at ``starts``, the index of each of their steps."""
     return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def schema_hash(columns: Mapping[str, Column]) -> int:
-    """Hash of names, kinds, dtypes and row ranks; the same in every process and for any choice of rows."""
+    """Return a hash of names, kinds, dtypes and row ranks; the same in every process and for any subset of rows."""
     parts = []
     for name in sorted(columns):
         column = columns[name]
@@ -267,10 +267,10 @@ def schema_hash(columns: Mapping[str, Column]) -> int:
 
 
 def ragged_view(column: Column, dim: int) -> Ragged:
-    """See any tensor column as a ragged one."""
+    """Return a tensor column as a ragged one."""
     if isinstance(column, Ragged):
         return column
-    assert isinstance(column, Dense)  # noqa: S101 - objects were sorted out by the caller
+    assert isinstance(column, Dense)  # noqa: S101 - the caller passes no Objects
     values = column.values.movedim(dim + 1, 1)
     n, length = values.shape[:2]
     flat = values.reshape(n * length, *values.shape[2:])

@@ -1,7 +1,7 @@
-"""What a partition fixed about one field.
+"""FieldSpec: the type of a field, which the first put of a partition fixes.
 
-TransferQueue's controller gets this file by value, where asyncdp may be missing: nothing of asyncdp is imported here
-but where an error is made.
+This file is sent by value to TransferQueue's controller, where asyncdp may not be installed, so it imports asyncdp only
+where it raises an error.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ __all__ = ["FieldSpec"]
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What a partition fixed about one field.
+    """The type of one field, as a partition has fixed it.
 
     Attributes:
-        kind: ``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing was written.
-        dtype: Of a tensor field.
-        shape: Shape of one row; None stands for the dimension in which rows differ. Rows that were all equal so far do
-            not say which that is, also where they came as a nested tensor.
-        nested: Whether a nested tensor was ever put: then it always comes back as torch.jagged.
-        enum: Vocabulary of an enum field; values travel as indices into it.
+        kind: ``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing has been written.
+        dtype: Dtype of a tensor field.
+        shape: Shape of one row, with None for the dimension in which rows differ. While all rows have had one shape, it
+            has no None, even if they came as a nested tensor.
+        nested: Whether a nested tensor was ever put; the field is then always read as torch.jagged.
+        enum: Vocabulary of an enum field; values are stored as indices into it.
     """
 
     kind: str = ""
@@ -36,14 +36,14 @@ class FieldSpec:
 
     @property
     def ragged_dim(self) -> int:
-        """The dimension of a row in which rows differ (0 where none does yet)."""
+        """The dimension of a row in which rows differ; 0 if none is known yet."""
         return self.shape.index(None) if None in self.shape else 0
 
     def merge(self, new: FieldSpec, name: str) -> FieldSpec:
         """Return the spec after a put of ``new``.
 
         Raises:
-            DataPlaneBadRequest: Kind, dtype or rank differ, or rows would differ in two dimensions.
+            DataPlaneBadRequest: The kinds, dtypes or ranks differ, or rows would differ in two dimensions.
         """
         if self == new or not new.kind:
             return self
@@ -72,7 +72,7 @@ class FieldSpec:
         return DataPlaneBadRequest(message, field=name)
 
     def describe(self) -> str:
-        """Text of the type, such as ``float32[4, *]``."""
+        """Return the type as text, such as ``float32[4, *]``."""
         if self.kind == "tensor":
             dims = ", ".join("*" if d is None else str(d) for d in self.shape)
             return f"{str(self.dtype).removeprefix('torch.')}[{dims}]"

@@ -1,4 +1,4 @@
-"""How non-tensor values become bytes."""
+"""Encodes non-tensor values, and tensors within them, as bytes."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ def raw_bytes(values: torch.Tensor) -> Any:
 
 
 class ObjectCodec(Protocol):
-    """Turns one non-tensor value into bytes and back, exactly; raises on what it cannot keep."""
+    """Encodes one non-tensor value as bytes and decodes it to an equal one; raises if it cannot."""
 
     def dumps(self, value: Any) -> bytes:
         """Encode one value."""
 
     def loads(self, data: bytes) -> Any:
-        """Decode what ``dumps`` made."""
+        """Decode the result of ``dumps``."""
 
 
 def frozen(values: torch.Tensor) -> tuple[bytes, torch.dtype, tuple[int, ...]]:
-    """Return a tensor as bytes: torch's own pickles of float8 and unsigned tensors cannot be read again."""
+    """Return a tensor as bytes, dtype and shape; torch's own pickles of float8 and unsigned tensors cannot be read."""
     return bytes(raw_bytes(values)), values.dtype, tuple(values.shape)
 
 
 def thawed(data: bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    """Return the tensor that ``frozen`` took apart."""
+    """Return the tensor of which ``frozen`` returned these parts."""
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(bytearray(data), dtype=torch.uint8).view(dtype).view(shape)
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles what pickle does, and plain tensors of any dtype."""
+    """Pickles what pickle can, and plain tensors of any dtype."""
 
     def reducer_override(self, value: Any) -> Any:
-        """Take plain tensors apart ourselves."""
+        """Pickle plain tensors with :func:`frozen`."""
         if type(value) is not torch.Tensor or value.layout != torch.strided or value.device.type != "cpu":
             return NotImplemented
         if value.is_nested or value.is_quantized or value.requires_grad or value.is_conj() or value.is_neg():
@@ -51,7 +51,7 @@ class _Pickler(pickle.Pickler):
 
 
 class PickleCodec:
-    """Keeps every picklable value exactly. Only for bytes that never leave this process."""
+    """Encodes every picklable value; only for bytes that never leave this process, since unpickling runs code."""
 
     def dumps(self, value: Any) -> bytes:
         """Encode one value."""
@@ -60,7 +60,7 @@ class PickleCodec:
         return out.getvalue()
 
     def loads(self, data: bytes) -> Any:
-        """Decode what ``dumps`` made."""
+        """Decode the result of ``dumps``."""
         return pickle.loads(data)  # noqa: S301 - the bytes were made by this process
 
 

@@ -1,4 +1,4 @@
-"""From a user's leaf to a column, and back."""
+"""Converts users' leaves to columns and back."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = ["column_from_leaf", "field_names", "leaf_of", "raw_leaf", "unstacked"
 
 
 def raw_leaf(fields: Mapping[str, Any] | TensorDictBase, name: str) -> Any:
-    """Return one leaf as it is stored: a TensorDict's ``get`` would turn non-tensor leaves into lists."""
+    """Return one leaf as the TensorDict stores it; its ``get`` would convert non-tensor leaves to lists."""
     if isinstance(fields, TensorDictBase):
         return fields._get_str(name, None)  # type: ignore[no-untyped-call]  # noqa: SLF001 - no public way
     return fields[name]
 
 
 def field_names(fields: Mapping[str, Any] | TensorDictBase | None) -> tuple[str, ...]:
-    """Return the names of a user's fields; none where there are no fields."""
+    """Return the names of a user's fields; ``()`` for None."""
     return () if fields is None else tuple(str(name) for name in fields.keys())  # noqa: SIM118 - a TensorDict iterates rows
 
 
@@ -38,12 +38,12 @@ def _refuse(name: str, why: str) -> DataPlaneBadRequest:
     return DataPlaneBadRequest(f"field {name!r}: {why}", field=name)
 
 
-#: Torch knows these by name only; it cannot copy them.
+#: Dtypes that torch defines but cannot copy.
 _SUB_BYTE = frozenset(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8))
 
 
 def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's values on the CPU, without grad and lazy bits; refuse what cannot be kept."""
+    """Return a tensor on the CPU, without grad and lazy conjugation; refuse one that cannot be stored unchanged."""
     if leaf.layout not in (torch.strided, torch.jagged) or leaf.is_quantized or leaf.device.type == "meta":
         raise _refuse(name, f"a tensor of layout {leaf.layout} on {leaf.device} cannot be kept unchanged")
     if str(leaf.dtype) in _SUB_BYTE:
@@ -55,14 +55,15 @@ def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
 
 
 def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
-    """Turn a nested tensor (jagged or strided layout) into a column, without a copy where it has no holes.
+    """Convert a nested tensor (jagged or strided layout) to a column, without a copy if it has no gaps between rows.
 
-    Rows of one shape do not tell in which dimension others of their field differ: they are dense, and nested.
+    Rows of one shape become a Dense column with ``nested`` set, since they do not show in which dimension other rows of
+    the field differ.
     """
     if leaf.layout != torch.jagged:
         return _ragged_column(name, list(leaf.unbind()), leaf.dtype)
-    jagged: Any = leaf  # its methods are not in torch's annotations
-    dim = jagged._ragged_idx - 1  # noqa: SLF001 - the only way to learn it
+    jagged: Any = leaf  # torch has no annotations for the methods of nested tensors
+    dim = jagged._ragged_idx - 1  # noqa: SLF001 - torch has no public name for it
     values = jagged.values().movedim(dim, 0)
     starts: npt.NDArray[np.int64] = jagged.offsets().cpu().numpy().astype(np.int64)
     sparse_lengths = jagged.lengths()
@@ -78,7 +79,7 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
 
 
 def _ragged_column(name: str, rows: list[torch.Tensor], dtype: torch.dtype) -> Dense | Ragged:
-    """Turn tensors of one dtype, a row each, into a column of a ragged field."""
+    """Convert tensors of one dtype, one per row, to a column of a ragged field."""
     if not rows:
         return Ragged(torch.empty(0, dtype=dtype), np.zeros(1, dtype=np.int64))
     ranks = {row.ndim for row in rows}
@@ -95,11 +96,11 @@ def _ragged_column(name: str, rows: list[torch.Tensor], dtype: torch.dtype) -> D
 
 
 def _from_array(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor | list[Any]:
-    """Take an array for what it holds: numbers are a tensor, as in a TensorDict; text and objects are themselves."""
+    """Convert an array: numbers to a tensor, as a TensorDict does; text and objects to a list."""
     if not array.ndim:
         raise _refuse(name, "an array without dimensions has no rows")
     if array.dtype.kind in "OUS":
-        if array.ndim > 1:  # numpy took rows of one length apart
+        if array.ndim > 1:  # numpy has made a matrix of rows of equal length
             what = "objects" if array.dtype.kind == "O" else "text"
             why = (
                 f"an array of {what} of shape {array.shape} has no rows of its own; give a list of them: array.tolist()"
@@ -119,12 +120,12 @@ _AS_OBJECTS = "to keep them as objects, give tensordict.NonTensorStack(*rows)"
 
 
 def _is_row(value: Any) -> bool:
-    """Whether a member of a list is a row of a ragged field: a tensor, or an array of numbers, that has dimensions."""
+    """Return whether a list item can be a row of a tensor field: it is a tensor or an array of numbers."""
     return isinstance(value, torch.Tensor) or (isinstance(value, np.ndarray) and value.dtype.kind in "biufc")
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a member of a list is one number, of Python, numpy or torch."""
+    """Return whether a list item is one number, of Python, numpy or torch."""
     if type(value) in _PYTHON_NUMBERS:
         return True
     if isinstance(value, np.generic):
@@ -133,11 +134,11 @@ def _is_number(value: Any) -> bool:
 
 
 def _from_list(name: str, rows: list[Any]) -> torch.Tensor | list[torch.Tensor] | list[Any] | None:
-    """Take a list for what it holds.
+    """Convert a list according to its items.
 
     Returns:
-        Tensors of one dtype, a row each of a ragged field; a tensor ``(n,)`` or a list of Python's numbers for a dense
-        one; None where they are objects.
+        For a ragged field, a list of tensors of one dtype, one per row; for a dense one, a tensor ``(n,)`` or a list of
+        Python numbers; None if the items are objects.
     """
     numbers = sum(map(_is_number, rows))
     tensors = sum(map(_is_row, rows))
@@ -166,7 +167,7 @@ def _from_list(name: str, rows: list[Any]) -> torch.Tensor | list[torch.Tensor] 
 
 
 def _from_numbers(name: str, rows: list[Any], known: FieldSpec | None) -> torch.Tensor:
-    """Make a tensor ``(n,)`` of Python's numbers: of the field's dtype where it is of their kind, else torch's own."""
+    """Make a tensor ``(n,)`` of Python numbers, in the field's dtype if that is of their kind, else torch's default."""
     kinds = {type(row) for row in rows}
     if bool in kinds and len(kinds) > 1:
         raise _refuse(name, f"some of its rows are bools, some are other numbers; {_AS_OBJECTS}")
@@ -186,7 +187,7 @@ def _from_numbers(name: str, rows: list[Any], known: FieldSpec | None) -> torch.
 
 
 def _list_column(name: str, rows: list[Any], known: FieldSpec | None) -> Dense | Ragged | None:
-    """Make the column of a list that holds tensors or numbers; None: it holds objects, or its field does."""
+    """Make a column of a list of tensors or numbers; return None if the list or its field holds objects."""
     if not rows or (known is not None and (known.enum or known.kind == "object")):
         return None
     found = _from_list(name, rows)
@@ -198,17 +199,17 @@ def _list_column(name: str, rows: list[Any], known: FieldSpec | None) -> Dense |
 
 
 def _object_rows(leaf: Any, n: int) -> list[Any]:
-    """Spell out one Python object per row."""
+    """Return one Python object per row."""
     if isinstance(leaf, NonTensorData):
         return [leaf.data] * n
     return list(leaf.tolist() if isinstance(leaf, NonTensorStack) else leaf)
 
 
 def unstacked(fields: LazyStackedTensorDict) -> TensorDict:
-    """Return a lazy stack as one TensorDict: a leaf whose rows differ in one dimension becomes a nested tensor.
+    """Return a lazy stack as one TensorDict; a leaf whose rows differ in one dimension becomes a nested tensor.
 
     Raises:
-        DataPlaneBadRequest: Not every row has the same leaves, or rows of one leaf do not go together.
+        DataPlaneBadRequest: Not every row has the same leaves, or rows of one leaf cannot be joined.
     """
     rows = fields.unbind(0)
     names = set(rows[0].keys())
@@ -220,7 +221,7 @@ def unstacked(fields: LazyStackedTensorDict) -> TensorDict:
 
 
 def _stacked_leaf(name: str, rows: list[Any]) -> Any:
-    """Put the rows of one leaf together."""
+    """Join the rows of one leaf."""
     if all(isinstance(row, (NonTensorData, NonTensorStack)) for row in rows):
         return _stack([row.tolist() for row in rows])
     if not all(isinstance(row, torch.Tensor) for row in rows):
@@ -239,7 +240,7 @@ def _stacked_leaf(name: str, rows: list[Any]) -> Any:
 
 
 def _no_field(leaf: Any) -> str:
-    """Say why a leaf is no column, and what would be one."""
+    """Return the message that says why a leaf cannot be a column, and what can be one."""
     if isinstance(leaf, (TensorDictBase, Mapping)):
         kind = "nested TensorDict" if isinstance(leaf, TensorDictBase) else type(leaf).__name__
         return f"a {kind} cannot be kept as one field; put its leaves as fields of their own"
@@ -248,13 +249,13 @@ def _no_field(leaf: Any) -> str:
 
 
 def column_from_leaf(name: str, leaf: Any, n: int, codec: ObjectCodec, known: FieldSpec | None = None) -> Column:
-    """Turn one leaf of a user's TensorDict into a column of ``n`` rows; tensors are not copied unless they must be.
+    """Convert one leaf of a user's fields to a column of ``n`` rows; tensors are copied only if they have to be.
 
-    A list of tensors, or of arrays of numbers, is a nested tensor's column, a list of numbers a tensor's; any other
-    list is one of objects. ``known`` is what the partition fixed about the field.
+    A list of tensors, or of arrays of numbers, is converted like a nested tensor, a list of numbers like a tensor; any
+    other list holds objects. ``known`` is the spec that the partition has fixed for the field, if any.
 
     Raises:
-        DataPlaneBadRequest: The leaf cannot be carried unchanged; the message names the field.
+        DataPlaneBadRequest: The leaf cannot be stored unchanged; the message names the field.
     """
     enum = () if known is None else known.enum
     column: Column | None = _list_column(name, leaf, known) if type(leaf) is list else None
@@ -285,7 +286,7 @@ def column_from_leaf(name: str, leaf: Any, n: int, codec: ObjectCodec, known: Fi
 
 
 def _encode_enum(name: str, values: Sequence[Any], enum: Sequence[str]) -> Dense:
-    """Turn strings into the smallest unsigned ints that hold the vocabulary."""
+    """Convert strings to indices into the vocabulary, as uint8 if that is large enough, else int32."""
     index = {text: i for i, text in enumerate(enum)}
     try:
         codes = [index[value] for value in values]

@@ -1,7 +1,7 @@
-"""Names, tag values and numbers as the exact built-in types of Python.
+"""Converts names, tag values and numbers to the exact built-in types of Python.
 
-A StrEnum, a numpy scalar or another subclass would be pickled with its class, and whoever cannot import that class
-could not read what it is part of. So the client makes them plain before anything is sent.
+A StrEnum, a numpy scalar or another subclass would be pickled with its class, and a process that cannot import the
+class could not read a message with it. So the client converts these before anything is sent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ PLAIN = frozenset((str, int, float, bool, type(None)))
 def plain(value: Any) -> Any:
     """Return the same value as an exact str, int, float, bool or None.
 
-    Subclasses (``StrEnum``, ``IntEnum``, ``numpy.str_``) and scalars of numpy and torch (also 0-d) become the value
-    that they hold.
+    Subclasses (``StrEnum``, ``IntEnum``, ``numpy.str_``) and scalars of numpy and torch (including 0-d tensors) are
+    converted to the value that they hold.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: The value is none of these.
     """
     if type(value) in PLAIN:
         return value
@@ -39,7 +39,7 @@ def plain(value: Any) -> Any:
 
 
 def plain_tree(value: Any) -> Any:
-    """Return a config with plain keys and values, in mappings and lists at any depth; what else there is stays."""
+    """Return a config with plain keys and values, in mappings and lists at any depth; other values stay as they are."""
     if isinstance(value, Mapping):
         return {plain_tree(key): plain_tree(inner) for key, inner in value.items()}
     if type(value) in {list, tuple}:
@@ -51,7 +51,7 @@ def plain_tree(value: Any) -> Any:
 
 
 def _scalar(value: Any) -> Any:
-    """Return what a scalar of numpy or torch holds; anything else as it is."""
+    """Return the value of a numpy or torch scalar, or anything else as it is."""
     try:
         return value.item() if value.shape == () else value
     except (AttributeError, RuntimeError, TypeError, ValueError):  # torch: a nested tensor has no shape, meta no item

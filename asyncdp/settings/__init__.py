@@ -1,1 +1,1 @@
-"""Checks of what a user gives: settings of a config, arguments of verbs and of ``stack()``."""
+"""Checks of users' input: settings of a config, arguments of verbs and of ``stack()``."""

@@ -1,4 +1,4 @@
-"""Errors of settings name them as the user wrote them, and say which names and values there are."""
+"""Checks settings; errors name a setting as the user wrote it, and list the valid names and values."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["check_keys", "convert", "named", "no_such", "not_one_of", "plain_map
 
 S = TypeVar("S", bound=msgspec.Struct)
 
-#: ``layers.slot_retry.max_attempts``: no key lies deeper; what does is a value, its owner's to check.
+#: Depth of the deepest key, ``layers.slot_retry.max_attempts``; mappings below it are values that their owner checks.
 DEPTH = 3
-#: Values that are kept as they are, with the None that they may hold: what attach_config() filled in.
+#: Keys whose values are kept as they are, including None in them, since attach_config() filled them in.
 KEPT = frozenset({"endpoints"})
 
 
 @contextmanager
 def named(**settings: str) -> Iterator[None]:
-    """Put a user's names into the ValueError of what is made of settings: ``named(base_s="quarantine_s")``."""
+    """Replace argument names by users' names in a ValueError of the body: ``named(base_s="quarantine_s")``."""
     try:
         yield
     except ValueError as err:
@@ -43,13 +43,13 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 def no_such(
     path: str, known: Iterable[str], *, problem: str = "no such key", homes: Mapping[str, str] | None = None
 ) -> ValueError:
-    """Return the error for a name that nobody knows.
+    """Return the error for an unknown name.
 
     Args:
-        path: The name with what it lies in: ``ucxx.host.arena_byte``.
-        known: The names that there are in its place.
-        problem: What is wrong, in words.
-        homes: Where else names belong: ``{"max_attempts": "layers.slot_retry.max_attempts"}``.
+        path: Full path of the name: ``ucxx.host.arena_byte``.
+        known: The valid names in its place.
+        problem: Text that says what is wrong.
+        homes: Paths of names that belong elsewhere: ``{"max_attempts": "layers.slot_retry.max_attempts"}``.
     """
     names = list(known)
     last = path.rpartition(".")[2]
@@ -59,7 +59,7 @@ def no_such(
 
 
 def not_one_of(path: str, value: Any, known: Iterable[str], of: str = "") -> ValueError:
-    """Return the error for a value that is none of those that there are; ``of`` says for what they are."""
+    """Return the error for a value that is not one of ``known``; ``of`` is a text that says what they apply to."""
     values = list(known)
     near = _nearest(value, values) if isinstance(value, str) else ""
     listed = ", ".join(map(repr, values))
@@ -67,12 +67,12 @@ def not_one_of(path: str, value: Any, known: Iterable[str], of: str = "") -> Val
 
 
 def plain_mapping(values: Mapping[Any, Any], path: str = "") -> dict[Any, Any]:
-    """Return a mapping as dicts, lists and plain values, without the keys whose value is None.
+    """Return a mapping as dicts, lists and plain values, without keys whose value is None.
 
-    OmegaConf's configs, paths and members of enumerations become what YAML would have given.
+    OmegaConf configs, paths and enum members are converted to the values that YAML would have.
 
     Raises:
-        ValueError: A value cannot be read: an interpolation of OmegaConf's, or a mandatory value that is missing.
+        ValueError: A value of an OmegaConf config cannot be resolved: an interpolation, or a missing mandatory value.
     """
     try:
         items = list(values.items())
@@ -100,7 +100,7 @@ def _plain(value: Any, path: str) -> Any:
 
 
 def check_keys(config: Mapping[Any, Any], path: str = "", depth: int = DEPTH) -> None:
-    """Check what msgspec has no name for: keys that are no strings, and layers without a mapping.
+    """Check what msgspec's errors would not name: keys that are no strings, and layers whose value is no mapping.
 
     Raises:
         ValueError: The message begins with the key.
@@ -125,17 +125,17 @@ def convert(
     homes: Mapping[str, str] | None = None,
     origins: Mapping[str, str] | None = None,
 ) -> S:
-    """Make a struct of settings of a mapping that a user wrote.
+    """Convert a user's mapping to a struct of settings.
 
     Args:
         values: The mapping.
-        kind: The struct. The check of its ``__post_init__``, which raises ValueError, is part of it.
-        path: What the mapping is called: ``ucxx.host``.
-        homes: As :func:`no_such` takes it.
-        origins: Under which other names keys were given: ``{"storage_capacity": "simple.storage_capacity"}``.
+        kind: Class of the struct; the checks of its ``__post_init__``, which raises ValueError, are applied too.
+        path: Path of the mapping: ``ucxx.host``.
+        homes: As for :func:`no_such`.
+        origins: Other paths under which keys were given: ``{"storage_capacity": "simple.storage_capacity"}``.
 
     Raises:
-        ValueError: A key is unknown, missing or ill-typed; the message begins with its name.
+        ValueError: A key is unknown, missing or has the wrong type; the message begins with its path.
     """
     check_keys(values, f"{path}." if path else "")
     _check_names(values, kind, path, homes)
@@ -147,12 +147,12 @@ def convert(
 
 @lru_cache(maxsize=64)
 def _hints_of(kind: type) -> dict[str, Any]:
-    """Types of a struct's settings, which are evaluated from text: a millisecond, and a client has several structs."""
+    """Return the types of a struct's settings; evaluating the annotations takes a millisecond, so they are cached."""
     return get_type_hints(kind)
 
 
 def _check_names(values: Mapping[str, Any], kind: type, path: str, homes: Mapping[str, str] | None) -> None:
-    """Check keys and the values of Literals, in nested structs too: msgspec does not say which there are."""
+    """Check keys and values of Literals, in nested structs too, since msgspec's errors do not list the valid ones."""
     hints = _hints_of(kind)
     before = f"{path}." if path else ""
     for key, value in values.items():
@@ -166,7 +166,7 @@ def _check_names(values: Mapping[str, Any], kind: type, path: str, homes: Mappin
 
 
 def _message(text: str, path: str, origins: Mapping[str, str]) -> str:
-    """Put the key's name first: ``Expected `int`, got `str` - at `$.a.b``` becomes ``a.b: expected int, got str``."""
+    """Move the key to the front: ``Expected `int`, got `str` - at `$.a.b``` becomes ``a.b: expected int, got str``."""
     what, _, where = text.partition(" - at `")
     inner = where.rstrip("`").removeprefix("$").removeprefix(".")
     named = re.search(r"missing required field `([^`]+)`", what)
@@ -174,6 +174,6 @@ def _message(text: str, path: str, origins: Mapping[str, str]) -> str:
     if named:
         return f"{key}: required key is missing"
     words = what.replace("`", "").replace(" | null", "").replace("object", "mapping").replace("array", "list")
-    if re.match(r"[a-z_]+: ", words):  # of a __post_init__, which begins with the key itself
+    if re.match(r"[a-z_]+: ", words):  # a message of __post_init__, which begins with the key
         return f"{key}.{words}" if key else words
     return f"{key or 'config'}: {words[:1].lower()}{words[1:]}"

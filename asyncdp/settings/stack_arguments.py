@@ -1,4 +1,4 @@
-"""Checks what ``stack()`` is given, in a user's words, before any layer is made."""
+"""Checks the arguments of ``stack()`` before any layer is made; errors name them as the user does."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from asyncdp.protocol import VERBS
 
 __all__ = ["client", "factories", "options", "setting"]
 
-#: Settings that 0 switches off.
+#: Settings that may be 0, which disables them.
 _MAY_BE_ZERO = ("outage_patience_s",)
 
 
 def setting(value: Any, kind: str, path: str) -> Any:
-    """Return a setting of the annotation ``kind``; what else may be wrong with it is its owner's to say.
+    """Return a setting after checking it against the annotation ``kind``; further checks are its owner's.
 
     Raises:
-        ValueError: It is of another type, or a number that is not positive; the message begins with ``path``.
+        ValueError: The value has the wrong type or is not positive; the message begins with ``path``.
     """
     types = {"int": (int,), "float": (int, float)}.get(kind)
     if path.rpartition(".")[2] in _MAY_BE_ZERO and type(value) in (int, float) and value == 0:
@@ -50,10 +50,10 @@ def _check_table(table: Any, path: str) -> None:
 
 
 def options(*, clock: Any, rng: Any, on_event: Any, **seconds: Any) -> None:
-    """Check the arguments of ``stack()`` that are no settings of a layer; None stands for the default.
+    """Check the arguments of ``stack()`` that are not settings of a layer; None means the default.
 
     Raises:
-        ValueError: One is of another type, or out of range; the message begins with its name.
+        ValueError: A value has the wrong type or is out of range; the message begins with its name.
     """
     for name, value in seconds.items():
         if value is not None:
@@ -69,10 +69,10 @@ def options(*, clock: Any, rng: Any, on_event: Any, **seconds: Any) -> None:
 
 
 def factories(layers: Any) -> list[Callable[..., Any]]:
-    """Return a list of layers.
+    """Return ``layers`` as a list.
 
     Raises:
-        TypeError: It is none, or one of them cannot be called; the message says which.
+        TypeError: It is no list of layers, or one of them cannot be called; the message says which.
     """
     if isinstance(layers, (str, bytes)) or not isinstance(layers, Iterable):
         msg = f"layers must be a sequence of callables (inner) -> client, not {layers!r:.80}"
@@ -86,10 +86,10 @@ def factories(layers: Any) -> list[Callable[..., Any]]:
 
 
 def client(value: Any, what: str) -> None:
-    """Check that something has verbs at all; one that lacks some is a client too.
+    """Check that an object has at least one of the verbs of a client.
 
     Raises:
-        TypeError: It is a class, or has none of them; the message says ``what`` it was given as.
+        TypeError: It is a class, or has no verb; the message contains ``what``, which says where it came from.
     """
     if isinstance(value, type):
         msg = f"{what} is the class {value.__name__}, not a client: give it as {value.__name__}(...)"

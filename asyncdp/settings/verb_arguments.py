@@ -1,4 +1,4 @@
-"""Checks the arguments of verbs; what is wrong is DataPlaneBadRequest naming it, before anything is sent."""
+"""Checks the arguments of verbs before anything is sent; a wrong one is DataPlaneBadRequest, which names it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Word = TypeVar("Word", bound=str)
 
 
 def of_verb(verb: V) -> V:
-    """Let what is wrong with a verb's arguments name the verb as well."""
+    """Decorate a verb so that errors of its arguments name the verb too."""
 
     @functools.wraps(verb)
     async def checked(*args: Any, **kwargs: Any) -> Any:
@@ -55,12 +55,12 @@ def of_verb(verb: V) -> V:
 
 
 def bad(what: str, field: str) -> DataPlaneBadRequest:
-    """Return the error that names a wrong argument."""
+    """Return the error for a wrong argument; ``field`` is its name."""
     return DataPlaneBadRequest(what, field=field)
 
 
 def name(value: Any, what: str) -> str:
-    """Return a non-empty string, as an exact ``str``."""
+    """Check that a value is a non-empty string, and return it as an exact ``str``."""
     if not isinstance(value, str) or not value:
         hint = f"; give its value, {value.value!r}" if isinstance(value, Enum) else ""
         raise bad(f"{what} must be a non-empty string, not {value!r:.80}{hint}", what)
@@ -68,7 +68,7 @@ def name(value: Any, what: str) -> str:
 
 
 def names(values: Any, what: str) -> tuple[str, ...]:
-    """Return a tuple of non-empty strings, exact ones; one string alone is refused, it would be taken apart."""
+    """Check a sequence of non-empty strings, and return them as a tuple of exact ``str``; a lone string is refused."""
     if isinstance(values, (str, bytes)) or not isinstance(values, Iterable) or getattr(values, "shape", None) == ():
         raise bad(f"{what} must be a sequence of strings, not {values!r:.80}", what)
     found = tuple(values)
@@ -79,20 +79,20 @@ def names(values: Any, what: str) -> tuple[str, ...]:
 
 
 def ids(values: Any, what: str = "sample_ids") -> tuple[str, ...]:
-    """Return the ids of rows, in the order that rows and tags have; a set has none, so it is refused."""
+    """Check the ids of rows, whose order is that of rows and tags; a set is refused, since it has no order."""
     if isinstance(values, (set, frozenset)):
         raise bad(f"{what} must be in the order of its rows, which a {type(values).__name__} does not keep", what)
     return names(values, what)
 
 
 class Rows(NamedTuple):
-    """Which rows a verb is about.
+    """The rows that an argument of a verb names.
 
     Attributes:
-        ids: Their ids.
-        handles: The lives that are meant, or None where plain ids, or a meta without handles, name them.
-        meta: The meta that names them, None where plain ids do.
-        is_group: Whether a group meta does.
+        ids: Ids of the rows.
+        handles: Handles with the lives of the rows; None for plain ids or a meta without handles.
+        meta: The meta that was given; None for plain ids.
+        is_group: Whether a group meta was given.
     """
 
     ids: tuple[str, ...]
@@ -102,16 +102,16 @@ class Rows(NamedTuple):
 
     @property
     def lives(self) -> tuple[int | None, ...] | None:
-        """The incarnation of each row, None where any is meant; None where no row has one."""
+        """The incarnation of each row, None for any; None if no row has one."""
         if self.handles is None or not any(self.handles):
             return None
         return tuple(None if handle is None else handle.incarnation for handle in self.handles)
 
 
 def rows(given: Any, partition_id: str, what: str, *, ordered: bool = False) -> Rows:
-    """Return the rows that ids, a meta or a group meta name; metas of other projects are taken by their attributes.
+    """Return the rows that ids, a meta or a group meta name; metas of other projects are read by their attributes.
 
-    ``ordered``: plain ids must have an order, see :func:`ids`.
+    If ``ordered``, plain ids must have an order, see :func:`ids`.
     """
     if is_meta(given):
         meta = KVBatchMeta.of(given)
@@ -130,7 +130,7 @@ def rows(given: Any, partition_id: str, what: str, *, ordered: bool = False) -> 
 
 
 def choice(value: Any, what: str, among: Sequence[Word]) -> Word:
-    """Return that one of a few words which a value is."""
+    """Check that a value is one of a few words, and return it."""
     for word in among:
         if isinstance(value, str) and value == word:
             return word
@@ -138,7 +138,7 @@ def choice(value: Any, what: str, among: Sequence[Word]) -> Word:
 
 
 def first_duplicate(values: Iterable[str]) -> str | None:
-    """Return the first value that was there before, in one pass; None if there is none."""
+    """Return the first value that occurs a second time, or None."""
     seen: set[str] = set()
     for value in values:
         if value in seen:
@@ -148,7 +148,7 @@ def first_duplicate(values: Iterable[str]) -> str | None:
 
 
 def flag(value: Any, what: str) -> bool:
-    """Return a bool; a text such as "no" would count as True."""
+    """Check that a value is a bool; a string such as "no", which would be true, is refused."""
     found = _number(value)
     if type(found) is not bool:
         raise bad(f"{what} must be True or False, not {value!r:.80}", what)
@@ -156,7 +156,7 @@ def flag(value: Any, what: str) -> bool:
 
 
 def count(value: Any, what: str, least: int = 1) -> int:
-    """Return an int of at least ``least``."""
+    """Check that a value is an int of at least ``least``, and return it."""
     found = _number(value)
     if type(found) is not int or found < least:
         raise bad(f"{what} must be an int of at least {least}, not {value!r}", what)
@@ -164,7 +164,7 @@ def count(value: Any, what: str, least: int = 1) -> int:
 
 
 def seconds(value: Any, verb: str) -> float:
-    """Return a timeout: a number, at least 0, that a clock can count to; infinity is one."""
+    """Check a timeout in seconds: a number of at least 0, possibly infinity."""
     found = _number(value)
     if type(found) not in {int, float} or not found >= 0:
         msg = f"timeout_s must be a number of seconds, at least 0, not {value!r}"
@@ -176,14 +176,14 @@ def seconds(value: Any, verb: str) -> float:
 
 
 def _number(value: Any) -> Any:
-    """Return a number as an exact built-in one; what is none as None."""
+    """Return a number as an exact built-in one; None if the value is no number."""
     try:
         return plain(value)
     except TypeError:
         return None
 
 
-#: Tags that the plane itself reads, and what they may be.
+#: Tags that the plane itself reads, with their types.
 _TYPED_TAGS: Mapping[str, tuple[type, ...]] = {
     "group_id": (str, int),
     "weight_version": (int,),
@@ -194,12 +194,12 @@ _TYPED_TAGS: Mapping[str, tuple[type, ...]] = {
     "size_bytes": (int,),
     "input_lengths": (int,),
 }
-#: The least that a typed tag may be.
+#: Least values of tags that the plane itself reads.
 _LEAST_TAGS: Mapping[str, int] = {"expected_num_keys": 1, "size_bytes": 0, "input_lengths": 0}
 
 
 def tag_rows(tags: Any, n: int) -> tuple[Tags, ...]:
-    """Return one plain dict per sample, values as Python primitives."""
+    """Check the tags of ``n`` samples, and return one plain dict of Python primitives per sample."""
     if isinstance(tags, (str, bytes, Mapping)) or not isinstance(tags, Iterable):
         raise bad(f"tags must be a sequence of one dict per sample, not {type(tags).__name__}", "tags")
     rows = list(tags)
@@ -216,7 +216,7 @@ def _tag_row(row: Any, at: int) -> Tags:
         if type(key) is not str:
             if not isinstance(key, str):
                 raise bad(f"tags[{at}] has the key {key!r}; keys are strings", "tags")
-            key = str.__str__(key)  # noqa: PLW2901 - the same name
+            key = str.__str__(key)  # noqa: PLW2901 - the same name as an exact str
         found[key] = value if type(value) in PLAIN else _tag_value(key, value, at)
     if len(found) != len(row):
         raise bad(f"tags[{at}] has two keys of the same text among {list(row)}", "tags")
@@ -227,7 +227,7 @@ def _tag_row(row: Any, at: int) -> Tags:
 
 
 def _tag_value(key: str, value: Any, at: int) -> Any:
-    """Return the value of a tag that is of no plain type, as one that is."""
+    """Convert the value of a tag to a plain type."""
     try:
         return plain(value)
     except TypeError:
@@ -245,7 +245,7 @@ def _check_typed(key: str, value: Any, at: int) -> None:
         raise bad(f"tag {key!r} of tags[{at}] must be {kinds}, not {value!r}", key)
     if key in _LEAST_TAGS and value < _LEAST_TAGS[key]:
         raise bad(f"tag {key!r} of tags[{at}] must be at least {_LEAST_TAGS[key]}, not {value!r}", key)
-    if key == "created_at" and not abs(value) <= sys.float_info.max:  # not a number is no less either
+    if key == "created_at" and not abs(value) <= sys.float_info.max:  # written so that NaN is refused too
         raise bad(f"tag {key!r} of tags[{at}] must be a finite number of unix seconds", key)
 
 
@@ -265,13 +265,13 @@ def field_columns(fields: Any, n: int) -> TensorDict | None:
         return cast("TensorDict", fields if set(map(type, keys)) <= {str} else _renamed(fields, keys))
     if isinstance(fields, Mapping):
         keys = names(fields, "fields")
-        # A plain dict of columns serves as well; each is checked when it is packed.
+        # A plain dict of columns is accepted too; each column is checked when it is converted.
         return cast("TensorDict", fields if set(map(type, fields)) <= {str} else _renamed(fields, tuple(fields)))
     raise bad(f"fields must be a TensorDict, not {type(fields).__name__}", "fields")
 
 
 def _renamed(fields: Any, keys: tuple[str, ...]) -> Any:
-    """Return the same columns by exact strings."""
+    """Return the same columns with exact strings as names."""
     found = {str.__str__(key): raw_leaf(fields, key) for key in keys}
     if len(found) != len(keys):
         raise bad(f"fields has two keys of the same text among {list(keys)}", "fields")

@@ -186,7 +186,7 @@ class Target(Generic[K]):
         return self.aside and not self.out and now < self.until
 
     def badness(self, now: float) -> tuple[float, int]:
-        """Rank a target that is aside, for when no target is healthy; lower is better, and resting ones are the best."""
+        """Return the rank of a target that is aside, for when none is healthy; lower is better, resting is best."""
         return (-math.inf, 0) if self.rests(now) else (max(self.until, now), self.failures)
 
     def health(self, now: float) -> Health:
