@@ -83,7 +83,7 @@ class DataPlaneClient(Protocol):
             batch_size: Largest number of samples to claim.
             dp_rank: Data-parallel rank of the caller, or None.
             blocking: Whether to wait until enough samples are ready. If False, returns what is ready, possibly nothing.
-            timeout_s: Seconds to wait. None: the client's default; 0: look once, within the time of one attempt.
+            timeout_s: Seconds to wait. None: the client's default; 0: poll once, within the time of one attempt.
             min_batch_size: Smallest number of samples to return; None: ``batch_size``.
 
         Raises:

@@ -1,1 +1,1 @@
-"""What trainers do with batches: padding, named columns, splitting over data-parallel ranks."""
+"""Functions with which trainers handle batches: padding, named columns, splitting over data-parallel ranks."""

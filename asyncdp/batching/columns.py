@@ -1,7 +1,7 @@
 """Read and write named columns of a batch that a :class:`~asyncdp.meta.KVBatchMeta` names.
 
-Thin: :mod:`asyncdp.batching.padding` around ``get_samples``, ``get_data`` and ``put_samples``. Names, arguments and
-meaning are those of NeMo-RL (``nemo_rl/data_plane/column_io.py``), with ``await`` and plain dicts.
+The functions combine :mod:`asyncdp.batching.padding` with ``get_samples``, ``get_data`` and ``put_samples``. Names,
+arguments and meaning are those of NeMo-RL (``nemo_rl/data_plane/column_io.py``), with ``await`` and plain dicts.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ __all__ = [
     "write_columns",
 ]
 
-# Keys of extra_info: the width in tokens that all ranks pad to, and the multiple to round the width up to.
+# Keys of extra_info: the width in tokens to which all ranks pad, and the multiple to which the width is rounded up.
 GLOBAL_FORWARD_PAD_SEQLEN: Final = "global_forward_pad_seqlen"
 PAD_TO_MULTIPLE: Final = "pad_to_multiple"
-# The column, and the tag, of tokens per row; a claim lifts the tag into KVBatchMeta.sequence_lengths.
+# Name of the column and of the tag with the tokens per row; a claim copies the tag to KVBatchMeta.sequence_lengths.
 INPUT_LENGTHS: Final = "input_lengths"
 
 
@@ -53,25 +53,25 @@ async def read_columns(
 ) -> dict[str, Any]:
     """Read fields of the rows of a meta and :func:`~asyncdp.batching.padding.materialize` them.
 
-    Padded fields are as wide as ``meta.extra_info["global_forward_pad_seqlen"]`` says, where a driver stamped it, so
-    that all ranks get one width; else as their longest row, rounded up to ``meta.extra_info["pad_to_multiple"]``.
+    Padded fields have the width ``meta.extra_info["global_forward_pad_seqlen"]`` if a driver has set it, so that all
+    ranks get the same width; else that of their longest row, rounded up to ``meta.extra_info["pad_to_multiple"]``.
 
     Args:
-        dp_client: Reads by ``get_data`` where the meta has handles (so that a row which lives again is not taken for
-            the one that was meant), else by ``get_samples``.
-        meta: The rows.
-        select_fields: The fields; none is ``{}`` without a request.
+        dp_client: Client to read with: by ``get_data`` if the meta has handles, so that a row that was removed and put
+            anew is not mistaken for the earlier one, else by ``get_samples``.
+        meta: The rows to read.
+        select_fields: Names of the fields; if empty, the result is ``{}`` and nothing is requested.
         layout: ``"padded"`` or ``"jagged"``.
-        pad_value_dict: ``{field: padding value}``, 0 for others.
-        token_aligned_fields: Rectangular fields that are padded as well.
-        timeout_s: As for any verb; None: the client's default.
+        pad_value_dict: ``{field: padding value}``; 0 for other fields.
+        token_aligned_fields: Names of rectangular fields that are padded as well.
+        timeout_s: Seconds that the call may take; None: the client's default.
 
     Returns:
         ``{field: column}`` of ``meta.size`` rows, see :func:`~asyncdp.batching.padding.materialize`.
 
     Raises:
-        DataPlaneBadRequest: What the codec refuses, or a stamp in ``extra_info`` that is no width.
-        SampleNotFound, StaleSlotError, PartialReadError: As the client's verbs do.
+        DataPlaneBadRequest: ``materialize`` refuses a column, or a width in ``extra_info`` is invalid.
+        SampleNotFound, StaleSlotError, PartialReadError: As the client's verbs raise them.
     """
     op = "read_columns"
     meta = KVBatchMeta.of(meta)
@@ -107,22 +107,22 @@ async def write_columns(
     """Write fields to rows that are already there, in the lives that the meta names.
 
     Args:
-        dp_client: Writes by ``put_samples``.
-        meta: The rows. Its ``sequence_lengths`` say what of the token-aligned fields is no padding; without them every
-            field is written as it is.
-        fields: ``{name: column}`` as :func:`~asyncdp.batching.padding.pack_jagged_fields` takes them; none is no
-            request.
-        token_aligned_fields: The fields with one value per token.
-        stale: What becomes of rows that were removed since, or live again: ``"raise"`` writes nothing, ``"skip"``
-            writes the others.
-        timeout_s: As for any verb; None: the client's default.
+        dp_client: Client to write with, by ``put_samples``.
+        meta: The rows to write. Its ``sequence_lengths`` are the lengths without padding of token-aligned fields; if it
+            has none, every field is written as it is.
+        fields: ``{name: column}``, as for :func:`~asyncdp.batching.padding.pack_jagged_fields`; if empty, nothing is
+            requested.
+        token_aligned_fields: Names of the fields with one value per token.
+        stale: With rows that were removed, or removed and put anew, since the meta was made, ``"raise"`` writes nothing
+            and raises; ``"skip"`` writes the other rows.
+        timeout_s: Seconds that the call may take; None: the client's default.
 
     Returns:
-        The meta of the rows that were written, as ``put_samples`` returns it; of no fields the meta itself.
+        The meta of the rows that were written, as ``put_samples`` returns it; ``meta`` itself if there are no fields.
 
     Raises:
-        StaleSlotError: Rows are gone, or live again; ``sample_ids`` names them, nothing was written.
-        DataPlaneBadRequest: A column cannot be kept, or has not ``meta.size`` rows; nothing was written.
+        StaleSlotError: Rows are stale; the error's ``sample_ids`` names them. Nothing was written.
+        DataPlaneBadRequest: A column cannot be stored unchanged, or has not ``meta.size`` rows; nothing was written.
         DataPlaneUnsupported: The client cannot bind a put to lives.
     """
     meta = KVBatchMeta.of(meta)
@@ -154,27 +154,27 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
     """Write a whole rollout batch as new rows, in one put.
 
     Args:
-        final_batch_cpu: ``{name: column}`` as :func:`~asyncdp.batching.padding.pack_jagged_fields` takes them, among
-            them ``input_lengths``: tokens per row, integers ``(N,)``. Every column is written.
-        sample_ids: The id of each row.
-        dp_client: Writes by ``put_samples``.
-        partition_id: Where to.
-        extra_info: Goes into the returned meta.
-        task_name: Goes into the returned meta.
-        pad_to_multiple: Above 1, goes into the returned meta's ``extra_info``: what readers round padded widths up to.
-        tags: One mapping of small primitives per row. The tag ``input_lengths`` is added where it is missing, so that
-            who claims the rows has their lengths.
-        token_aligned_fields: The fields with one value per token.
-        only: As for ``put_samples``: ``"new"`` refuses ids that live already, which are replaced otherwise.
-        timeout_s: As for any verb; None: the client's default.
+        final_batch_cpu: ``{name: column}``, as for :func:`~asyncdp.batching.padding.pack_jagged_fields`, including
+            ``input_lengths``: tokens per row, integers of shape ``(N,)``. Every column is written.
+        sample_ids: Id of each row.
+        dp_client: Client to write with, by ``put_samples``.
+        partition_id: Partition to write to.
+        extra_info: ``extra_info`` of the returned meta.
+        task_name: ``task_name`` of the returned meta.
+        pad_to_multiple: If above 1, stored in the returned meta's ``extra_info``; readers round padded widths up to a
+            multiple of it.
+        tags: One mapping of small primitives per row. The tag ``input_lengths`` is added if it is missing, so that a
+            claim of the rows returns their lengths.
+        token_aligned_fields: Names of the fields with one value per token.
+        only: As for ``put_samples``: with ``"new"``, ids that exist are refused; otherwise their rows are updated.
+        timeout_s: Seconds that the call may take; None: the client's default.
 
     Returns:
-        The meta of the rows, with fields, sequence_lengths and the tags that were written. Of an empty batch: an empty
-        one, as for ``put_samples``.
+        The meta of the rows, with fields, sequence_lengths and the tags that were written; empty for an empty batch.
 
     Raises:
-        DataPlaneBadRequest: No ``input_lengths``, another number of ids or tags than of rows, a column that cannot be
-            kept, or an id that lives already where ``only`` is ``"new"``; nothing was written.
+        DataPlaneBadRequest: ``input_lengths`` is missing, the number of ids or tags is not that of rows, a column
+            cannot be stored unchanged, or an id exists and ``only`` is ``"new"``; nothing was written.
         DataPlaneNotReady: The plane is full; nothing was written.
     """
     op = "kv_first_write"
@@ -211,7 +211,7 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
 
 
 def _names(given: Sequence[str], op: str, what: str, partition_id: str) -> list[str]:
-    """Take a sequence of names; a lone string would be taken for its letters."""
+    """Check a sequence of names; refuse a lone string, which would be read as a sequence of letters."""
     if isinstance(given, str):
         msg = f"{what!r}: takes a sequence of names, not {given!r}"
         raise DataPlaneBadRequest(msg, op=op, partition_id=partition_id, field=what)
@@ -219,7 +219,7 @@ def _names(given: Sequence[str], op: str, what: str, partition_id: str) -> list[
 
 
 def _stamp(meta: KVBatchMeta, key: str, least: int) -> int:
-    """Read a number of tokens from extra_info; absent, it is the least one."""
+    """Return a number of tokens from extra_info, or ``least`` if it is absent."""
     value = meta.extra_info.get(key, least)
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         msg = f"{key!r}: extra_info has {value!r}, which is no number of tokens"
@@ -228,5 +228,5 @@ def _stamp(meta: KVBatchMeta, key: str, least: int) -> int:
 
 
 def _limit(timeout_s: float | None) -> dict[str, Any]:
-    """Pass a timeout on only where one is given: a client with the verbs alone may not know it."""
+    """Return ``timeout_s`` as keyword arguments, none for None: clients of other projects may not accept it."""
     return {} if timeout_s is None else {"timeout_s": timeout_s}

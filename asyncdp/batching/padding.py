@@ -1,12 +1,12 @@
-"""Between a trainer's columns and the rows that a data plane stores. No I/O.
+"""Converts between a trainer's padded columns and the rows that a data plane stores, without I/O.
 
-On the way in, padding is dropped: a padded ``(N, S, ...)`` tensor becomes a ``torch.jagged`` nested tensor of the
-tokens that count (:func:`pack_jagged_fields`). On the way out, it comes back (:func:`materialize`). Dtypes never
-change, and a field costs one allocation either way, or none where nothing had to move: results may share memory with
-their input.
+:func:`pack_jagged_fields` removes padding before a put: a padded ``(N, S, ...)`` tensor becomes a ``torch.jagged``
+nested tensor of the tokens of each row. :func:`materialize` adds padding after a read. Dtypes never change. Each
+conversion of a field takes one allocation, or none if nothing has to move, so results may share memory with their
+input.
 
-The names and their meaning are those of NeMo-RL (``nemo_rl/data_plane/codec.py``), on plain dicts. What NeMo-RL would
-cut, pad or drop in silence raises :class:`~asyncdp.errors.DataPlaneBadRequest` that names the field.
+Names and meaning are those of NeMo-RL (``nemo_rl/data_plane/codec.py``), on plain dicts. Values that NeMo-RL would
+silently cut, pad or drop raise :class:`~asyncdp.errors.DataPlaneBadRequest`, which names the field.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Layout: TypeAlias = Literal["padded", "jagged"]
 Leaf: TypeAlias = Any  # a tensor, a jagged one (torch types neither its offsets nor its values), or a non-tensor leaf
 Lengths: TypeAlias = "torch.Tensor | Sequence[int] | npt.NDArray[np.integer[Any]]"
 
-# The fields that NeMo-RL's column_io treats as one value per token; a 1D one among them is left as it is.
+# Fields that NeMo-RL's column_io treats as having one value per token; a 1D field among them is left unchanged.
 TOKEN_ALIGNED_FIELDS: Final = frozenset(
     {
         "advantages",
@@ -83,13 +83,13 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, field: str = "tensors") ->
 
     Args:
         tensors: One tensor per row. They may differ in their first dimension only.
-        field: Named by errors.
+        field: Name of the field, for errors.
 
     Returns:
-        Shape ``(N, ...)``, detached; ``torch.empty(0)`` where there are no rows.
+        A tensor of shape ``(N, ...)``, detached; ``torch.empty(0)`` if there are no rows.
 
     Raises:
-        DataPlaneBadRequest: Rows of different dtype or device, or that differ beyond their first dimension.
+        DataPlaneBadRequest: Rows differ in dtype, device, or a dimension other than the first.
     """
     op = "stack_or_nest"
     if not tensors:
@@ -109,18 +109,18 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, field: str = "tensors") ->
 
 
 def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
-    """Pack a field that is known to hold one value per token, whatever it is padded to.
+    """Pack a field that is known to hold one value per token, whatever its padded width is.
 
     A forward pass may round its sequence dimension up (sequence parallelism), so ``val`` may be wider than the longest
-    row; what is beyond a row's length goes.
+    row; values beyond a row's length are dropped.
 
     Args:
         val: Shape ``(N, S, ...)``.
         lengths: Integers of shape ``(N,)``.
 
     Returns:
-        ``torch.jagged``, or ``val`` itself, detached and contiguous, where it cannot hold a value per token: nested
-        already, 1D, of another number of rows, or narrower than the longest row.
+        A ``torch.jagged`` nested tensor; or ``val`` itself, detached and contiguous, if it cannot hold a value per
+        token: it is nested already, 1D, has another number of rows, or is narrower than the longest row.
     """
     op = "pack_per_token_field"
     return _pack_per_token(_plain(val, op, "val"), row_lengths(lengths, op=op), op, "val")
@@ -135,17 +135,17 @@ def pack_jagged_fields(
     """Turn columns into the TensorDict that ``put_samples`` takes.
 
     Args:
-        fields: ``{name: column}``, all of N rows. A column is a tensor; an array of numbers (becomes a tensor), of
+        fields: ``{name: column}``, each column of N rows: a tensor; an array of numbers (converted to a tensor), of
             strings or of objects; a list with one value per row (tensors are joined by :func:`stack_or_nest`); or a
             ``NonTensorStack`` or ``NonTensorData``.
         lengths: Tokens per row, shape ``(N,)``; None keeps every field rectangular.
-        token_aligned_fields: The fields that :func:`pack_per_token_field` packs; the others keep their shape.
+        token_aligned_fields: Names of the fields that :func:`pack_per_token_field` packs; others keep their shape.
 
     Returns:
-        A TensorDict of batch size ``(N,)`` with the fields in their order; tensors are detached.
+        A TensorDict of batch size ``(N,)`` with the fields in the same order; tensors are detached.
 
     Raises:
-        DataPlaneBadRequest: A column cannot be kept unchanged, or has another number of rows.
+        DataPlaneBadRequest: A column cannot be stored unchanged, or has another number of rows.
     """
     op = "pack_jagged_fields"
     aligned = _names(token_aligned_fields, op)
@@ -169,18 +169,19 @@ def pack_jagged_fields(
 def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> torch.Tensor:
     """Cut the responses out of per-token outputs over (prompt + response), shifted left by one token.
 
-    What a model computes at position i is about token i + 1, so in a row of L tokens, R of them response, the response
-    is the slice ``[L - R - 1 : L - 1]``.
+    The output of a model at position i is for token i + 1. So in a row of L tokens, of which the last R are the
+    response, the outputs of the response are the slice ``[L - R - 1 : L - 1]``.
 
     Args:
-        full: ``torch.jagged``, N rows of L tokens.
-        response_mask: ``torch.jagged``, N rows of R tokens; only the lengths count.
+        full: A ``torch.jagged`` tensor, N rows of L tokens.
+        response_mask: A ``torch.jagged`` tensor, N rows of R tokens; only its lengths are used.
 
     Returns:
-        ``torch.jagged``, N rows of R tokens, detached, in the dtype of ``full``.
+        A ``torch.jagged`` tensor, N rows of R tokens, detached, in the dtype of ``full``.
 
     Raises:
-        DataPlaneBadRequest: Not jagged, not the same number of rows, or a response without a token before it.
+        DataPlaneBadRequest: An argument is not jagged, the numbers of rows differ, or a response has no token before
+            it.
     """
     op = "response_from_nested"
     values, length, dim = _packed(full, op, "full")
@@ -207,24 +208,23 @@ def materialize(
     pad_to_multiple: int = 1,
     token_aligned_fields: Collection[str] | None = TOKEN_ALIGNED_FIELDS,
 ) -> dict[str, Any]:
-    """Turn what the plane returned into columns that a trainer uses.
+    """Convert the result of a read to the columns that a trainer uses.
 
     Args:
         td: Fields of N rows, as ``get_samples`` and ``get_data`` return them.
         layout: ``"padded"``: nested tensors become rectangular. ``"jagged"``: every tensor stays as it is.
-        pad_value_dict: ``{field: value}`` for the padding of a field; 0 for others. Fields that are not there are
-            ignored.
-        pad_to_seqlen: Least width of what is padded, in tokens. Nothing is ever cut.
+        pad_value_dict: ``{field: padding value}``; 0 for other fields. Fields that are not in ``td`` are ignored.
+        pad_to_seqlen: Smallest width of padded fields, in tokens. Nothing is ever cut.
         pad_to_multiple: The width is rounded up to a multiple of this many tokens.
-        token_aligned_fields: Rectangular fields ``(N, S, ...)`` that are padded to that width too. Others, such as
-            ``(N, 3, H, W)`` images, keep their shape, and so does ``(N, 1)``, one value per row, under any name.
+        token_aligned_fields: Names of rectangular fields ``(N, S, ...)`` that are padded to the width too. Others, such
+            as ``(N, 3, H, W)`` images, keep their shape, and so does ``(N, 1)``, one value per row, under any name.
 
     Returns:
-        ``{field: column}``: padded tensors are ``(N, width, ...)`` where width is that of the longest row or what is
-        asked above; what is no tensor is an object array ``(N,)``.
+        ``{field: column}``. Padded tensors have the shape ``(N, width, ...)``, with the width of the longest row or a
+        greater one as requested above. Non-tensor fields are object arrays of shape ``(N,)``.
 
     Raises:
-        DataPlaneBadRequest: An unknown layout, a leaf of another kind, or a padding value that the dtype cannot hold.
+        DataPlaneBadRequest: The layout is unknown, a leaf has another kind, or a dtype cannot hold the padding value.
     """
     op = "materialize"
     if layout not in ("padded", "jagged"):
@@ -248,10 +248,10 @@ def materialize(
 
 
 def row_lengths(lengths: Lengths, rows: int | None = None, *, op: str, field: str = "lengths") -> torch.Tensor:
-    """Check row lengths, shape ``(rows,)``, and return them as int64 on the CPU: one copy serves all that follows.
+    """Check row lengths of shape ``(rows,)``, and return them as int64 on the CPU, so that they are copied only once.
 
     Raises:
-        DataPlaneBadRequest: Of another shape, not integers, or negative; ``op`` and ``field`` are named.
+        DataPlaneBadRequest: The lengths have another shape, are no integers, or negative; names ``op`` and ``field``.
     """
     try:
         given = torch.as_tensor(lengths).detach().cpu()
@@ -269,7 +269,7 @@ def row_lengths(lengths: Lengths, rows: int | None = None, *, op: str, field: st
 
 
 def _jagged(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Make a nested tensor of rows that lie end to end in ``values``."""
+    """Make a nested tensor of rows that are concatenated in ``values``."""
     offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
@@ -280,7 +280,7 @@ def _jagged(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def _nest(padded: torch.Tensor, lengths: torch.Tensor, op: str, field: str) -> torch.Tensor:
-    """Pick the first ``lengths[i]`` steps of each row."""
+    """Make a nested tensor of the first ``lengths[i]`` steps of each row i."""
     n, width = padded.shape[:2]
     if n and int(lengths.max()) > width:
         at = int(lengths.argmax())
@@ -292,11 +292,11 @@ def _nest(padded: torch.Tensor, lengths: torch.Tensor, op: str, field: str) -> t
 
 
 def _packed(nested: Leaf, op: str, field: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Take a nested tensor apart.
+    """Return the parts of a nested tensor.
 
     Returns:
-        Values of all rows end to end, the dimension in which rows differ moved to the front; length of each row, on the
-        CPU; and which dimension of the nested tensor that was. ``values()`` may hold gaps between rows, which go.
+        The values of all rows, concatenated, without the gaps that ``values()`` may have, and with the dimension in
+        which rows differ moved to the front; the length of each row, on the CPU; and the index of that dimension.
     """
     nested = _plain(nested, op, field)
     if nested.layout != torch.jagged:
@@ -312,22 +312,22 @@ def _packed(nested: Leaf, op: str, field: str) -> tuple[torch.Tensor, torch.Tens
 
 
 def _steps(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the position of each step of rows that begin at ``starts``."""
+    """Return the index of each step of rows that begin at ``starts``."""
     before = lengths.cumsum(0) - lengths
     return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
 
 
 def _filled(lengths: torch.Tensor, width: int, device: torch.device) -> Leaf:
-    """Return the mask ``(N, width)`` of what is no padding, in the form that indexes :func:`_bits`."""
+    """Return the mask ``(N, width)`` of the values that are no padding, in a form that can index :func:`_bits`."""
     mask = torch.arange(width) < lengths[:, None]
     return mask.numpy() if device.type == "cpu" else mask.to(device)
 
 
 def _bits(tensor: torch.Tensor) -> Leaf:
-    """View elements as integers of their size, in numpy: torch cannot mask every dtype (uint16), and is slower at it.
+    """View elements as numpy integers of the same size, since torch cannot mask every dtype (uint16) and is slower.
 
-    Measured with torch 2.13 on a CPU, 512 x 4096 int64: to read by a mask 17 ms, so 1.1 ms; to write by one 9.6 ms,
-    so 1.3 ms; torch.nested.to_padded_tensor takes 4.3 s.
+    Measured with torch 2.13 on a CPU, 512 x 4096 int64: reading by a mask takes torch 17 ms and numpy 1.1 ms; writing
+    by a mask 9.6 ms and 1.3 ms; torch.nested.to_padded_tensor takes 4.3 s.
     """
     view = tensor.view(_INTEGER_OF_SIZE.get(tensor.element_size(), tensor.dtype))
     return view.numpy() if view.device.type == "cpu" else view
@@ -337,13 +337,13 @@ def _bits(tensor: torch.Tensor) -> Leaf:
 
 
 def _leaf(column: object, op: str, field: str) -> Leaf:
-    """Turn one column into a tensor or a non-tensor leaf."""
+    """Convert one column to a tensor or a non-tensor leaf."""
     if isinstance(column, torch.Tensor):
         return _plain(column, op, field)
     if isinstance(column, (NonTensorStack, NonTensorData)):
         return column
     if isinstance(column, np.ndarray) and column.ndim and column.dtype.kind not in "OSU":
-        # torch reads neither foreign byte order nor negative strides, and warns of what it could not write to.
+        # torch supports neither foreign byte orders nor negative strides, and warns about read-only arrays.
         native = np.require(column, column.dtype.newbyteorder("="), ["C", "W"])
         try:
             return torch.from_numpy(native)
@@ -359,7 +359,7 @@ def _leaf(column: object, op: str, field: str) -> Leaf:
 
 
 def _rows(leaf: Leaf) -> int | None:
-    """Count the rows of a leaf; None for one value that stands for every row."""
+    """Return the number of rows of a leaf; None for one value that applies to every row."""
     if isinstance(leaf, torch.Tensor):
         return leaf.size(0) if leaf.ndim else -1
     return int(leaf.batch_size[0]) if leaf.batch_size else None
@@ -370,7 +370,7 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pack_per_token(val: torch.Tensor, lengths: torch.Tensor, op: str, field: str) -> torch.Tensor:
-    # The empty batch has no longest row, and stays as it is.
+    # An empty batch has no longest row, and is left unchanged.
     if val.is_nested or val.ndim < 2 or len(lengths) == 0 or val.shape[0] != len(lengths):  # noqa: PLR2004
         return _dense(val)
     return _dense(val) if int(lengths.max()) > val.shape[1] else _nest(val, lengths, op, field)
@@ -380,20 +380,20 @@ def _pack_per_token(val: torch.Tensor, lengths: torch.Tensor, op: str, field: st
 
 
 def _objects(leaf: Leaf, op: str, field: str) -> npt.NDArray[np.object_]:
-    """Spell out one object per row."""
+    """Return one object per row, as an array."""
     if isinstance(leaf, NonTensorData):
-        # One value for all rows, but for an object array: a TensorDict wraps it whole.
+        # The data is one value for all rows, unless it is an object array, which a TensorDict wraps as a whole.
         whole = isinstance(leaf.data, np.ndarray) and leaf.data.shape == tuple(leaf.batch_size)
         leaf = leaf.data if whole else [leaf.data] * leaf.batch_size.numel()
     if not isinstance(leaf, (NonTensorStack, np.ndarray, list)):
         raise _refuse(op, field, f"a {type(leaf).__name__} is neither a tensor nor one value per row")
     values = leaf.tolist() if isinstance(leaf, NonTensorStack) else list(leaf)
-    # np.array would look into values of equal length and make a matrix of them.
+    # np.array would make a matrix of values of equal length.
     return np.fromiter(values, dtype=object, count=len(values))
 
 
 def _pad(leaf: torch.Tensor, pad: float, least: int, multiple: int, op: str, field: str) -> torch.Tensor:
-    """Make a nested leaf rectangular, or a rectangular one wider; what has the right shape already is not copied."""
+    """Pad a nested leaf to a rectangle, or a rectangular one to the width; one of the right shape is not copied."""
     if leaf.is_nested:
         values, lengths, dim = _packed(leaf, op, field)
         width = _width(int(lengths.max()) if len(lengths) else 0, least, multiple)
@@ -418,13 +418,13 @@ def _width(longest: int, least: int, multiple: int) -> int:
 
 
 def _canvas(shape: tuple[int, ...], pad: float, like: torch.Tensor, op: str, field: str) -> torch.Tensor:
-    """Allocate the result, full of the padding value, which torch itself might wrap, cut or saturate in silence."""
+    """Allocate the result, filled with the padding value; refuse a value that torch would silently change."""
     try:
         if like.dtype == torch.bool:
             fits = pad in (0, 1)
         elif like.dtype.is_floating_point or like.dtype.is_complex:
             probe = torch.full((1,), pad, dtype=like.dtype).to(torch.complex128).item()
-            # Rounded is kept (0.1 in bf16), saturated is not (1e9, or inf, in float8_e4m3fn).
+            # A value that is rounded is accepted (0.1 in bf16), one that is saturated is not (1e9 in float8_e4m3fn).
             fits = abs(pad) <= torch.finfo(like.dtype).max or probe == pad or cmath.isnan(pad)
         else:
             limits = torch.iinfo(like.dtype)
@@ -436,18 +436,18 @@ def _canvas(shape: tuple[int, ...], pad: float, like: torch.Tensor, op: str, fie
     raise _refuse(op, field, f"{like.dtype} cannot hold the padding value {pad!r}")
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------------------------
 
 
 def _names(given: Collection[str] | None, op: str) -> frozenset[str]:
-    """Take a collection of names; a lone string would be taken for its letters."""
+    """Check a collection of names; refuse a lone string, which would be read as a collection of letters."""
     if isinstance(given, str):
         raise _refuse(op, "token_aligned_fields", f"takes a collection of names, not {given!r}")
     return frozenset(given or ())
 
 
 def _plain(tensor: object, op: str, field: str) -> torch.Tensor:
-    """Return a tensor without grad and lazy conjugation, which no storage keeps; refuse what is no block of values."""
+    """Return a tensor without grad and lazy conjugation, which cannot be stored; refuse one without plain values."""
     if not isinstance(tensor, torch.Tensor):
         raise _refuse(op, field, f"takes a tensor, not a {type(tensor).__name__}")
     if tensor.layout not in (torch.strided, torch.jagged) or tensor.is_quantized or tensor.device.type == "meta":
@@ -456,7 +456,7 @@ def _plain(tensor: object, op: str, field: str) -> torch.Tensor:
 
 
 def _describe(value: object) -> str:
-    """Say what a tensor is, never what is in it."""
+    """Return a description of a value by type and shape, never by its content."""
     if not isinstance(value, torch.Tensor):
         return f"a {type(value).__name__}"
     dtype = str(value.dtype).removeprefix("torch.")

@@ -1,10 +1,10 @@
-"""Split a batch over data-parallel ranks, from its metadata alone: no I/O, no tensors, no new ids.
+"""Splits a batch over data-parallel ranks by its metadata alone: no I/O, no tensors, no new ids.
 
 :func:`shard_meta_for_dp` has the name, the arguments and the contract of NeMo-RL's (``nemo_rl/data_plane/preshard.py``
-over ``BatchedDataDict.shard_by_batch_size``): every rank gets as many rows or, where they are packed, as many
-microbatches as the others, so that collectives meet. Beyond it, ranks are balanced by length without a plan too, packed
-microbatches are spread by weight and not in turn, rows keep their tags and handles, and a row that fits no microbatch
-is an error instead of being cut by its consumer.
+over ``BatchedDataDict.shard_by_batch_size``): every rank gets the same number of rows or, if they are packed, of
+microbatches, so that all ranks take part in the same collectives. In addition, ranks are balanced by length even
+without packing, packed microbatches are distributed by weight and not in turn, rows keep their tags and handles, and a
+row that fits into no microbatch is an error instead of being cut by its consumer.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["ELEM_COUNTS_PER_GB", "MICRO_BATCH_INDICES", "MICRO_BATCH_LENGTHS", "shard_meta_for_dp"]
 
-# Keys of extra_info, as NeMo-RL's workers read them.
+# Keys of extra_info that NeMo-RL's workers read.
 MICRO_BATCH_INDICES: Final = "micro_batch_indices"
 MICRO_BATCH_LENGTHS: Final = "micro_batch_lengths"
 ELEM_COUNTS_PER_GB: Final = "elem_counts_per_gb"
 
 _OP: Final = "shard_meta_for_dp"
-# input_key and input_lengths_key name columns; here lengths come with the meta, so they are accepted and not needed.
+# input_key and input_lengths_key, which name columns, are accepted and ignored, since the meta has the lengths.
 _PACKING_KEYS: Final = frozenset(
     {
         "algorithm",
@@ -47,7 +47,7 @@ _DYNAMIC_KEYS: Final = frozenset(
 
 @dataclass(slots=True)
 class _RankPlan:
-    """What one rank gets: rows of the batch in its order, and the microbatches of each chunk."""
+    """The rows of the batch that one rank gets, in its order, and the microbatches of each chunk."""
 
     rows: list[int] = field(default_factory=list)
     indices: list[list[list[int]]] = field(default_factory=list)
@@ -76,37 +76,39 @@ def shard_meta_for_dp(
     dynamic_batching_args: Mapping[str, Any] | None = None,
     rng: random.Random | None = None,
 ) -> tuple[list[KVBatchMeta], list[int] | None]:
-    """Give each of ``dp_world`` ranks its rows of a batch: about as many tokens for each, as many rows unless packed.
+    """Split the rows of a batch over ``dp_world`` ranks, with nearly equal numbers of tokens and equal ones of rows.
 
-    The batch is cut into chunks of ``batch_size`` rows, one per optimizer step, and each chunk is split on its own: a
-    rank has its share of the first chunk first, then that of the second. Between the heaviest and the lightest rank
-    there are never more tokens, in a chunk, than between its longest and its shortest row (packed: its longest and
-    shortest microbatch). Without further arguments, rows stay in order where that is balanced as well.
+    Packed batches have equal numbers of microbatches instead of rows. The batch is cut into chunks of ``batch_size``
+    rows, one per optimizer step, and each chunk is split separately: a rank gets its share of the first chunk, then
+    that of the second. Within a chunk, the numbers of tokens of two ranks differ at most by as much as the longest and
+    the shortest row (packed: microbatch). Without packing or dynamic batching, rows stay in order if that is as
+    balanced.
 
     Args:
-        meta: The batch, with ``sequence_lengths``.
+        meta: Meta of the batch, with ``sequence_lengths``.
         dp_world: Number of ranks.
         batch_size: Rows per chunk over all ranks (the global batch size); None: one chunk.
         sequence_packing_args: Pack rows end to end into microbatches. ``max_tokens_per_microbatch``; ``algorithm``:
             ``"modified_first_fit_decreasing"`` (default), ``"first_fit_decreasing"``, ``"first_fit_shuffle"`` or
-            ``"concatenative"``; ``sequence_length_pad_multiple`` (1): each row counts as its length rounded up to it;
+            ``"concatenative"``; ``sequence_length_pad_multiple`` (1): the length of each row is rounded up to it;
             ``microbatch_order``: ``"packer"`` (default, as they were made) or ``"largest_first"``.
-        dynamic_batching_args: Put rows of like length side by side into padded microbatches, the same shapes on every
-            rank. ``max_tokens_per_microbatch`` bounds rows x width; ``sequence_length_round`` (1): the width is rounded
-            up to it, but not beyond the bound.
-        rng: Source of ``first_fit_shuffle``; by default ``random.Random(0)``, so that equal batches split alike.
+        dynamic_batching_args: Put rows of similar length into padded microbatches, with the same shapes on every rank.
+            ``max_tokens_per_microbatch`` limits rows x width; ``sequence_length_round`` (1): the width is rounded up to
+            a multiple of it, but not beyond the limit.
+        rng: Random source of ``first_fit_shuffle``; None: ``random.Random(0)``, so that equal batches are split alike.
 
     Returns:
-        One meta per rank, and ``unsorted_indices``: with ``rows`` the results of all ranks in rank order,
-        ``[rows[i] for i in unsorted_indices]`` is in the order of ``meta.sample_ids``. None where it is already.
+        One meta per rank, and ``unsorted_indices``: if ``rows`` are the results of all ranks in rank order,
+        ``[rows[i] for i in unsorted_indices]`` is in the order of ``meta.sample_ids``. None if ``rows`` is already.
 
-        With either of the two args the ``extra_info`` of each rank gets, one entry per chunk, ``micro_batch_indices``
-        (``[start, end]`` of each microbatch, counted within the rank's share of the chunk) and ``micro_batch_lengths``
-        (packing: its tokens, padded; dynamic: its width); packing adds ``elem_counts_per_gb`` (the rank's rows).
+        With packing or dynamic batching, the ``extra_info`` of each rank gets, with one entry per chunk,
+        ``micro_batch_indices`` (``[start, end]`` of each microbatch, counted within the rank's share of the chunk) and
+        ``micro_batch_lengths`` (packing: its padded tokens; dynamic: its width); packing adds ``elem_counts_per_gb``
+        (the rank's number of rows).
 
     Raises:
-        DataPlaneBadRequest: Nothing to split, no lengths, ``batch_size`` does not divide the batch or ``dp_world`` not
-            the chunk, unknown or missing args, both kinds of args, or a row longer than a microbatch.
+        DataPlaneBadRequest: The batch is empty or has no lengths, ``batch_size`` does not divide the batch, or
+            ``dp_world`` the chunk, args are unknown or missing or of both kinds, or a row is longer than a microbatch.
     """
     meta = KVBatchMeta.of(meta)
     lengths = _lengths(meta)
@@ -129,7 +131,7 @@ def shard_meta_for_dp(
     shards = []
     for plan in plans:
         shard = meta.subset(plan.rows)
-        # A plan of an earlier split is not this one's.
+        # Drop the microbatches of an earlier split.
         shard.extra_info = {key: value for key, value in meta.extra_info.items() if key not in stamps}
         if sequence_packing_args is not None or dynamic_batching_args is not None:
             shard.extra_info |= {MICRO_BATCH_INDICES: plan.indices, MICRO_BATCH_LENGTHS: plan.lengths}
@@ -143,7 +145,7 @@ def shard_meta_for_dp(
 
 
 def _plan_balanced(plans: Sequence[_RankPlan], chunks: Sequence[range], lengths: Sequence[int]) -> None:
-    """Balance tokens; keep the order of rows as far as that allows."""
+    """Balance the tokens of the ranks; keep rows in order if that is as balanced."""
     for chunk in chunks:
         share = len(chunk) // len(plans)
         in_order = [list(chunk[at : at + share]) for at in range(0, len(chunk), share)]
@@ -160,10 +162,10 @@ def _plan_dynamic(
     sample_ids: Sequence[str],
     args: Mapping[str, Any],
 ) -> None:
-    """Deal rows out by length, shortest first; open a microbatch when its rows x width would exceed the bound.
+    """Assign rows to ranks in turn, shortest first; begin a microbatch when rows x width would exceed the limit.
 
-    Whoever is dealt in one round sits at the same place on every rank, so one plan, made from the longest of each
-    round, fits all of them.
+    The rows assigned in one turn have the same position on every rank, so microbatches that are computed from the
+    longest row of each turn fit all ranks.
     """
     _known("dynamic_batching_args", args, _DYNAMIC_KEYS)
     bound = _count("max_tokens_per_microbatch", args.get("max_tokens_per_microbatch"))
@@ -191,7 +193,7 @@ def _plan_packed(
     args: Mapping[str, Any],
     rng: random.Random,
 ) -> None:
-    """Pack each chunk, split microbatches until their number is a multiple of the ranks', spread them by weight."""
+    """Pack each chunk, split microbatches until their number is a multiple of the ranks, distribute them by weight."""
     _known("sequence_packing_args", args, _PACKING_KEYS)
     bound = _count("max_tokens_per_microbatch", args.get("max_tokens_per_microbatch"))
     multiple = _count("sequence_length_pad_multiple", args.get("sequence_length_pad_multiple", 1))
@@ -219,16 +221,16 @@ def _balance(weights: Sequence[int], parts: int) -> list[list[int]]:
 
     Karmarkar-Karp differencing under equal counts (the balanced largest-first differencing method: Michiels, Korst,
     Aarts and van Leeuwen, "Performance ratios for the differencing method applied to the balanced number partitioning
-    problem", STACS 2003). Items in groups of ``parts`` by weight are partial splits; the two that are furthest out of
-    balance are merged, heavy with light, until one is left. A merge never ends up further out than its parts were, so
-    neither does the result: at most the heaviest item less the lightest.
+    problem", STACS 2003). Items are sorted by weight into groups of ``parts``, each a partial split. The two partial
+    splits with the greatest imbalance are merged, heavy parts with light ones, until one is left. A merge never has a
+    greater imbalance than both had before, so that of the result is at most the heaviest item less the lightest.
 
     Args:
-        weights: One per item; their number is a multiple of ``parts``.
-        parts: How many.
+        weights: Weight of each item; their number is a multiple of ``parts``.
+        parts: Number of parts.
 
     Returns:
-        Positions of the items of each part, ascending; parts in the order of their first items.
+        Positions of the items of each part, ascending; the parts are in the order of their first items.
     """
     by_weight = sorted(range(len(weights)), key=weights.__getitem__, reverse=True)
     splits: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
@@ -250,13 +252,13 @@ def _balance(weights: Sequence[int], parts: int) -> list[list[int]]:
 
 
 def _loads(parts: Iterable[Iterable[int]], weights: Sequence[int]) -> tuple[int, int]:
-    """Return the weight of the heaviest part, and by how much the lightest is less."""
+    """Return the weight of the heaviest part, and its difference to that of the lightest."""
     loads = [sum(weights[i] for i in part) for part in parts]
     return max(loads), max(loads) - min(loads)
 
 
 def _split_to_multiple(bins: list[list[int]], sizes: Sequence[int], multiple: int) -> None:
-    """Halve the heaviest bins, in place, until their number is a multiple. There are at least as many rows as that."""
+    """Halve the heaviest bins, in place, until their number is a multiple of ``multiple``, for which rows suffice."""
     heap = [(-sum(sizes[i] for i in rows), at) for at, rows in enumerate(bins) if len(rows) > 1]
     heapq.heapify(heap)
     for _ in range(-len(bins) % multiple):
@@ -274,11 +276,11 @@ def _split_to_multiple(bins: list[list[int]], sizes: Sequence[int], multiple: in
                 heapq.heappush(heap, (-load, place))
 
 
-# --- packers: sizes, none above the bound, to bins of positions ------------------------------------------------------
+# --- packers: make bins of positions from sizes, none of which is above the bound -------------------------------------
 
 
 def _pack(sizes: Sequence[int], bound: int, algorithm: object, rng: random.Random) -> list[list[int]]:
-    """Pack by the algorithm of that name, in any case; NeMo-RL's enum of them will do."""
+    """Pack by the algorithm of that name, in any case, or by a member of NeMo-RL's enum of algorithms."""
     rows = list(range(len(sizes)))
     match str(getattr(algorithm, "value", algorithm)).lower():
         case "modified_first_fit_decreasing":
@@ -308,7 +310,7 @@ def _concatenate(sizes: Sequence[int], bound: int) -> list[list[int]]:
 
 
 def _first_fit(order: Sequence[int], sizes: Sequence[int], bound: int) -> list[list[int]]:
-    """Put each row into the first bin with room for it, found in O(log n) by a tree of the most room below."""
+    """Put each row into the first bin with room for it, found in O(log n) by a tree of the largest free room."""
     leaves = 1 << max(len(order) - 1, 0).bit_length()
     room = [bound] * (2 * leaves)
     bins: list[list[int]] = [[] for _ in range(leaves)]
@@ -327,11 +329,12 @@ def _first_fit(order: Sequence[int], sizes: Sequence[int], bound: int) -> list[l
 
 
 def _modified_first_fit_decreasing(sizes: Sequence[int], bound: int) -> list[list[int]]:
-    """Pack by MFFD: at most 71/60 of the best number of bins, plus a constant.
+    """Pack by modified first-fit decreasing, which uses at most 71/60 of the optimal number of bins, plus a constant.
 
-    Johnson and Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985): a bin per row above half the
-    bound; forwards, the largest row above a third that fits; backwards, where there is none, the smallest row above a
-    sixth and the largest such that fits beside it; forwards, whatever fits, largest first; the rest by first fit.
+    Johnson and Garey, "A 71/60 theorem for bin packing", Journal of Complexity 1 (1985). Each row above half the bound
+    gets a bin. Forwards over the bins, add the largest row above a third of the bound that fits. Backwards over bins
+    without one, add the smallest row above a sixth, and the largest such row that fits beside it. Forwards again, add
+    whatever fits, largest first. Pack the remaining rows by first fit.
     """
     rows = sorted((size, i) for i, size in enumerate(sizes))
     sixth, third, half = (bisect_right(rows, bound // part, key=lambda row: row[0]) for part in (6, 3, 2))

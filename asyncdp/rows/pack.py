@@ -72,7 +72,7 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
     begins = starts[: len(lengths)]
     if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
         values = picked(values, torch.from_numpy(steps_of(begins, offsets)))
-    # Any dimension but the first was asked for: torch takes the first one where rows are equal.
+    # The first dimension is only torch's default for rows of one shape; any other was chosen by the user and is kept.
     if dim == 0 and len(lengths) and (lengths == lengths[0]).all():
         return Dense(values.reshape(len(lengths), int(lengths[0]), *values.shape[1:]), nested=True)
     return Ragged(values, offsets, dim=dim)

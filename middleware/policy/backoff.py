@@ -25,10 +25,10 @@ class Backoff:
     """
 
     base_s: float = 0.05
-    """Ceiling before the second attempt: a few round trips on a busy network, little against any call's deadline."""
+    """Ceiling of the first wait: a few round trips on a busy network, and short compared to the deadline of a call."""
     cap_s: float = 2.0
-    """Highest ceiling. On average one second is waited there: a backend that comes back is noticed soon, and one that
-    does not is asked once a second by each call."""
+    """Highest ceiling. The average wait is then one second: a backend that comes back is noticed soon, and one that
+    does not gets one request a second from each call."""
 
     def __post_init__(self) -> None:
         for name, seconds in (("base_s", self.base_s), ("cap_s", self.cap_s)):

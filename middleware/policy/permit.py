@@ -106,17 +106,18 @@ class QuarantineRules:
     """
 
     base_s: float = 30.0
-    """First quarantine: longer than the restart of a slot host takes, shorter than anyone wants to lose a port for."""
+    """First quarantine: longer than a slot host takes to restart, and short enough to do without a healthy port."""
     max_s: float = 300.0
-    """Longest quarantine: a probe every five minutes costs nothing, and a repaired port is soon back by itself."""
+    """Longest quarantine: a probe every five minutes costs almost nothing, and finds a repaired port soon enough."""
     decay_s: float = 60.0
-    """Healthy time that forgets one failure. The ladder 30, 60, 120, 240, 300 has five steps, so after max_s of health
-    nothing is remembered: the longest penalty and the longest memory are the same."""
+    """Time without a quarantine after which one failure is forgotten. The quarantines of 30, 60, 120, 240 and 300 s are
+    five steps, so after max_s without failures all are forgotten: the longest quarantine and the memory of failures are
+    equally long."""
     first_contact_s: float = 30.0
-    """How long a target that never answered may be slow. Connecting and registering memory take seconds, not minutes; a
-    quarantine by mistake would cost base_s, so patience with a port that is truly mute costs no more than that."""
+    """How long a target that has never answered may be slow. Connecting and registering memory take seconds, not
+    minutes; a quarantine by mistake would cost base_s, so waiting for an unresponsive port costs no more than that."""
     forget_s: float = 900.0
-    """A target that nobody used for so long is forgotten: hosts come and go, memory must not grow with them."""
+    """Time after which an unused target is forgotten, so that memory does not grow with hosts that come and go."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -161,7 +162,7 @@ class Target(Generic[K]):
         self.rules = rules
         self.turn = turn  # next index in the rotation over the list of targets that begins with this one
         self.known = False  # it has answered at least once
-        self.unused = True  # nobody called it yet, so its first contact has not begun
+        self.unused = True  # it has not been used yet, so its first contact has not begun
         self.patient_until = -math.inf  # if not known: until then, being slow is no failure
         self.out = False  # in quarantine, or half-open after one
         self.aside = True  # unused, out or resting: cannot be picked without further checks
