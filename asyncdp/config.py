@@ -46,10 +46,10 @@ class DataPlaneConfig(TypedDict):
     units, or of slot hosts to start (2; for ucxx 1). ``claim_meta_poll_interval_s``: seconds between two polls of a
     waiting claim, if the backend cannot long-poll (0.05). ``global_segment_size``, ``local_buffer_size``: bytes, for
     mooncake_cpu. These five keys may also be given in a mapping ``simple`` or ``mooncake_cpu``, of which only the one
-    that ``backend`` names is used. ``controller_address``: address of the plane. ``ack_timeout_ms``:
-    limit of one attempt, the same as ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``:
-    seconds that a verb may take (60). ``layers``: the settings of the default layers by layer, or a list of such
-    mappings and of user-defined layers, outermost first, as callables or ``"package.module:Name"``.
+    that ``backend`` names is used. ``controller_address``: address of the plane. ``ack_timeout_ms``: limit of one
+    attempt, the same as ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``: seconds that a
+    verb may take (60). ``layers``: the settings of the default layers by layer, or a list of such mappings and of
+    user-defined layers, outermost first, as callables or ``"package.module:Name"``.
     ``group_id_pattern``: how a sample id contains the group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
     which a claim expires (None: never). ``owner``: name of the client at the plane. ``full_tracebacks``: whether errors
     keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. A mapping named

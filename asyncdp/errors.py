@@ -9,9 +9,9 @@
      +- DataPlaneTimeout          retryable, blames_port   also a TimeoutError: an attempt or the call took too long
      +- DataPlaneReadError
      |   +- SampleNotFound        not retryable            also a KeyError: no such id, or the field is not produced
-     |   +- StaleSlotError        not retryable            the slot answered: the data is gone
+     |   +- StaleSlotError        not retryable            the row was removed or put anew, or its slot reused
      |   +- CorruptPayload        retryable, blames_port   length, schema or checksum does not match
-     |   +- PartialReadError      some rows came: rows, ok, failed, errors
+     |   +- PartialReadError                               only some rows were read: rows, ok, failed, errors
      +- DataPlaneWriteError       flags of its cause
      +- DataPlaneClearError       flags of its cause
      +- DataPlaneNotReady         retryable                full, starting; retry_after_s
@@ -19,7 +19,7 @@
      +- DataPlaneBadRequest       not retryable            also a ValueError
      |   +- DataPlaneUnsupported  not retryable            the backend cannot; the capability is named
      |   +- ClaimLost             not retryable            released, expired or another's
-     +- DataPlaneClosed           not retryable            used after close, or closed under a waiting call
+     +- DataPlaneClosed           not retryable            used after close, or closed during a waiting call
 
 ``retryable``: the same call may be sent again. ``blames_port``: the port is at fault. ``ambiguous``: the backend may
 have carried out the call. All three are instance attributes, not class attributes: Ray raises a class that derives from

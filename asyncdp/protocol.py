@@ -52,7 +52,7 @@ class DataPlaneClient(Protocol):
             fields: Names of the fields that its samples will have.
             num_samples: Expected number of samples; a hint, not a limit.
             consumer_tasks: Names of the tasks that will claim samples.
-            grpo_group_size: Number of rows per group; a claim then takes whole groups. None: no groups.
+            grpo_group_size: Number of rows per group; a claim then takes whole groups. None: claims ignore groups.
             enums: Vocabulary of each field whose values are words of a fixed list.
             timeout_s: Seconds that the call may take; None: the client's default.
         """
@@ -64,17 +64,17 @@ class DataPlaneClient(Protocol):
         required_fields: Sequence[str],
         batch_size: int,
         dp_rank: int | None = None,
-        blocking: bool = True,  # noqa: FBT001, FBT002 - the order is the field's
+        blocking: bool = True,  # noqa: FBT001, FBT002 - the customary order of arguments
         timeout_s: float | None = None,
         *,
         min_batch_size: int | None = None,
     ) -> KVBatchMeta:
         """Claim samples that have all ``required_fields``, in the order in which they became ready.
 
-        Each sample is claimed at most once per task. The call returns at most ``batch_size`` samples, as soon as that
-        many (or ``min_batch_size``) are ready; whole groups where the partition has a group size. Rows tagged
-        ``committed=False`` or ``status="failed"`` are never claimed; a group is complete without its failed rows if
-        enough other rows are present.
+        No task gets a sample twice, unless the claim was released or has expired. The call returns at most
+        ``batch_size`` samples, as soon as that many (or ``min_batch_size``) are ready, in whole groups if the partition
+        has a group size. Rows tagged ``committed=False`` or ``status="failed"`` are never claimed; a group is complete
+        without its failed rows if enough other rows are present.
 
         Args:
             partition_id: The partition.
@@ -137,10 +137,11 @@ class DataPlaneClient(Protocol):
             sample_ids: Ids, or a meta (also one of another project with the same attributes).
             partition_id: The partition.
             fields: One column per field, ``N = len(sample_ids)`` rows each. A tensor or an array of numbers is a dense
-                field. A list of tensors or arrays is a ragged field, which is read back as ``torch.jagged``. A list of
-                numbers is a dense field of shape ``(N,)``, in the field's dtype if that is of their kind, else in
-                torch's default for them. Any other list is a field of objects, as ``NonTensorStack(*rows)`` always is.
-                A list that mixes tensors with other values, or bools with other numbers, is refused.
+                field. A nested tensor, or a list of tensors or arrays, is a ragged field, which is read back as
+                ``torch.jagged``. A list of numbers is a dense field of shape ``(N,)``, in the field's dtype if that is
+                of their kind, else in torch's default for them. Any other list is a field of objects, as
+                ``NonTensorStack(*rows)`` always is. A list that mixes tensors with other values, or bools with other
+                numbers, is refused.
             tags: One mapping of small primitives per row; merged by key into the tags that the row has.
             only: ``"existing"``: update rows, create none. ``"new"``: create rows, update none. None: both.
             stale: With stale rows, ``"raise"`` writes nothing and raises; ``"skip"`` writes the other rows.

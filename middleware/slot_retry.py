@@ -65,10 +65,10 @@ class SlotRetry(Layer):
 
     ``max_attempts`` limits attempts that fail. It does not apply while the backend answers that it cannot serve now
     (DataPlaneUnavailable with ``retry_after_s``): the call is then sent again until its deadline, at no cost to the
-    budget, except for a ping, which raises the error. If a host does not answer but is expected to come back, the call
-    waits for it after its last attempt, for up to ``outage_patience_s``, and is sent again when the host answers; all
-    callers of a client share one probe per host. Ping, and the verbs with which a controller recovers, do not wait. If
-    nothing helps, the first error is raised.
+    budget. For a ping it always applies. If a host does not answer but is expected to come back, the call waits for it
+    after its last attempt, for up to ``outage_patience_s``, and is sent again when the host answers; all callers of a
+    client share one probe per host. Ping, and the verbs with which a controller recovers, do not wait. If nothing
+    helps, the first error is raised.
 
     Args:
         inner: The next layer.
@@ -313,7 +313,7 @@ def _passing(err: DataPlaneError) -> bool:
 
 
 def _lasts(ctx: CallContext) -> bool:
-    """Return whether a call may be sent again until its deadline; a ping may not, since it asks for the state now."""
+    """Return whether a call may exceed max_attempts until its deadline; not a ping, which asks for the state now."""
     return ctx.verb != "ping"
 
 
