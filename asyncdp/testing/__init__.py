@@ -1,9 +1,9 @@
-"""Test kit: the faults of a data plane, injected by name, in virtual time.
+"""Test kit: injects the faults of a data plane by name and runs async tests in virtual time.
 
 ::
 
     from asyncdp import MemoryTransport
-    from . import FaultPlan, faulty_stack, run_virtual
+    from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 
     async def reads_survive_a_refused_port() -> None:
         plan = FaultPlan(seed=7).on("get_samples").refuse(times=1)
@@ -15,8 +15,8 @@
 
     run_virtual(reads_survive_a_refused_port, "trio")
 
-Nothing of the library imports this package. Each name is loaded when it is first used: the pytest plugin lives here
-too, and pytest loads it in every run of every project where asyncdp is installed.
+The library itself never imports this package. Each name is imported on first use, because the package also contains
+the pytest plugin, which pytest loads in every run of every project that has asyncdp installed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The contract suite: what every backend promises, as tests that any transport can be put to.
+"""The contract suite: tests of everything that a backend promises, which can be run on any transport.
 
-A transport that somebody else wrote is tested by a class with one fixture, and pytest with anyio's plugin::
+To test a transport of your own, write a class with one fixture and run it with pytest and anyio's plugin::
 
     import pytest
-    from . import DataPlaneContract, Opener, by_config
+    from asyncdp.testing.contract import DataPlaneContract, Opener, by_config
     from my_plane import MyTransport
 
     class TestMyTransport(DataPlaneContract):
@@ -11,12 +11,12 @@ A transport that somebody else wrote is tested by a class with one fixture, and 
         def open_plane(self) -> Opener:
             return by_config(MyTransport, impl="mine", mine={"ports": 2})
 
-:func:`by_config` is for transports that are made like those of asyncdp: ``MyTransport(config, bootstrap=True)`` starts
-a plane, ``MyTransport(first.attach_config(), bootstrap=False)`` attaches another client to it. One that is made in
-another way says itself how a plane is opened, and how a second transport is attached to it::
+:func:`by_config` is for transports with the constructor of those of asyncdp: ``MyTransport(config, bootstrap=True)``
+starts a plane, and ``MyTransport(first.attach_config(), bootstrap=False)`` attaches another client to it. For any other
+constructor, the fixture itself opens a plane and says how a second transport is attached to it::
 
     class TestMyTransport(DataPlaneContract):
-        loops = ("asyncio",)  # where it does not run on trio
+        loops = ("asyncio",)  # if the transport does not run on trio
 
         @pytest.fixture
         def open_plane(self, my_server: Server) -> Opener:
@@ -27,22 +27,23 @@ another way says itself how a plane is opened, and how a second transport is att
 
             return opened
 
-``config`` holds the keys of :class:`~asyncdp.config.DataPlaneConfig` that a test wants to differ, few and mostly none.
-The suite puts the default layers around each transport (:func:`~asyncdp.factory.stack`), opens a fresh plane for each
-test and closes all clients at its end; ``opened`` ends what is then left. What is costly to start (servers) belongs in
-a fixture of the session, which ``open_plane`` asks for.
+``config`` holds the keys of :class:`~asyncdp.config.DataPlaneConfig` that a test sets; for most tests it is empty. The
+suite puts the default layers around each transport (:func:`~asyncdp.factory.stack`), opens a fresh plane for each test
+and closes all clients at its end; ``opened`` then shuts down whatever else it started. Servers that are slow to start
+belong in a session-scoped fixture that ``open_plane`` requests.
 
-What a transport's capabilities say that it cannot do is skipped, with that reason. Each theme of the contract is a
-class of its own (:class:`Rows`, :class:`Claims`, ...): a transport under construction may begin with one of them, and
-``DataPlaneContract`` is all of them. Tests are anyio's: with pytest-asyncio installed, leave its mode at ``strict``
-(in its mode ``auto``, which has no trio, a class needs ``loops = ("asyncio",)``).
+Tests that need a capability which the transport does not declare are skipped with that reason. Each theme of the
+contract is a class of its own (:class:`Rows`, :class:`Claims`, ...), so that a transport under construction can start
+with one of them; ``DataPlaneContract`` combines all. The tests are run by anyio's plugin: with pytest-asyncio
+installed, leave its mode at ``strict``. Its mode ``auto`` does not support trio; a class then needs
+``loops = ("asyncio",)``.
 """
 
 import pkgutil
 
 import pytest
 
-# Before the modules are imported: their asserts then show values when they fail.
+# This has to come before the imports of these modules, so that pytest rewrites their asserts to show values.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
 
 from .asyncio_native import AsyncioNative
@@ -144,10 +145,10 @@ class DataPlaneContract(
     Cancels,
     AsyncioNative,
     Closing,
-    # who asks wrongly, and who watches
+    # invalid requests, and observers of a client
     Misuse,
     PlainNames,
     Errors,
     Observers,
 ):
-    """All that a backend promises; see :mod:`asyncdp.testing.contract`."""
+    """The whole contract: the tests of all themes; see :mod:`asyncdp.testing.contract` for how to run them."""

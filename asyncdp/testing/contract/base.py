@@ -1,4 +1,4 @@
-"""What every theme of the contract shares: the plane under test, and the event loops it is tested on."""
+"""Base of all themes of the contract: fixtures for the plane under test, and the event loops to test it on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def asyncio_only(test: F) -> F:
-    """Run a test on asyncio alone: it is about asyncio's own ways to cancel."""
+    """Run a test on asyncio only, because it uses asyncio's own cancellation."""
     test.loops = ("asyncio",)  # type: ignore[attr-defined]
     return test
 
@@ -28,7 +28,7 @@ def _taken_by_pytest_asyncio(config: pytest.Config) -> bool:
 
 
 class Contract:
-    """One theme of the contract, or several: its tests are the methods of the subclasses.
+    """Base class of the themes of the contract; subclasses contain the tests as methods.
 
     Attributes:
         loops: The event loops that the transport works on; each test is run once on each.
@@ -38,7 +38,7 @@ class Contract:
 
     pytestmark: ClassVar[list[pytest.MarkDecorator]] = [
         pytest.mark.anyio,
-        # torch says so of every jagged tensor, and of complex32; rows may be either.
+        # torch warns of every jagged tensor and of complex32; rows may be either.
         pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning"),
         pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning"),
     ]
@@ -62,12 +62,12 @@ class Contract:
 
     @pytest.fixture
     def open_plane(self) -> Opener:
-        """Return what opens a fresh plane: the one fixture that a subclass writes."""
+        """Return a function that opens a fresh plane; subclasses have to override this fixture."""
         pytest.fail(f"{type(self).__name__} has no fixture open_plane: see asyncdp.testing.contract", pytrace=False)
 
     @pytest.fixture
     async def rig(self, open_plane: Opener, anyio_backend: str) -> AsyncIterator[Rig]:
-        """Give a fresh plane with two clients; at the end nothing may be left behind in it."""
-        del anyio_backend  # asked for its effect: who runs the test
+        """Yield a fresh plane with two clients; at the end, check that calls left nothing behind in the plane."""
+        del anyio_backend  # requested so that anyio's plugin runs the test
         async with Rig(open_plane) as made:
             yield made

@@ -1,4 +1,4 @@
-"""The faults that can be planned: one method each."""
+"""Methods that add faults to a plan, one for each kind of fault."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Effects", "On", "When", "given"]
 
 
 class When(TypedDict, total=False):
-    """When a rule strikes; see :class:`~asyncdp.testing.faults.rule.Rule`."""
+    """Conditions under which a rule applies; see :class:`~asyncdp.testing.faults.rule.Rule`."""
 
     p: float
     times: int | None
@@ -26,7 +26,7 @@ class When(TypedDict, total=False):
 
 
 def given(**options: Any) -> dict[str, Any]:
-    """Keep the options that are not None."""
+    """Return the options that are not None."""
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -35,10 +35,10 @@ def _name(error: str | type[Exception] | None) -> str | None:
 
 
 class Effects:
-    """The faults that can be planned. Each method adds one rule and returns the plan, so that calls can be chained.
+    """Methods that add faults to a plan. Each adds one rule and returns the plan, so that calls can be chained.
 
-    All take ``p`` (how likely), ``times`` (how often at most), ``after`` (how many matching requests are spared first),
-    ``at_s`` (from when, in seconds since the first request under the plan) and ``for_s`` (for how long).
+    All take ``p`` (probability), ``times`` (maximum number of hits), ``after`` (matching requests that pass before the
+    first hit), ``at_s`` (start, in seconds since the first request under the plan) and ``for_s`` (duration in seconds).
     """
 
     def add_fault(self, kind: str, options: Mapping[str, Any], when: When, **where: str | None) -> FaultPlan:
@@ -54,9 +54,9 @@ class Effects:
         reply: bool = False,
         **when: Unpack[When],
     ) -> FaultPlan:
-        """Make requests slow: by ``seconds``, or by a log-normal time with this median and 99th percentile.
+        """Delay requests by ``seconds``, or by a log-normal time with this median and 99th percentile.
 
-        ``reply``: the request is executed at once and its reply comes late.
+        With ``reply``, the request is executed at once and its reply is delayed.
         """
         if seconds is None and p50_s is not None and p99_s is None:
             p99_s = p50_s
@@ -73,28 +73,28 @@ class Effects:
         """Fail requests with an error, without executing them.
 
         Args:
-            error: A built-in exception (as the backend would raise it) or an error of asyncdp, by type or name. Where a
-                ``sample`` was chosen, a read of many slots fails for its slot only.
-            message: Its text.
-            attributes: Keyword arguments of the error: ``{"retryable": False}``.
+            error: A built-in exception (as the backend would raise it) or an error of asyncdp, by type or name. If
+                ``on()`` selected a ``sample``, a read of many slots fails for the slot of this sample only.
+            message: Text of the error.
+            attributes: Keyword arguments of the error, such as ``{"retryable": False}``.
             **when: See :class:`Effects`.
         """
         return self.add_fault("error", given(error=_name(error), message=message, attributes=attributes), when)
 
     def refuse(self, **when: Unpack[When]) -> FaultPlan:
-        """Refuse connections: ConnectionRefusedError at once, nothing was sent."""
+        """Refuse connections: raise ConnectionRefusedError at once; the request is not executed."""
         return self.add_fault("refuse", {}, when)
 
     def reset(self, **when: Unpack[When]) -> FaultPlan:
-        """Reset connections: ConnectionResetError, the request was not executed but nobody can know."""
+        """Reset connections: raise ConnectionResetError; the request is not executed, but the client cannot tell."""
         return self.add_fault("reset", {}, when)
 
     def silent(self, **when: Unpack[When]) -> FaultPlan:
-        """Accept requests and never answer, until they are cancelled; they are not executed."""
+        """Accept requests without executing or ever answering them; the caller waits until it is cancelled."""
         return self.add_fault("silent", {}, when)
 
     def not_ready(self, retry_after_s: float | None = None, **when: Unpack[When]) -> FaultPlan:
-        """Answer DataPlaneNotReady: full, or still starting."""
+        """Answer DataPlaneNotReady, as a plane does that is full or still starting."""
         return self.add_fault("not_ready", given(retry_after_s=retry_after_s), when)
 
     def lose_request(
@@ -104,10 +104,11 @@ class Effects:
         raises: str | type[Exception] | None = "ConnectionResetError",
         **when: Unpack[When],
     ) -> FaultPlan:
-        """Lose requests on their way: not executed; ``raises``, or silence (None) until cancelled.
+        """Lose requests on the way to the backend, so that they are not executed.
 
-        Of a verb that is made of several requests the deciding one is lost: of a put the Publish, of a get the
-        ReadSlots, of a claim the TryClaim; ``on(call=...)`` chooses another.
+        The caller gets the exception ``raises``, or no answer until it is cancelled (None). If a verb is made of
+        several requests, the one that decides its outcome is lost: Publish for a put, ReadSlots for a get, TryClaim
+        for a claim; ``on(call=...)`` selects another.
         """
         return self.add_fault("lose_request", given(raises=_name(raises)), when, verb=verb)
 
@@ -118,7 +119,7 @@ class Effects:
         raises: str | type[Exception] | None = "ConnectionResetError",
         **when: Unpack[When],
     ) -> FaultPlan:
-        """Lose replies: the request is executed; ``raises``, or silence (None) until cancelled. See `lose_request`."""
+        """Lose replies: the request is executed; the rest is as in :meth:`lose_request`."""
         return self.add_fault("lose_reply", given(raises=_name(raises)), when, verb=verb)
 
     def truncate(self, **when: Unpack[When]) -> FaultPlan:
@@ -126,7 +127,7 @@ class Effects:
         return self.add_fault("truncate", {}, when)
 
     def corrupt(self, *, schema: bool = False, **when: Unpack[When]) -> FaultPlan:
-        """Flip one bit in the payload of slots that are read (seen only where checksums are on), or in its schema."""
+        """Flip one bit in the payload of slots that are read (detected only with checksums), or damage its schema."""
         return self.add_fault("corrupt", given(schema=schema or None), when)
 
     def stale(self, sample: str | None = None, **when: Unpack[When]) -> FaultPlan:
@@ -134,29 +135,29 @@ class Effects:
         return self.add_fault("stale", {}, when, sample=sample)
 
     def recycle(self, sample: str | None = None, *, how: str = "cleared", **when: Unpack[When]) -> FaultPlan:
-        """Recycle slots under their reader, really: between look-up and read their samples go, others move in.
+        """Recycle slots between the look-up and the read: remove their samples and write other payload into them.
 
-        Needs a transport whose slots are in this process (memory).
+        This changes the state of the plane; it needs a transport whose slots are in this process (memory).
 
         Args:
-            sample: Only slots that hold it.
-            how: ``"cleared"``: the samples are gone. ``"reborn"``: they were cleared and put anew, same values.
-                ``"moved"``: they were put again and lie elsewhere; the reader should get them all the same.
+            sample: Id of a sample; only slots that hold it are recycled. None: all.
+            how: ``"cleared"``: the samples are removed. ``"reborn"``: they are cleared and put anew with the same
+                values. ``"moved"``: they are put again and lie in another slot; the read should still return them.
             **when: See :class:`Effects`.
         """
         return self.add_fault("recycle", {"how": how}, when, sample=sample)
 
 
 class On(Effects):
-    """The faults of some requests; made by :meth:`FaultPlan.on`."""
+    """Adds faults for the requests that :meth:`FaultPlan.on` selected."""
 
     def __init__(self, plan: FaultPlan, where: Where) -> None:
-        """Choose the requests."""
+        """Keep the plan and the selection."""
         self._plan = plan
         self._where = where
 
     def add_fault(self, kind: str, options: Mapping[str, Any], when: When, **where: str | None) -> FaultPlan:
-        """Add a rule of this kind for the requests chosen."""
+        """Add a rule of this kind for the selected requests."""
         chosen = self._where
         for name, value in where.items():
             if value is not None:

@@ -1,4 +1,4 @@
-"""A fault plan: rules, and what they did so far."""
+"""The fault plan: the rules of a test and the faults that they have injected so far."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["FaultPlan", "plan_of"]
 
-#: The plans of this process by their tickets, so that every client of a plane meets the same plan.
+#: The plans of this process by the name in their ticket, so that all clients of a plane use the same plan object.
 _PLANS: WeakValueDictionary[str, FaultPlan] = WeakValueDictionary()
 
-#: Faults that a report lists: the first half of them and the last, just before the failure.
+#: Number of faults that a report lists: half of them are the first ones, half the last ones before the failure.
 REPORTED = 20
 
 
 class FaultPlan(Effects):
-    """Which faults happen to the requests of a stack, reproducibly.
+    """Decides reproducibly which faults the requests of a stack meet.
 
     ::
 
@@ -47,17 +47,21 @@ class FaultPlan(Effects):
         ...
         assert plan.counts["lose_reply"] == 1
 
-    The same seed and the same requests in the same order give the same faults; each rule has a random source of its
-    own, so that one rule more does not change what the others do. A plan remembers what it did (``injected``,
-    ``counts``): take one per test, or ``fresh()``.
+    The same seed and the same requests in the same order give the same faults. Each rule has its own random source,
+    so that another rule does not change what the present ones do. A plan records the faults that it injected
+    (``injected``, ``counts``): use one plan per test, or ``fresh()``.
 
     Args:
-        seed: Of all its random choices.
-        rules: Rules to begin with.
+        seed: Seed of all random choices of the plan.
+        rules: Initial rules, in the order in which they apply.
+
+    Attributes:
+        injected: The faults injected so far, in order.
+        began: Time of the first request under the plan, by the clock of the stack; None before it.
     """
 
     def __init__(self, seed: int = 0, rules: Iterable[Rule] = ()) -> None:
-        """Begin with no faults done."""
+        """Start with no faults injected."""
         if isinstance(seed, bool) or not isinstance(seed, int):
             raise ValueError(f"seed: must be a whole number, not {seed!r:.80}")  # noqa: TRY004 - as all of a plan
         self.seed = seed
@@ -77,21 +81,21 @@ class FaultPlan(Effects):
 
     @property
     def live(self) -> list[LiveRule]:
-        """The rules with their counts, for the layer."""
+        """The rules with their counters; for :class:`~asyncdp.testing.faults.layer.Faults`."""
         return self._rules
 
     @property
     def counts(self) -> Counter[str]:
-        """How many faults of each kind happened."""
+        """Number of faults injected so far, by kind."""
         return Counter(fault.kind for fault in self.injected)
 
     @property
     def idle(self) -> tuple[Rule, ...]:
-        """The rules that did nothing so far; where a test should have met all its faults: ``assert not plan.idle``."""
+        """The rules that injected nothing so far; ``assert not plan.idle`` checks that a test met all its faults."""
         return tuple(live.rule for live in self._rules if not (live.done or live.stage))
 
     def report(self) -> str:
-        """Tell seed, rules and faults in a few lines, for a test that failed."""
+        """Describe the seed, the rules and the injected faults in a few lines, for the report of a failed test."""
         lines = [f"{self!r}", f"{len(self.injected)} fault(s) injected: {dict(self.counts)}"]
         left_out = max(0, len(self.injected) - REPORTED)
         first = self.injected[: REPORTED // 2]
@@ -103,16 +107,16 @@ class FaultPlan(Effects):
         return "\n".join(lines)
 
     def checked_by(self, check: Callable[[Rule], None]) -> None:
-        """Have each rule that is there, or is added later, checked against a stack; for the layer."""
+        """Validate the present rules and all that are added later with ``check``; called by the fault layer."""
         for rule in self.rules:
             check(rule)
         self._checks.append(check)
 
     def add(self, rule: Rule) -> FaultPlan:
-        """Append a rule; may be done while the plan is in use.
+        """Append a rule; allowed while the plan is in use.
 
         Raises:
-            ValueError: The stack that the plan is in use in has no such host or port.
+            ValueError: A stack that uses the plan does not have the host or port that the rule names.
         """
         for check in self._checks:
             check(rule)
@@ -120,7 +124,7 @@ class FaultPlan(Effects):
         return self
 
     def add_fault(self, kind: str, options: Mapping[str, Any], when: When, **where: str | None) -> FaultPlan:
-        """Add a rule of this kind for all requests."""
+        """Add a rule of this kind that applies to all requests."""
         return On(self, Where()).add_fault(kind, options, when, **where)
 
     def on(
@@ -133,18 +137,25 @@ class FaultPlan(Effects):
         sample: str | None = None,
         partition: str | None = None,
     ) -> On:
-        """Choose requests; the fault follows: ``plan.on("put_samples", host="host-0").refuse()``.
+        """Select the requests that the next fault applies to: ``plan.on("put_samples", host="host-0").refuse()``.
 
-        It chooses for the one fault that follows; faults after that are about all requests, or about what the next
-        ``on()`` chooses. A verb chooses every request that is made for it: of a get the look-up as well as the reads.
+        The selection holds for that one fault; later faults apply to all requests, or to those that another ``on()``
+        selects. A verb selects every request that is made for it: for a get the look-up as well as the reads. The
+        arguments are those of :class:`~asyncdp.testing.faults.rule.Where`; None means any.
 
         Raises:
-            ValueError: There is no such verb or call.
+            ValueError: The verb or the call does not exist.
         """
         return On(self, Where(verb, call, host, port, sample, partition))
 
     def cut(self, host: str, *, at_s: float | None = None, for_s: float | None = None) -> FaultPlan:
-        """Cut a host off the network: nothing that is sent to it arrives, nothing answers."""
+        """Cut a host off the network: no request reaches it and no reply leaves it.
+
+        Args:
+            host: Id of the host.
+            at_s: Start, in seconds since the first request under the plan; None: at once.
+            for_s: Duration in seconds; None: until the end.
+        """
         return self.add(Rule("cut", Where(host=host), at_s=at_s, for_s=for_s))
 
     def crash_host(
@@ -152,20 +163,20 @@ class FaultPlan(Effects):
     ) -> FaultPlan:
         """Kill a slot host at ``at_s`` and start it again at ``restart_at_s`` (None: never).
 
-        Needs a transport whose hosts can be controlled from here (memory). Times are looked at with each request.
+        Needs a transport whose hosts run in this process (memory). The times are checked at each request.
 
         Args:
-            host: Its id.
+            host: Id of the host.
             at_s: Seconds since the first request under the plan.
-            restart_at_s: As ``at_s``.
-            adopt: Whether it finds its slots again; else it comes back empty, in a new epoch.
+            restart_at_s: Seconds since the first request under the plan; None: the host stays down.
+            adopt: Whether the restarted host recovers its slots; otherwise it is empty and in a new epoch.
         """
         return self.add(
             Rule("crash_host", Where(host=host), at_s=at_s, options=given(restart_at_s=restart_at_s, adopt=adopt))
         )
 
     def layer(self, inner: Client) -> Faults:
-        """Make the fault layer, which stands just above the transport; to be used in a list of layers."""
+        """Return the fault layer around ``inner``; list ``plan.layer`` among the layers of a stack to use it."""
         from .layer import Faults
 
         return Faults(inner, self)
@@ -173,33 +184,33 @@ class FaultPlan(Effects):
     layer.innermost = True  # type: ignore[attr-defined]  # stack() and build_data_plane_client() keep it at the transport
 
     def ticket(self) -> str:
-        """Return the text by which :func:`plan_of` finds this plan; with its rules, for another process."""
+        """Return a text by which :func:`plan_of` finds this plan; it includes the rules, for another process."""
         return json.dumps({"of": self._name, **json.loads(self.to_json())})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by ticket: unpickled in this process it is the same plan, so that its counts are those of all."""
+        """Pickle as a ticket: unpickled in this process it is the same object, so that all clients share its counts."""
         return plan_of, (self.ticket(),)
 
     def stop(self) -> None:
-        """Let no further fault happen; hosts that are down still come back at their time."""
+        """Inject no further faults; crashed hosts are still restarted at their time."""
         self._rules = [live for live in self._rules if live.stage == 1]
 
     def fresh(self) -> FaultPlan:
-        """Return a plan of the same rules that has done nothing yet."""
+        """Return a new plan with the same seed and rules and no faults injected."""
         return FaultPlan(self.seed, self.rules)
 
     # -- text
 
     def to_json(self) -> str:
-        """Write seed and rules."""
+        """Return the seed and the rules as JSON."""
         return json.dumps({"seed": self.seed, "rules": [rule.to_dict() for rule in self.rules]})
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
-        """Read a plan that :meth:`to_json`, or a person, wrote.
+        """Parse a plan from JSON in the form of :meth:`to_json`.
 
         Raises:
-            ValueError: It is no JSON, or something in it is unknown or makes no sense.
+            ValueError: The text is not JSON, has an unknown key, or has an invalid value.
         """
         try:
             read = json.loads(text)
@@ -220,10 +231,10 @@ class FaultPlan(Effects):
 
 
 def plan_of(ticket: str) -> FaultPlan:
-    """Return the plan of a ticket; in another process than the plan's one of the same rules, which counts by itself.
+    """Return the plan of a ticket; in a process other than the plan's, a copy of it that has its own counts.
 
     Warns:
-        RuntimeWarning: It is another process, and the plan has rules.
+        RuntimeWarning: The ticket is from another process, and the plan has rules.
     """
     read = json.loads(ticket)
     name: str = read.pop("of")

@@ -1,4 +1,4 @@
-"""One rule of a fault plan: which requests it hits, when, and what happens to them."""
+"""A rule of a fault plan: which requests it applies to, when, and which fault they meet."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ __all__ = ["KINDS", "Rule", "Where", "error_named"]
 
 Check = Callable[[Any], bool]
 
-#: The request that decides about a verb that is made of several, for faults that lose one request or its reply.
+#: Types of the request that decides the outcome of a verb made of several requests: {verb: types}. Faults that lose a
+#: request or its reply hit this one.
 DECIDING: Mapping[str, tuple[str, ...]] = {
     "put_samples": ("Publish", "PutSamples"),
     "get_samples": ("ReadSlots", "GetSamples"),
@@ -23,11 +24,12 @@ DECIDING: Mapping[str, tuple[str, ...]] = {
     "claim_meta": ("TryClaim", "ClaimMeta"),
     "wait_partition": ("TryPartition", "WaitPartition"),
 }
-#: Requests that look up where samples lie, or may lie; a rule about one sample spares them, so that it fails alone.
+#: Requests that look up where samples lie or may be placed. Rules for one sample do not apply to them, since they name
+#: other samples as well.
 LOOKUPS = ("Locate", "Place")
-#: Requests that settle an open outcome of an earlier call; they run under the verb of the call that waits for them.
+#: Requests that reconcile the pending outcome of an earlier call; they carry the verb of the call that waits for them.
 DEBTS = ("Abort", "AbandonClaim", "Resolve")
-#: The verbs that make requests, and close, which settles open outcomes.
+#: The verbs that make requests, and ``close``, which reconciles pending outcomes.
 VERBS = (
     "check_consumption_status",
     "claim_meta",
@@ -72,7 +74,7 @@ def _mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-#: Every kind of fault with its own options: {kind: {option: is this value fine}}.
+#: The options of each kind of fault: {kind: {option: predicate that accepts valid values}}.
 KINDS: Mapping[str, Mapping[str, Check]] = {
     "delay": {"seconds": _number(), "p50_s": _number(1e-9), "p99_s": _number(1e-9), "reply": _flag},
     "error": {"error": _text, "message": lambda v: isinstance(v, str), "attributes": _mapping},
@@ -89,17 +91,17 @@ KINDS: Mapping[str, Mapping[str, Check]] = {
     "cut": {},
     "crash_host": {"restart_at_s": _number(), "adopt": _flag},
 }
-#: Kinds that hit the payload of a single slot; p, after and times count slots.
+#: Kinds that hit the payload of single slots; their ``p``, ``after`` and ``times`` count slots instead of requests.
 SLOT_KINDS = frozenset({"corrupt", "recycle", "stale", "truncate"})
-#: Kinds that are about one host and cannot do without its name.
+#: Kinds that apply to one host and require its id.
 HOST_KINDS = frozenset({"crash_host", "cut"})
 
 
 def error_named(name: str) -> type[Exception]:
-    """Find an exception type: one of asyncdp.errors, else a built-in one.
+    """Return the exception type of this name, from asyncdp.errors or the built-in ones.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: No exception type has this name.
     """
     found = getattr(errors, name, None) if name in errors.__all__ else getattr(builtins, name, None)
     if isinstance(found, type) and issubclass(found, Exception):
@@ -108,7 +110,7 @@ def error_named(name: str) -> type[Exception]:
 
 
 def call_names() -> set[str]:
-    """Names of all calls there are, those on slots among them."""
+    """Return the names of all call types, including the slot calls."""
     assert issubclass(slots.ReadSlots, Call)  # noqa: S101 - and so they are defined by now
     found: set[str] = set()
     todo: list[type[Any]] = [Call]
@@ -121,15 +123,15 @@ def call_names() -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """Which requests a rule is about; None means any.
+    """Selects the requests that a rule applies to; None means any.
 
     Attributes:
-        verb: The user's verb, such as ``"get_samples"``.
-        call: The request's type, such as ``"ReadSlots"``, or one that it derives from.
-        host, port: The slot host it goes to, and through which of its ports.
-        sample: A sample that it names. Look-ups are spared, and of a read of many slots the others, where the kind
-            allows it, so that the sample fails alone.
-        partition: The partition that it is about.
+        verb: User's verb that the request is made for, such as ``"get_samples"``.
+        call: Name of the request's type, such as ``"ReadSlots"``, or of a base class of it.
+        host, port: Id of the slot host that the request goes to, and the number of the port.
+        sample: Id of a sample that the request names. Only this sample fails where the kind allows it: look-ups and
+            the other slots of a read are not hit.
+        partition: Id of the partition that the request concerns.
     """
 
     verb: str | None = None
@@ -140,7 +142,7 @@ class Where:
     partition: str | None = None
 
     def __post_init__(self) -> None:
-        """Check that there is something of that name."""
+        """Check that the verb and the call exist and that the other values have the right type."""
         if self.verb is not None and self.verb not in VERBS:
             raise ValueError(f"verb: {self.verb!r} is not one of {list(VERBS)}")
         if self.call is not None and self.call not in (known := call_names()):
@@ -163,20 +165,20 @@ _WHEN: Mapping[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One kind of fault, where and when it strikes.
+    """Describes one kind of fault: which requests meet it, and when.
 
     Attributes:
         kind: One of :data:`KINDS`.
-        where: Which requests.
-        p: How likely each of them is hit.
-        times: How often at most; None: always.
-        after: How many matching requests are spared first.
-        at_s: When the rule begins, in seconds since the first request under the plan; None: with its first fault.
-        for_s: How long it lasts from then on, in seconds; None: for ever.
-        options: What the kind needs to know.
+        where: Selects the requests that it applies to.
+        p: Probability that a matching request is hit.
+        times: Maximum number of hits; None: no limit.
+        after: Number of matching requests that pass before the first hit.
+        at_s: Start, in seconds since the first request under the plan; None: the rule starts with its first fault.
+        for_s: Duration in seconds from the start; None: until the end.
+        options: Options of the kind, see :data:`KINDS`.
 
     Raises:
-        ValueError: A value makes no sense; the message names it.
+        ValueError: A value is invalid; the message names it.
     """
 
     kind: str
@@ -204,7 +206,7 @@ class Rule:
         self._check_kind()
 
     def _check_kind(self) -> None:
-        """Check what concerns several values."""
+        """Check the conditions that involve several values."""
         options = self.options
         if self.kind == "delay" and ("seconds" in options) == ("p50_s" in options):
             raise ValueError("seconds: a delay is either seconds or p50_s and p99_s")
@@ -221,7 +223,7 @@ class Rule:
             self.make_error()
 
     def make_error(self) -> Exception | None:
-        """Make the exception that this rule raises; None where it stays silent."""
+        """Return a new exception of the type that this rule raises; None where it leaves the request unanswered."""
         options = self.options
         name = options.get("error", options.get("raises"))
         if name is None:
@@ -233,11 +235,11 @@ class Rule:
             raise ValueError(f"error: {name} cannot be made of {dict(options)}: {err}") from err
 
     def wants(self, kinds: frozenset[str], verb: str) -> bool:
-        """Whether a request under this verb is one that the rule is about, as far as names tell.
+        """Whether the rule applies to requests of this type and verb; host, port and ids are not checked here.
 
         Args:
-            kinds: The names of its type and of the types that this derives from.
-            verb: The user's verb.
+            kinds: Names of the request's type and of its base classes.
+            verb: User's verb that the request is made for.
         """
         where = self.where
         if where.verb is not None and where.verb != verb:
@@ -251,7 +253,7 @@ class Rule:
         return where.sample is None or kinds.isdisjoint(LOOKUPS)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what differs from the defaults, flat."""
+        """Return a flat dict of the values that differ from their defaults."""
         flat: dict[str, Any] = {"kind": self.kind}
         for f in fields(Where):
             if (value := getattr(self.where, f.name)) is not None:
@@ -263,10 +265,10 @@ class Rule:
 
     @classmethod
     def from_dict(cls, flat: Mapping[str, Any]) -> Rule:
-        """Read what :meth:`to_dict` wrote.
+        """Make a rule from a dict in the form of :meth:`to_dict`.
 
         Raises:
-            ValueError: Something is unknown or makes no sense; the message names it.
+            ValueError: A key is unknown or a value is invalid; the message names it.
         """
         if not isinstance(flat, Mapping):
             raise ValueError(f"a rule is an object with a kind, not {flat!r:.80}")  # noqa: TRY004

@@ -1,7 +1,7 @@
-"""The pytest plugin: fixtures, markers and options; does nothing in a run that uses none of them.
+"""The pytest plugin: fixtures, markers and options. It has no effect on runs that use none of them.
 
-pytest loads this module in every run, so it imports neither torch nor the core of asyncdp: what a fixture or marker
-needs is loaded when a test uses it.
+pytest loads this module in every run, so it imports neither torch nor the core of asyncdp: the modules that a fixture
+or marker needs are imported when a test uses it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ MARKERS = (
     "virtual_time(*, seed=None, backend=None, shuffle=None, limit_s=3600): run an async test once per seed and backend",
     "leaks(*, allow=(), reason=None): fail the test if it leaves tasks, threads, processes, files or segments behind",
 )
-#: The fixtures that faults are for.
+#: The fixtures whose planes get the faults of the marker ``faults``.
 PLANES = ("data_plane", "tq_plane", "ucxx_plane")
 _PLAN = pytest.StashKey["FaultPlan"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the settings."""
+    """Register the ini options."""
     guards.add_options(parser)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers."""
+    """Register the markers and the hooks of leak guard and watchdog."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(guards.Guards(config), "asyncdp-guards")
@@ -50,13 +50,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each seed and backend of a virtual_time marker."""
+    """Parametrize a test by the seeds and backends of its marker ``virtual_time``."""
     virtual_item.parametrize(metafunc)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
-    """Run a test with the marker virtual_time in virtual time, whichever plugin would run it otherwise."""
+    """Run a test with the marker ``virtual_time`` in virtual time, even if another async plugin would run it."""
     with virtual_item.replaced(pyfuncitem):
         return (yield)
 
@@ -65,14 +65,14 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
-    """Have clients closed on the event loop that used them."""
+    """Set up the fixtures of clients such that each client is closed on the event loop that used it."""
     with on_loop.replaced(fixturedef, request):
         return (yield)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Refuse a test whose faults could strike nobody; a marker of a class or module is for those that have a plane."""
+    """Fail a test that is itself marked with ``faults`` but uses no plane; marks of a class or module are not checked."""
     result = yield
     wanted = getattr(item, "fixturenames", ())
     if not {"fault_plan", "request", *PLANES}.intersection(wanted):
@@ -87,7 +87,7 @@ def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show the seeds of a test that failed, and the faults that it met."""
+    """Add the fault plan and the virtual-time seed of a failed test to its report."""
     report = yield
     if report.failed and call.when == "call":
         plan = item.stash.get(_PLAN, None)
@@ -100,7 +100,7 @@ def pytest_runtest_makereport(
 
 @pytest.fixture
 def _virtual_run(request: pytest.FixtureRequest) -> Any:
-    """Carry the seed and backend of one test of several."""
+    """Return the seed and backend of a parametrized virtual-time test; None for other tests."""
     return getattr(request, "param", None)
 
 
@@ -109,7 +109,7 @@ def _virtual_run(request: pytest.FixtureRequest) -> Any:
 
 @pytest.fixture
 def fault_plan(request: pytest.FixtureRequest) -> FaultPlan:
-    """Return the faults of this test's plane, by the marker ``faults``; without it an empty plan, to be added to."""
+    """Return the fault plan of this test's plane from the marker ``faults``; without the marker, an empty plan."""
     from .markers import marked_plan
 
     plan = marked_plan(request.node)
@@ -128,7 +128,7 @@ def data_plane(request: pytest.FixtureRequest, fault_plan: FaultPlan) -> on_loop
 
 @pytest.fixture(scope="session")
 def _tq_servers() -> Iterator[RealPlane]:
-    """Keep a TransferQueue on Ray for the session."""
+    """Run a TransferQueue on Ray for the session."""
     from .real_planes import TransferQueuePlane
 
     with TransferQueuePlane() as plane:
@@ -146,7 +146,7 @@ def tq_plane(request: pytest.FixtureRequest, _tq_servers: RealPlane, fault_plan:
 
 @pytest.fixture(scope="session")
 def _ucxx_servers() -> Iterator[RealPlane]:
-    """Keep a directory and slot hosts for the session."""
+    """Run a directory and slot hosts for the session."""
     from .real_planes import UcxxPlane
 
     with UcxxPlane() as plane:
@@ -156,9 +156,10 @@ def _ucxx_servers() -> Iterator[RealPlane]:
 @pytest.fixture
 @on_loop.closing
 def ucxx_plane(request: pytest.FixtureRequest, _ucxx_servers: RealPlane, fault_plan: FaultPlan) -> on_loop.Held:
-    """Return a client of slot hosts and a Valkey directory, which run for the whole session; emptied after each test.
+    """Return a client of a plane of slot hosts and a Valkey directory.
 
-    Slots are reached through shared memory; nothing listens but on loopback.
+    The servers run for the whole session and listen on loopback only; slots are accessed through shared memory. The
+    plane is emptied after each test.
     """
     from .markers import real_client
 
@@ -167,7 +168,7 @@ def ucxx_plane(request: pytest.FixtureRequest, _ucxx_servers: RealPlane, fault_p
 
 @pytest.fixture
 def data_plane_pair() -> Iterator[Callable[..., Pair]]:
-    """Return :func:`asyncdp.testing.pair`; at the end of the test every request must have been answered."""
+    """Return :func:`asyncdp.testing.pair`; the test fails if it leaves a request of one of its pairs unanswered."""
     from ..scripted.pair import pair
 
     made: list[Pair] = []
