@@ -1,5 +1,6 @@
-"""The directory in Python: which samples a plane has, where they lie, who claimed them.
+"""The directory in Python: it records which samples a plane has, where they are stored, and who claimed them.
 
-The memory transport calls it; TransferQueue's controller gets it by value, in a process that need not have asyncdp. So
-nothing in this folder imports anything but the standard library and this folder itself.
+The memory transport calls it directly. For TransferQueue it is pickled by value and runs on the controller, in a
+process that need not have asyncdp installed. So the modules of this folder import only each other and the standard
+library.
 """

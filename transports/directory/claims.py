@@ -1,4 +1,4 @@
-"""Claims: each sample once to each task, by token."""
+"""Claims: the part of the directory that gives each sample to each task once."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ if TYPE_CHECKING:
 
 __all__ = ["Claims"]
 
-#: Waiting ids that ClaimNotReady names.
+#: Maximum number of waiting sample ids that ClaimNotReady lists.
 SHOWN = 16
-#: In partitions up to this size (about 1 ms) they are looked for each time that they are asked for.
+#: In partitions with up to this many rows, the waiting ids are searched on every request; that takes about 1 ms.
 GLANCE_ROWS = 5000
-#: In larger ones not again for so many times what the last look took: 5 % of the directory's time.
+#: In larger partitions a search is repeated only after this multiple of its own duration, so that searches take at most
+#: 5 % of the directory's time.
 PAUSE = 20.0
 
 
 class Claims(Core):
-    """Claiming, releasing, listing."""
+    """The directory's operations on claims: claiming, releasing, listing, leases."""
 
     # -- leases
 
     def expire(self, part: Partition) -> None:
-        """Take back claims whose lease is over."""
+        """Release the claims whose lease has expired."""
         now = self.time()
         late = [c for c in part.claims.values() if c.expires_at is not None and c.expires_at <= now]
         for claim in late:
             self._unclaim(part, claim, list(claim.rows))
 
     def next_expiry(self, partition_id: str) -> float | None:
-        """Return the unix time at which the next lease ends."""
+        """Return the unix time at which the next lease expires; None if no claim has a lease."""
         part = self.partitions.get(partition_id)
         ends = [] if part is None else [c.expires_at for c in part.claims.values() if c.expires_at is not None]
         return min(ends, default=None)
@@ -54,14 +55,14 @@ class Claims(Core):
             self.refuse(claim.id)
 
     def _check_claim(self, part: Partition, sample_id: str, held: tuple[str, ...] | None, life: int | None) -> None:
-        """Refuse the removal of a sample whose claim is not the caller's any more."""
+        """Refuse the removal of a sample that the caller's claims do not hold any more."""
         if held is None:
             return
         row = part.rows[sample_id] if part.lives(sample_id, life) else None
         if row is not None and any(claim_id in row.claimed.values() for claim_id in held):
             return
         if row is None and not any((claim_id, sample_id) in part.lost for claim_id in held):
-            return  # gone already, by this claim or by an evict
+            return  # removed already, under this claim or by an evict
         raise self._lost(part, sample_id)
 
     def _lost(self, part: Partition, sample_id: str) -> Exception:
@@ -82,11 +83,11 @@ class Claims(Core):
         owner: str,
         lease_s: float | None,
     ) -> tuple[Any, ...]:
-        """Claim the first ready samples, or say how far they are; the same claim id again is the same batch.
+        """Claim the first ready samples, or describe why there are too few; a repeated claim id returns the same batch.
 
         Returns:
             ``("batch", ids, tags, incarnations)`` or ``("unready", ready, oldest wait in s, waiting ids, lacking)``;
-            lacking is {field: how many of those that wait lack it}.
+            lacking is {field: number of waiting samples that lack it}.
         """
         known = self.partitions.get(partition_id)
         before = None if known is None else known.claims.get(claim_id)
@@ -106,7 +107,7 @@ class Claims(Core):
         owner: str,
         lease_s: float | None,
     ) -> tuple[tuple[Any, ...], bool]:
-        """Claim, whatever was claimed under this id before; return the answer of :meth:`claim` and whether it did."""
+        """Claim without checking the claim id; return the answer of :meth:`claim` and whether something was claimed."""
         part = self.partition(partition_id)
         self.check_task(part, task)
         for name in fields:
@@ -134,10 +135,10 @@ class Claims(Core):
         return _batch(claim), True
 
     def _unready(self, part: Partition, task: str, index: ReadyIndex) -> tuple[Any, ...]:
-        """Say how many rows are ready, and which wait longest.
+        """Return how many rows are ready, and which rows have waited longest.
 
-        That takes a look at every row, and who waits for a claim asks many times a second: so in large partitions what
-        the last look found is told again for a while.
+        This scans every row, and a waiting claim asks many times a second: so in large partitions the result of a scan
+        is reused for a while, see ``PAUSE``.
         """
         began = self.monotonic()
         until, since, ids, lacking = part.waits.get(index, (began, None, (), {}))
@@ -166,13 +167,13 @@ class Claims(Core):
         op_id: str,
         not_after: float,
     ) -> None:
-        """Make claimed samples claimable again; all of them, or none."""
+        """Make claimed samples claimable again, all of them or none."""
         self.once(op_id, not_after, lambda: self.give_back(partition_id, task, sample_ids, claim_ids))
 
     def give_back(
         self, partition_id: str, task: str, sample_ids: Sequence[str], claim_ids: Sequence[str | None]
     ) -> tuple[None, bool]:
-        """Release, whatever its op_id."""
+        """Release samples without checking an op_id; returns what :meth:`once` expects."""
         part = self.partition(partition_id)
         self.check_task(part, task)
         self.expire(part)
@@ -188,7 +189,7 @@ class Claims(Core):
         return None, True
 
     def release_owner(self, partition_id: str, owner: str, op_id: str, not_after: float) -> None:
-        """Make everything that an owner claimed claimable again; remembered also where there was nothing."""
+        """Release all claims of an owner; the outcome is recorded even if there was no claim."""
 
         def act() -> tuple[None, bool]:
             part = self.partitions.get(partition_id)
@@ -202,7 +203,7 @@ class Claims(Core):
         self.once(op_id, not_after, act)
 
     def abandon(self, partition_id: str, claim_id: str) -> None:
-        """Give back a claim that nobody got; refuse it if it arrives later."""
+        """Release a claim whose answer no client received; refuse it if it arrives later."""
         part = self.partitions.get(partition_id)
         claim = None if part is None else part.claims.get(claim_id)
         if part is not None and claim is not None:
@@ -210,10 +211,10 @@ class Claims(Core):
             self.changed()
         self.refuse(claim_id)
 
-    # -- looking
+    # -- queries
 
     def list_claims(self, partition_id: str, task: str) -> list[tuple[Any, ...]]:
-        """List the claims of a task that live: the values of ``asyncdp.ClaimInfo``, in their order."""
+        """List the active claims of a task, each as the values of ``asyncdp.ClaimInfo`` in their order."""
         part = self.partition(partition_id)
         self.check_task(part, task)
         self.expire(part)
@@ -224,7 +225,7 @@ class Claims(Core):
         ]
 
     def consumed(self, partition_id: str, tasks: Sequence[str]) -> bool:
-        """Whether every sample present is claimed by every named task."""
+        """Whether every present sample is claimed by every one of these tasks."""
         part = self.partition(partition_id)
         for task in tasks:
             self.check_task(part, task)

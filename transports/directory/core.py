@@ -1,4 +1,4 @@
-"""What all parts of a directory share: its partitions, its clocks, mutations that happen once."""
+"""Base of the directory: its partitions, its clocks, and mutations that happen once per op_id."""
 
 from __future__ import annotations
 
@@ -14,40 +14,40 @@ __all__ = ["KEEP_S", "Core"]
 
 R = TypeVar("R")
 
-#: Seconds that outcomes are remembered after the call that they belong to ran out of time. No attempt of a call is sent
-#: later than its deadline, so this only has to outlast a message under way.
+#: Seconds for which the outcome of a mutation is kept after the deadline of its call. No attempt is sent after the
+#: deadline, so this only has to exceed the time that a message may be in transit.
 KEEP_S = 600.0
 
 
 class Record:
-    """What became of one mutation; ``refused`` where it never may happen."""
+    """Outcome of one mutation; ``refused`` if it must not happen any more."""
 
     __slots__ = ("keep_until", "refused", "result")
 
     def __init__(self, keep_until: float, result: Any = None, *, refused: bool = False) -> None:
-        """Keep them; the time is the directory's monotonic clock."""
+        """Keep the outcome until ``keep_until`` on the directory's monotonic clock."""
         self.keep_until = keep_until
         self.result = result
         self.refused = refused
 
 
 class Core:
-    """The state of a directory. All of it is synchronous: whoever calls it sees to it that calls do not overlap.
+    """The state of a directory. Its methods are synchronous, and the caller has to ensure that calls do not overlap.
 
     Args:
-        capacity: Samples that the plane holds at most.
-        group_pattern: Regular expression that reads a sample's group off its id, as its group named ``group``.
-        strict_schema: Whether fields must be declared.
-        auto_register: Whether a put declares an unknown partition.
+        capacity: Maximum number of samples in the plane.
+        group_pattern: Regular expression that matches a sample id; its named group ``group`` is the sample's group.
+        strict_schema: Whether puts of undeclared fields are refused.
+        auto_register: Whether a put to an unknown partition declares it.
 
     Attributes:
-        error: Makes what is raised where a request is refused, as :class:`Refused` takes it.
+        error: Makes the exception for a refused request; takes the arguments of :class:`Refused`.
     """
 
     error: ClassVar[Callable[..., Exception]] = Refused
 
     def __init__(self, capacity: int, group_pattern: str, *, strict_schema: bool, auto_register: bool) -> None:
-        """Begin empty, in an epoch of its own."""
+        """Start empty, in a new random epoch."""
         self.epoch = uuid.uuid4().hex
         self.capacity = capacity
         self.pattern = re.compile(group_pattern)
@@ -56,31 +56,31 @@ class Core:
         self.partitions: dict[str, Partition] = {}
         self.samples = 0
         self.sequence = 0
-        # Begun anywhere, so that no reference into another life of the plane means a row of this one.
+        # The first incarnation is random, so that no reference to a former plane refers to a row of this one.
         self.incarnations = int(self.epoch[:15], 16)
         self._records: dict[str, Record] = {}
         self._next_prune = 0.0
 
     def monotonic(self) -> float:
-        """Return the seconds of the clock that deadlines are given by."""
+        """Return the time in seconds of the clock by which deadlines are given."""
         return time.monotonic()
 
     def time(self) -> float:
-        """Return unix seconds."""
+        """Return the wall-clock time in unix seconds."""
         return time.time()
 
     def changed(self) -> None:
-        """Take note that something may have become ready."""
+        """Handle that samples may have become ready; a hook for subclasses."""
 
-    # -- mutations, once each
+    # -- mutations that happen once
 
     def once(self, op_id: str, not_after: float, act: Callable[[], tuple[R, bool]]) -> R:
-        """Run a mutation under its op_id: again, it gets the first answer; given up or too late, it is refused.
+        """Run a mutation once per op_id: repeated, it returns the first result; abandoned or too late, it is refused.
 
         Args:
-            op_id: Names the mutation.
-            not_after: Its deadline, by the directory's monotonic clock.
-            act: Returns its result and whether it changed anything; only changes are remembered.
+            op_id: Id of the mutation.
+            not_after: Its deadline, on the directory's monotonic clock.
+            act: Executes it and returns its result and whether the result has to be recorded.
         """
         now = self.monotonic()
         if now >= self._next_prune:
@@ -99,7 +99,7 @@ class Core:
         return result
 
     def resolve(self, op_id: str, age_s: float) -> str:
-        """Say what became of a mutation (done, refused or forgotten); refuse it from now on if it has not arrived."""
+        """Return the outcome of a mutation: done, refused or forgotten; refuse it from now on if it has not arrived."""
         record = self._records.get(op_id)
         if record is not None:
             return "refused" if record.refused else "done"
@@ -109,7 +109,7 @@ class Core:
         return "refused"
 
     def refuse(self, op_id: str) -> None:
-        """Refuse whatever arrives under ``op_id``."""
+        """Refuse every later request with this op_id."""
         self._records[op_id] = Record(self.monotonic() + 2 * KEEP_S, refused=True)
 
     def _prune(self, now: float) -> None:
@@ -123,7 +123,7 @@ class Core:
     # -- partitions
 
     def partition(self, partition_id: str) -> Partition:
-        """Return a partition; an unknown one is refused."""
+        """Return a partition; refuse the request if it is unknown."""
         found = self.partitions.get(partition_id)
         if found is None:
             text = f"no partition {partition_id!r} is registered"
@@ -136,7 +136,7 @@ class Core:
         return partition_id in self.partitions
 
     def check_task(self, part: Partition, task: str) -> None:
-        """Refuse a task that is not declared."""
+        """Refuse the request if the task is not declared."""
         if task not in part.tasks:
             text = f"partition {part.id!r} has no task {task!r}; it has {list(part.tasks)}"
             raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field="task_name")

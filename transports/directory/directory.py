@@ -1,4 +1,4 @@
-"""The directory: declarations, puts, removals."""
+"""The directory's declarations, puts and removals."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ from .rows import Cell, Group, Row, Tags
 
 __all__ = ["Bound", "Directory", "Piece", "Published"]
 
-#: What a put is bound to: ``only``, ``lives``, ``skip_stale`` of ``asyncdp.calls.PutSamples``.
+#: Lives that a put is bound to: ``only``, ``lives``, ``skip_stale`` of ``asyncdp.calls.PutSamples``.
 Bound = tuple[str, Sequence["int | None"] | None, bool]
-#: The incarnation of each row, None where it was left out as stale; and which rows the put created.
+#: The incarnation of each row, None for rows left out as stale; and, for each row, whether the put created it.
 Published = tuple[list["int | None"], list[bool]]
-#: Rows of a put that lie in one place: the place, the fields, where in it each row lies, their positions in the put.
+#: Rows of a put that are stored in one place: the place, the fields, their indexes in the place and in the put.
 Piece = tuple[Any, Sequence[str], Sequence[int], Sequence[int]]
 
 
 class Directory(Claims):
-    """Who produced what, where it lies, who claimed it. Where bytes lie is the affair of a subclass.
+    """Records the samples of a plane, where they are stored, and who claimed them. Subclasses manage the storage.
 
     Attributes:
-        new_spec: Makes a field's specification of its kind (``""``) and its vocabulary; see
+        new_spec: Makes the specification of a field from its kind (``""``) and its vocabulary; see
             :class:`~asyncdp.transports.directory.partition.Spec`.
     """
 
     new_spec: ClassVar[Callable[..., Any]]
 
-    # -- what a storage brings
+    # -- hooks for the storage
 
     def discard(self, cell: Cell) -> None:
-        """Take note that nothing refers to a cell any more."""
+        """Handle that nothing refers to a cell any more; a hook for subclasses."""
         raise NotImplementedError
 
     def replaced(self, cell: Cell, names: Sequence[str]) -> None:
-        """Take note that these fields of a row lie elsewhere by now, while others of the cell are still referred to."""
+        """Handle that these fields of a cell were replaced, while others are still in use; a hook for subclasses."""
 
     # -- declarations
 
@@ -50,7 +50,7 @@ class Directory(Claims):
         group_size: int | None,
         enums: Mapping[str, Sequence[str]],
     ) -> None:
-        """Unite a declaration with what is there."""
+        """Declare a partition, or merge the declaration with an existing one."""
         part = self.partitions.get(partition_id) or Partition(partition_id)
         if group_size is not None and part.group_size not in (None, group_size):
             text = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {group_size}"
@@ -63,7 +63,7 @@ class Directory(Claims):
             if old.kind not in ("", "enum"):
                 text = f"field {name!r} holds {old.describe()} and cannot get a vocabulary"
                 raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field=name)
-            # The words that are there keep their numbers.
+            # Words that are declared already keep their numbers.
             known[name] = self.new_spec(old.kind, enum=tuple(dict.fromkeys((*old.enum, *words))))
         if group_size is not None and part.groups:
             group = min(part.groups.values(), key=lambda group: (-len(group.rows), group.id))
@@ -85,10 +85,10 @@ class Directory(Claims):
     def prepare(
         self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: str | None, promised: int = 0
     ) -> tuple[dict[str, Any], int]:
-        """Refuse a put that cannot be published; ``promised`` is the room that others have been promised.
+        """Refuse a put that cannot be published; ``promised`` is the number of samples reserved for other puts.
 
         Returns:
-            What the partition fixed about the fields, and how many samples are new (0 for ``existing`` ones).
+            The specs of the fields as the partition fixed them, and the number of new samples (0 with ``existing``).
         """
         part = self.partitions.get(partition_id)
         if part is None and not self.auto_register:
@@ -115,18 +115,18 @@ class Directory(Claims):
         lies: Callable[[], Iterable[Piece]],
         promised: int = 0,
     ) -> Published:
-        """Make what was written the content of samples, all at once, tags included.
+        """Publish the rows of a put, with their tags, atomically.
 
         Args:
-            partition_id: Where to.
-            sample_ids: The rows.
-            owner: Who puts them.
-            tags: One mapping per row.
-            specs: What the fields are seen to be.
-            bound: Which lives may be written.
-            sizes: Payload bytes per field: by position in the put, or one number for each row.
-            lies: Says where the rows lie. Asked once everything else is checked; nothing is refused afterwards.
-            promised: Samples for which there has to be room besides.
+            partition_id: Id of the partition.
+            sample_ids: Ids of the rows.
+            owner: Owner of the client that puts them.
+            tags: One mapping per row; None: no tags.
+            specs: Specs of the fields as written.
+            bound: Lives that may be written; None: any.
+            sizes: Payload bytes by field: one number per row of the put, or one number that holds for each row.
+            lies: Returns where the rows are stored. Called after all checks; the put cannot be refused afterwards.
+            promised: Number of samples reserved for other puts, for which capacity must remain.
         """
         part = self.partitions.get(partition_id)
         if part is None:
@@ -172,9 +172,9 @@ class Directory(Claims):
             raise self.error("DataPlaneNotReady", text, retry_after_s=0.05)
 
     def _written(self, part: Partition, ids: Sequence[str], bound: Bound | None) -> Sequence[int]:
-        """Return the positions of the rows that a put may write by the lives that it is bound to.
+        """Return the positions of the rows that a put may write, given the lives that it is bound to.
 
-        What it refuses with is put into words by ``asyncdp.answers``, as on every transport.
+        ``asyncdp.answers`` writes the messages of its refusals, so that they are the same on every transport.
         """
         if bound is None:
             return range(len(ids))
@@ -217,7 +217,7 @@ class Directory(Claims):
                 raise self.error("DataPlaneBadRequest", text, field="group_id", **where)
 
     def group_of(self, sample_id: str, tags: Tags | None) -> str:
-        """Return the group of a sample: its tag, else what the pattern reads off its id, else itself."""
+        """Return the group of a sample: its tag ``group_id``, else the match of the pattern in its id, else the id."""
         told = None if tags is None else tags.get("group_id")
         if told is not None:
             return str(told)
@@ -238,7 +238,7 @@ class Directory(Claims):
     def _store(
         self, row: Row, cell: Cell, names: Sequence[str], sizes: Mapping[str, int | Sequence[int]], at: int
     ) -> None:
-        """Give a row its new fields; what they replace dies."""
+        """Store new fields in a row and release the ones that they replace."""
         old: dict[int, tuple[Cell, list[str]]] = {}
         for name in names:
             was = row.cells.get(name)
@@ -258,13 +258,13 @@ class Directory(Claims):
                 self.discard(was)
 
     def _tag(self, part: Partition, row: Row, tags: Tags | None) -> None:
-        """Merge tags, move the row to the group it is tagged with, and tell the ready indexes."""
+        """Merge tags into a row, move it to the group that they name, and update the ready indexes."""
         if tags:
             row.tags.update(tags)
         created = row.tags.setdefault("created_at", row.created_at)
         if isinstance(created, (int, float)):
             row.created_at = float(created)
-        row.tags.setdefault("size_bytes", sum(row.nbytes.values()))  # of the first put, as producers stamp it
+        row.tags.setdefault("size_bytes", sum(row.nbytes.values()))  # the size at the first put, as producers set it
         told = row.tags.get("group_id")
         if told is not None and str(told) != row.group:
             part.leave(row)
@@ -293,11 +293,12 @@ class Directory(Claims):
         claims: Sequence[tuple[str, ...] | None] | None,
         lives: Sequence[int | None] | None = None,
     ) -> tuple[int, tuple[Any, ...]]:
-        """Remove samples; what is not there, or not in the life that is meant, is no error.
+        """Remove samples; absent samples, and those in another life than ``lives`` names, are skipped.
 
-        Returns how many there were, and in which homes.
+        The outcome is recorded even if nothing was removed: a repeated request would remove what was put since.
 
-        Remembered also where nothing was there: the same request, late, would remove what was put meanwhile.
+        Returns:
+            The number of removed samples, and the homes that held them.
         """
         return self.once(op_id, not_after, lambda: self.remove(partition_id, sample_ids, owner, claims, lives))
 
@@ -309,7 +310,7 @@ class Directory(Claims):
         claims: Sequence[tuple[str, ...] | None] | None,
         lives: Sequence[int | None] | None = None,
     ) -> tuple[tuple[int, tuple[Any, ...]], bool]:
-        """Clear, whatever its op_id."""
+        """Remove samples without checking an op_id; returns the result and whether to record it."""
         part = self.partitions.get(partition_id)
         if part is None:
             return (0, ()), True
@@ -349,11 +350,11 @@ class Directory(Claims):
             homes.add(cell.place.home)
 
     def drop(self, partition_id: str, op_id: str, not_after: float) -> tuple[int, tuple[Any, ...]]:
-        """Remove a partition with everything in it; remembered also where there was none. Returns what clear does."""
+        """Remove a partition with its content and return what :meth:`clear` does; recorded even if there was none."""
         return self.once(op_id, not_after, lambda: self.remove_partition(partition_id))
 
     def remove_partition(self, partition_id: str) -> tuple[tuple[int, tuple[Any, ...]], bool]:
-        """Drop, whatever its op_id."""
+        """Remove a partition without checking an op_id; returns the result and whether to record it."""
         part = self.partitions.pop(partition_id, None)
         if part is None:
             return (0, ()), True
@@ -367,7 +368,7 @@ class Directory(Claims):
         self.changed()
         return (len(part.rows), tuple(homes)), True
 
-    # -- looking
+    # -- queries
 
     def depth(self, partition_id: str, gone: frozenset[Any]) -> int:
         """Count the groups that are committed and complete, with no row in the homes in ``gone``."""

@@ -1,4 +1,4 @@
-"""What is read of a partition: where rows lie, which groups there are, how far they are. Nothing is changed."""
+"""Read-only queries on a partition: locations of rows, groups and their progress, the description."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Found", "count_complete", "describe", "find", "page"]
 
 
 class Found(NamedTuple):
-    """Where rows lie.
+    """Locations of rows.
 
     Attributes:
         spots: {(place, fields): (indexes in the place, positions in the request)}.
@@ -29,7 +29,7 @@ class Found(NamedTuple):
 def find(
     part: Partition, sample_ids: Sequence[str], fields: Sequence[str], meant: Sequence[int | None] | None
 ) -> Found:
-    """Find where samples lie; ``meant`` says which life of each (None: any)."""
+    """Find where samples are stored; ``meant`` gives the life of each that is asked for (None: any)."""
     spots: dict[tuple[Any, tuple[str, ...]], tuple[list[int], list[int]]] = {}
     missing: dict[int, tuple[str, str, dict[str, Any]]] = {}
     lives: list[int | None] = []
@@ -66,10 +66,10 @@ def find(
 
 
 def page(part: Partition, after: int, most: int) -> tuple[list[tuple[Any, ...]], int | None]:
-    """List a page of groups of ``most`` rows or a little more, by the incarnation of their first row.
+    """List a page of groups by the incarnation of their first row, up to the group that reaches ``most`` rows.
 
     Returns:
-        The groups, and after which incarnation the next page begins (None: there is no more). A group is ``(id, keys,
+        The groups, and the ``after`` of the next page (None: this is the last page). A group is ``(id, keys,
         weight version, created at, committed, expected rows, bytes, tags, homes, incarnations)``.
     """
     first = {name: min(row.incarnation for row in group.rows.values()) for name, group in part.groups.items()}
@@ -117,7 +117,7 @@ def count_complete(part: Partition, gone: frozenset[Any]) -> int:
 
 
 def describe(part: Partition) -> tuple[Any, ...]:
-    """Describe a partition: the values of ``asyncdp.PartitionInfo``, in their order."""
+    """Describe a partition by the values of the fields of ``asyncdp.PartitionInfo``, in their order."""
     fields = {name: spec.describe() for name, spec in part.fields.items()}
     enums = {name: spec.enum for name, spec in part.fields.items() if spec.enum}
     size = sum(sum(row.nbytes.values()) for row in part.rows.values())

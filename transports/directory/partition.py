@@ -1,4 +1,4 @@
-"""One address space of a directory, and how a directory refuses."""
+"""The state of one partition of a directory, and the exception by which a directory refuses a request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["Partition", "Refused", "Spec"]
 
 
 class Refused(Exception):
-    """An answer that is an error: the name of a class of ``asyncdp.errors``, a message, and its attributes."""
+    """Refusal of a request: the name of a class of ``asyncdp.errors``, a message, and the attributes of the error."""
 
     def __init__(self, kind: str, message: str, **info: Any) -> None:
-        """Keep all three; ``kind`` is a name, since the classes are not known here."""
+        """Store the arguments; ``kind`` is a name, since asyncdp, and so the class, may not be installed here."""
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -26,11 +26,11 @@ class Refused(Exception):
 
 
 class Spec(Protocol):
-    """What a partition fixed about a field: all that a directory asks of it."""
+    """Type of a field as fixed by a partition; the interface that the directory needs."""
 
     @property
     def kind(self) -> str:
-        """``"tensor"``, ``"object"``, ``"enum"``, or ``""`` while nothing was written."""
+        """``"tensor"``, ``"object"``, ``"enum"``, or ``""`` until the field is first written."""
         ...
 
     @property
@@ -39,19 +39,19 @@ class Spec(Protocol):
         ...
 
     def describe(self) -> str:
-        """Text of the type."""
+        """Return the type as text."""
         ...
 
     def merge(self, new: Any, name: str, /) -> Any:
-        """Return the spec after a put of ``new``; refuse one that does not go together with this."""
+        """Return the spec of the field after a put of ``new``; refuse one that is not compatible with this spec."""
         ...
 
 
 class Partition:
-    """One address space: declarations, samples, groups, claims."""
+    """State of one partition, the address space of sample ids: declarations, samples, groups, claims."""
 
     def __init__(self, partition_id: str) -> None:
-        """Begin with nothing declared."""
+        """Start with nothing declared."""
         self.id = partition_id
         self.fields: dict[str, Any] = {}  # name -> Spec
         self.declared: set[str] = set()
@@ -63,22 +63,22 @@ class Partition:
         self.claims: dict[str, Claim] = {}
         self.lost: dict[tuple[str, str], float] = {}  # (claim id, sample id) -> when it expired or was released
         self.indexes: dict[tuple[str, frozenset[str]], ReadyIndex] = {}
-        #: Which rows waited for an index: until when that counts, since when the oldest of them waits, the first ids,
-        #: and how many of them lack which field.
+        #: Cached statistics of the rows that are not ready in an index: time until which they are valid, creation time
+        #: of the oldest row, ids of the oldest rows, and number of rows that lack each field.
         self.waits: dict[ReadyIndex, tuple[float, float | None, tuple[str, ...], dict[str, int]]] = {}
 
     def lives(self, sample_id: str, life: int | None) -> bool:
-        """Whether a sample is there, in the life that is meant, or (None) in any."""
+        """Whether a sample is present in this life, or in any life (None)."""
         row = self.rows.get(sample_id)
         return row is not None and life in (None, row.incarnation)
 
     def touch(self, row: Row, group: Group) -> None:
-        """Tell the ready indexes that something about a sample changed."""
+        """Update the ready indexes after a change of a sample."""
         for index in self.indexes.values():
             index.update(row, group)
 
     def leave(self, row: Row) -> None:
-        """Take a sample out of its group."""
+        """Remove a sample from its group, and the group if it is then empty."""
         group = self.groups[row.group]
         group.rows.pop(row.id, None)
         self.touch(row, group)
@@ -86,7 +86,7 @@ class Partition:
             self.groups.pop(group.id, None)
 
     def index(self, task: str, fields: Sequence[str]) -> ReadyIndex:
-        """Return the ready index of a task for a set of fields, built when it is first asked for."""
+        """Return the ready index of a task for a set of fields; it is built on first use."""
         key = (task, frozenset(fields))
         found = self.indexes.get(key)
         if found is None:

@@ -1,4 +1,4 @@
-"""Which samples are ready for which task, in the order in which they became so."""
+"""Index of the samples that a task may claim, in the order in which they became ready."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ __all__ = ["ReadyIndex"]
 
 
 class ReadyIndex:
-    """The units (samples, or whole groups) that one task may claim by one set of fields, first ready first.
+    """The units (samples, or whole groups) that a task may claim for a set of required fields, first ready first.
 
     Args:
-        task: The task.
-        fields: What a sample needs.
-        group_size: Rows of a whole group; None: each sample is a unit.
+        task: Name of the task.
+        fields: Fields that a sample must have.
+        group_size: Number of rows of a whole group; None: each sample is a unit.
     """
 
     def __init__(self, task: str, fields: frozenset[str], group_size: int | None) -> None:
-        """Begin empty; the partition feeds it."""
+        """Start empty; the partition reports its rows by :meth:`update`."""
         self.task = task
         self.fields = fields
         self.group_size = group_size
@@ -34,11 +34,11 @@ class ReadyIndex:
         self.rows = 0
 
     def holds(self, row: Row, group: Group) -> bool:
-        """Whether the sample may be claimed now, with its whole group where the partition has groups."""
+        """Whether the sample is claimable now; in a partition with groups, together with its whole group."""
         return (row if self.group_size is None else group) in self._ready and not row.failed
 
     def lacking(self, rows: Iterable[Row]) -> dict[str, int]:
-        """Count, for each required field that some of these rows lack, how many do."""
+        """Return how many of these rows lack each required field; fields that all rows have are left out."""
         counts = dict.fromkeys(sorted(self.fields), 0)
         for row in rows:
             for name in self.fields:
@@ -47,7 +47,7 @@ class ReadyIndex:
         return {name: count for name, count in counts.items() if count}
 
     def ready_since(self, row: Row) -> int | None:
-        """Sequence number at which the sample became ready, or None while it is not, or is claimed."""
+        """Return the sequence number at which the sample became ready; None if it is not ready or is claimed."""
         if row.eligible is None or self.task in row.claimed:
             return None
         latest = row.eligible
@@ -59,7 +59,7 @@ class ReadyIndex:
         return latest
 
     def update(self, row: Row, group: Group) -> None:
-        """Take note that something about the sample changed, or that it is gone."""
+        """Update the index after a change or the removal of the sample."""
         if self.group_size is None:
             alive = group.rows.get(row.id) is row
             self._set(row, self.ready_since(row) if alive else None, 1)
@@ -84,12 +84,12 @@ class ReadyIndex:
         self._size[unit] = size
         if self._ready.get(unit) != since:
             self._ready[unit] = since
-            # Of what became ready in the same moment, the older comes first, whatever was claimed and released since.
-            self._pushed += 1  # units have no order of their own
+            # Units that became ready at the same time are ordered by age, even if some were claimed and released since.
+            self._pushed += 1  # a tie-breaker for the heap, since units cannot be compared
             heapq.heappush(self._heap, (since, unit.order, self._pushed, unit))
 
     def take(self, most: int, least: int) -> list[Row]:
-        """Return the first ready rows: ``least`` to ``most`` of them, whole units, or none. They stay ready."""
+        """Return ``least`` to ``most`` of the first ready rows, in whole units, or none. The rows stay ready."""
         taken: list[tuple[int, int, int, Any]] = []
         seen: set[Row | Group] = set()
         count = 0

@@ -1,4 +1,4 @@
-"""What a directory knows of one sample, of one group, of one claim."""
+"""The directory's records of a sample, of a group, and of a claim."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Tags = dict[str, Any]
 
 @dataclass(slots=True, eq=False)
 class Cell:
-    """Where the fields that one put gave to one row lie.
+    """Location of the fields of one row that one put wrote.
 
     Attributes:
-        place: The storage's own object. Cells that one request can read have the same one; its ``home`` says who holds
-            it, as a hashable value.
-        index: Which row of the place it is.
+        place: An object of the storage. Cells that one request can read have the same place; its hashable attribute
+            ``home`` identifies the host that holds it.
+        index: Index of the row in the place.
     """
 
     place: Any
@@ -26,19 +26,19 @@ class Cell:
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """One sample.
+    """Record of one sample.
 
     Attributes:
-        id, incarnation: Its name, and which life of it this is. Incarnations grow, so they are its age, too.
-        owner: Who put it first.
-        group: Name of its group.
-        created_at: Unix seconds.
-        tags: Merged over all puts.
-        cells: Where each field lies.
-        produced: Sequence number at which each field was there first.
-        eligible: Sequence number since when it is committed and not failed; None while it is not.
-        claimed: {task: claim id}.
-        nbytes: Payload bytes per field.
+        id, incarnation: Sample id, and the number of its life. Incarnations increase, so they also order rows by age.
+        owner: Owner of the client that put it first.
+        group: Id of its group.
+        created_at: Time of the first put, in unix seconds.
+        tags: Tags, merged over all puts.
+        cells: Location of each field.
+        produced: Sequence number at which each field was first written.
+        eligible: Sequence number since which the row is committed and not failed; None while it is not.
+        claimed: {task: claim id} of its claims.
+        nbytes: Payload bytes of each field.
     """
 
     id: str
@@ -55,26 +55,26 @@ class Row:
 
     @property
     def order(self) -> int:
-        """Age among samples."""
+        """Key that sorts samples by age, oldest first."""
         return self.incarnation
 
     @property
     def failed(self) -> bool:
-        """Whether no claim gives it: a group has to be whole without it."""
+        """Whether its tag ``status`` is ``failed``: no claim returns it, and it does not count in its group."""
         return self.tags.get("status") == "failed"
 
     def each_cell(self) -> list[Cell]:
-        """Return its cells, each once, however many fields lie in it."""
+        """Return its distinct cells; several fields may share one."""
         return list({id(cell): cell for cell in self.cells.values()}.values())
 
     def homes(self) -> frozenset[Any]:
-        """Return who holds a part of it."""
+        """Return the homes that hold fields of it."""
         return frozenset(cell.place.home for cell in self.cells.values())
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """The samples that share a group id; ``expected`` is the highest expected_num_keys ever seen."""
+    """Samples that share a group id; ``expected`` is the highest ``expected_num_keys`` so far, None without any."""
 
     id: str
     rows: dict[str, Row] = field(default_factory=dict)
@@ -82,18 +82,18 @@ class Group:
 
     @property
     def order(self) -> int:
-        """Age among groups: that of the oldest row, or 0 where there is none."""
+        """Key that sorts groups by age: the incarnation of the oldest row, or 0 if there is no row."""
         return min((row.incarnation for row in self.rows.values()), default=0)
 
     @property
     def fit(self) -> list[Row]:
-        """The rows that count: all but the failed ones."""
+        """The rows that count for the group: all except the failed ones."""
         return [row for row in self.rows.values() if not row.failed]
 
 
 @dataclass(slots=True, eq=False)
 class Claim:
-    """One claim that lives. Times are unix seconds."""
+    """An active claim. Times are unix seconds; ``expires_at`` is None for a claim without a lease."""
 
     id: str
     owner: str

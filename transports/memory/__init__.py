@@ -1,4 +1,4 @@
-"""The embedded plane: the whole contract in one process, with slots, hosts, ports and epochs."""
+"""The memory transport: a plane within one process that fulfils the whole contract, with slots, hosts and ports."""
 
 from .transport import MemoryTransport
 

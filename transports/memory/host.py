@@ -1,8 +1,8 @@
 """A slot host in memory: slots with generations, read attempts, ports, epochs.
 
-States of a slot: FREE -> WRITING -> READY -> FREE. READING is no state but a set of read attempts, each finished
-exactly once. A slot whose rows all died while it is read is doomed: it is freed when its last reader ends. A
-transition that meets an unexpected state changes nothing and warns.
+The states of a slot are FREE -> WRITING -> READY -> FREE. Reading is not a state: a slot has a set of read attempts,
+each of which is finished exactly once. A slot whose rows were all removed while it is being read is freed when its last
+reader ends. A transition from an unexpected state changes nothing and warns.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Host", "ReadAttempt", "Slot", "State", "Use"]
 
-#: Generations wrap here, as they do where they are kept in a machine word.
+#: Generations wrap around at this value, as they do on transports that store them in a machine word.
 GENERATIONS = 1 << 32
 
 
 class State(Enum):
-    """What a slot is."""
+    """State of a slot."""
 
     FREE = "free"
     WRITING = "writing"
@@ -38,20 +38,20 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One slot.
+    """A slot and its content.
 
     Attributes:
-        number, generation: Its name, and which use of it this is.
-        state: See :class:`State`.
-        op_id: Who reserved it.
-        not_after: When an unpublished reservation may be taken back, by the plane's clock.
-        first_row: Position, in its put, of the first row.
-        size: Rows.
-        block: The payload, once written.
-        live: Rows that are somebody's content.
-        replaced: (row, field) pairs whose content lies elsewhere by now.
-        readers: Read attempts under way.
-        schemas: Schema hash per set of fields asked for.
+        number, generation: Number of the slot on its host, and the count of its uses.
+        state: Its state, see :class:`State`.
+        op_id: Id of the put that reserved it.
+        not_after: Time, by the plane's clock, at which an unpublished reservation may be reclaimed.
+        first_row: Position of its first row in the put.
+        size: Number of rows.
+        block: Payload; None until it is written.
+        live: Indexes of the rows that the directory still refers to.
+        replaced: (row, field) pairs that a later put replaced.
+        readers: Read attempts in progress.
+        schemas: Cached schema hash by requested set of fields.
     """
 
     number: int
@@ -68,7 +68,7 @@ class Slot:
     schemas: dict[tuple[str, ...], int] = field(default_factory=dict)
 
     def holds(self, ref: SlotRef) -> bool:
-        """Whether all rows and fields of a ref are still somebody's content."""
+        """Whether the directory still refers to all rows and fields of a ref."""
         if not self.live.issuperset(ref.index):
             return False
         return not self.replaced or not any((i, name) in self.replaced for i in ref.index for name in ref.fields)
@@ -76,7 +76,7 @@ class Slot:
 
 @dataclass(slots=True, eq=False)
 class Use:
-    """One use of a slot, from its publish to its last row's end: the place of cells of the directory."""
+    """One use of a slot, from its publish to the removal of its last row; the directory's cells have it as place."""
 
     host: Host
     epoch: int
@@ -85,19 +85,19 @@ class Use:
 
     @property
     def home(self) -> tuple[str, int]:
-        """Who holds it, in which life."""
+        """Host and epoch that hold it."""
         return self.host.id, self.epoch
 
     @property
     def lasts(self) -> bool:
-        """Whether the slot is still in this use, in this life of its host."""
+        """Whether the slot is still in this use and its host in the same epoch."""
         slot = self.slot
         return self.epoch == self.host.ref.epoch and slot.generation == self.generation and slot.state is State.READY
 
 
 @dataclass(frozen=True, slots=True)
 class ReadAttempt:
-    """One reader of one slot."""
+    """One read attempt on one slot."""
 
     slot: Slot
     generation: int
@@ -105,17 +105,17 @@ class ReadAttempt:
 
 
 class Host:
-    """A process' worth of slots behind N equal ports.
+    """A simulated slot host: slots that are accessible through N interchangeable ports.
 
     Args:
-        host_id: Its name.
-        ports: Numbers of its doors.
-        slots: How many slots it has; None: as many as it needs.
-        rows_per_slot: Rows of one put that share a slot; None: all of them.
+        host_id: Id of the host.
+        ports: Port numbers.
+        slots: Number of slots; None: no limit.
+        rows_per_slot: Maximum number of rows of a put in one slot; None: all rows share one.
     """
 
     def __init__(self, host_id: str, ports: tuple[int, ...], slots: int | None, rows_per_slot: int | None) -> None:
-        """Begin up, empty, in epoch 1."""
+        """Start up and empty, in epoch 1."""
         self.id = host_id
         self.up = True
         self.limit = slots
@@ -133,7 +133,7 @@ class Host:
     # -- connectivity
 
     def answer(self, port: int | None) -> None:
-        """Raise what a client would see at this port."""
+        """Raise the error that a client would see at this port, if any."""
         if not self.up:
             msg = "connection refused: the slot host is down"
             raise DataPlaneUnavailable(msg, host=self.id, port=port)
@@ -142,11 +142,11 @@ class Host:
             raise DataPlaneUnavailable(msg, host=self.id, port=port)
 
     def crash(self) -> None:
-        """Stop answering."""
+        """Stop answering, as after a crash."""
         self.up = False
 
     def restart(self, *, adopt: bool) -> None:
-        """Answer again: with the slots as they were (``adopt``), or empty and in a new epoch."""
+        """Answer again: with the slots recovered (``adopt``), or empty and in a new epoch."""
         self.up = True
         if adopt:
             return
@@ -159,7 +159,7 @@ class Host:
     # -- writing
 
     def room(self, now: float) -> int | None:
-        """Rows that still fit, or None where there is no limit."""
+        """Return how many rows still fit; None: no limit."""
         if self.limit is None:
             return None
         self.sweep(now)
@@ -169,7 +169,7 @@ class Host:
     def reserve(
         self, op_id: str, fields: tuple[str, ...], rows: int, first_row: int, not_after: float, now: float
     ) -> tuple[SlotRef, ...]:
-        """Reserve slots for rows; the same op_id gets the same slots again."""
+        """Reserve slots for rows; a repeated op_id returns the same slots."""
         self._refuse_given_up(op_id)
         known = self.reserved.get((op_id, first_row))
         if known is not None:
@@ -208,7 +208,7 @@ class Host:
             raise DataPlaneWriteError(msg, host=self.id)
 
     def write(self, op_id: str, refs: Sequence[SlotRef], block: Block) -> None:
-        """Fill reserved slots; the block holds the rows of all refs, in their order."""
+        """Write reserved slots; the block holds the rows of all refs, in their order."""
         self._refuse_given_up(op_id)
         slots = [self.slot(ref) for ref in refs]
         for ref, slot in zip(refs, slots, strict=True):
@@ -223,7 +223,7 @@ class Host:
             first += len(ref.rows)
 
     def slot(self, ref: SlotRef) -> Slot | None:
-        """Return the slot a ref means, or None where it is another use of it by now."""
+        """Return the slot of a ref, or None if the slot has been reused since."""
         if ref.host.epoch != self.ref.epoch or not 0 <= ref.slot < len(self.slots):
             return None
         slot = self.slots[ref.slot]
@@ -242,7 +242,7 @@ class Host:
         return slot
 
     def abort(self, op_id: str, now: float) -> None:
-        """Free what ``op_id`` reserved and did not publish; what of it arrives later is refused."""
+        """Free the slots that ``op_id`` reserved and did not publish; its later requests are refused."""
         self.refused[op_id] = now
         for key in [key for key in self.reserved if key[0] == op_id]:
             for ref in self.reserved.pop(key):
@@ -251,20 +251,20 @@ class Host:
                     self._free(slot)
 
     def sweep(self, now: float) -> None:
-        """Take back reservations whose writer can neither write nor publish any more."""
+        """Reclaim reservations whose writer can neither write nor publish any more."""
         slots = ((op_id, self.slots[refs[0].slot]) for (op_id, _), refs in self.reserved.items())
         for op_id in dict.fromkeys(op_id for op_id, slot in slots if slot.not_after < now):
             self.abort(op_id, now)
 
     def forget(self, before: float) -> None:
-        """Drop refusals that nobody can need any more."""
+        """Drop records of aborted op_ids that are older than this time."""
         for op_id in [op_id for op_id, since in self.refused.items() if since < before]:
             del self.refused[op_id]
 
     # -- reading
 
     def begin_read(self, ref: SlotRef) -> ReadAttempt | DataPlaneError:
-        """Begin one read attempt, or say why not. Many readers of one slot are fine."""
+        """Begin a read attempt, or return the error that prevents it. A slot may have many readers at once."""
         slot = self.slot(ref)
         if slot is None or slot.state is not State.READY:
             return StaleSlotError(f"slot {ref.slot} holds another generation", host=self.id)
@@ -275,7 +275,7 @@ class Host:
         return ReadAttempt(slot, ref.generation, self._attempts)
 
     def payload(self, attempt: ReadAttempt, ref: SlotRef) -> tuple[Block, int] | DataPlaneError:
-        """Copy the rows of a ref, and say what schema they have; the rows must still be live."""
+        """Return a copy of the rows of a ref and the hash of their schema; the rows must still be live."""
         slot = attempt.slot
         if slot.generation != attempt.generation or slot.block is None or not slot.holds(ref):
             return StaleSlotError(f"slot {ref.slot} was cleared while it was read", host=self.id)
@@ -286,7 +286,7 @@ class Host:
         return block, schema
 
     def finish_read(self, attempt: ReadAttempt) -> bool:
-        """End a read attempt; ended twice, or after the slot was recycled, it changes nothing and warns."""
+        """End a read attempt; a second end, or one after the slot was recycled, changes nothing and warns."""
         slot = attempt.slot
         if slot.generation != attempt.generation or attempt.number not in slot.readers:
             self._log.warning("late finish of a read changes nothing", host=self.id, slot=slot.number)
@@ -299,12 +299,12 @@ class Host:
     # -- clearing
 
     def replace(self, cell: Cell, names: Sequence[str]) -> None:
-        """End the life of some fields of a row whose other fields live on."""
+        """Mark some fields of a row as replaced while its other fields stay in use."""
         if cell.place.lasts:
             cell.place.slot.replaced.update((cell.index, name) for name in names)
 
     def kill(self, cell: Cell) -> None:
-        """End the life of one row; its slot is freed with the last one, or when its last reader ends."""
+        """Remove a row; its slot is freed after the last of its rows, or when the last reader ends."""
         if not cell.place.lasts:
             return
         slot = cell.place.slot
@@ -321,7 +321,7 @@ class Host:
         self.free.append(slot)
 
     def counts(self) -> dict[str, int]:
-        """Count slots by state, and those being read."""
+        """Return the number of slots by state, and the number being read."""
         out = {state.value: 0 for state in State}
         for slot in self.slots:
             out[slot.state.value] += 1
@@ -330,5 +330,5 @@ class Host:
 
 
 def least_loaded(hosts: Iterable[Host]) -> list[Host]:
-    """Order hosts that are up by the rows they hold, fewest first."""
+    """Return the hosts that are up, those with the fewest rows first."""
     return sorted((h for h in hosts if h.up), key=lambda h: h.rows)

@@ -1,4 +1,4 @@
-"""The memory plane: the directory, and slot hosts of this process for what is put. All of it is synchronous."""
+"""The memory plane: the directory and slot hosts within this process. All of it is synchronous."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ if TYPE_CHECKING:
 
 __all__ = ["PLANES", "Plane"]
 
-#: A host that does not come back for so long, in seconds, is not waited for any more.
+#: Seconds after which a host that is down is considered lost instead of restarting.
 HOST_TIMEOUT_S = 5.0
 
 
 class Plane(Directory):
-    """A directory, its slot hosts, and who waits for a change.
+    """A directory with its slot hosts, and the callbacks of clients that wait for a change.
 
     Args:
-        capacity: Samples that the plane holds at most.
+        capacity: Maximum number of samples in the plane.
         hosts: The slot hosts.
-        group_pattern: Reads a sample's group off its id.
-        strict_schema: Whether fields must be declared.
-        auto_register: Whether a put declares an unknown partition.
+        group_pattern: Regular expression that extracts a sample's group from its id.
+        strict_schema: Whether puts of undeclared fields are refused.
+        auto_register: Whether a put to an unknown partition declares it.
     """
 
     error = staticmethod(refusal)
@@ -52,7 +52,7 @@ class Plane(Directory):
     ) -> None:
         """Begin empty."""
         super().__init__(capacity, group_pattern, strict_schema=strict_schema, auto_register=auto_register)
-        #: The config that it was started with, where a client started it.
+        #: Config of the client that started the plane; None if no client did.
         self.config: Any = None
         self.hosts = {host.id: host for host in hosts}
         self.clock = AnyioClock()
@@ -63,11 +63,11 @@ class Plane(Directory):
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Be no plane in a forked child: what is put into a copy, nobody else would ever see."""
+        """Make the plane unusable in a forked child, where it is a copy that no other process would see."""
         self.closed = True
 
     def time(self) -> float:
-        """Return unix seconds, by the plane's clock."""
+        """Return the unix time in seconds by the plane's clock."""
         return self.clock.time()
 
     monotonic = time
@@ -75,23 +75,23 @@ class Plane(Directory):
     # -- waiting
 
     def watch(self, key: object, wake: Callable[[], None]) -> None:
-        """Call ``wake`` whenever something may have become ready; it may be called from any thread."""
+        """Call ``wake`` whenever a sample may have become ready; the call may come from any thread."""
         self._wakers[key] = wake
 
     def unwatch(self, key: object) -> None:
-        """Stop calling."""
+        """Remove the callback that was registered under this key."""
         self._wakers.pop(key, None)
 
     def changed(self) -> None:
-        """Wake everybody who waits."""
+        """Call the callbacks of all waiting clients."""
         for key, wake in list(self._wakers.items()):
             try:
                 wake()
-            except RuntimeError:  # its event loop is gone
+            except RuntimeError:  # the event loop of the client is closed
                 self.unwatch(key)
 
     def close(self) -> None:
-        """End the plane; its clients see DataPlaneUnavailable."""
+        """Close the plane; its clients get DataPlaneUnavailable from then on."""
         self.closed = True
         self.changed()
 
@@ -106,12 +106,12 @@ class Plane(Directory):
         return True
 
     def expects(self, host_id: str) -> bool:
-        """Whether a host that is down is known to come back: it was missed for the first time a moment ago."""
+        """Whether a host that is down may still restart: it was first found down less than ``HOST_TIMEOUT_S`` ago."""
         now = self.clock.time()
         return host_id in self.hosts and now - self._missed.setdefault(host_id, now) <= HOST_TIMEOUT_S
 
     def gone(self) -> frozenset[tuple[str, int]]:
-        """Return the homes, (host, epoch), whose rows cannot be read."""
+        """Return the (host, epoch) pairs whose rows cannot be read."""
         return frozenset(
             (host.id, epoch)
             for host in self.hosts.values()
@@ -119,11 +119,11 @@ class Plane(Directory):
         )
 
     def discard(self, cell: Cell) -> None:
-        """End the life of a row in its slot."""
+        """Remove a row from its slot."""
         cell.place.host.kill(cell)
 
     def replaced(self, cell: Cell, names: Sequence[str]) -> None:
-        """End the life of these fields of a row."""
+        """Mark these fields of a row as replaced in its slot."""
         cell.place.host.replace(cell, names)
 
     def _prune(self, now: float) -> None:
@@ -136,7 +136,7 @@ class Plane(Directory):
     def place(
         self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None
     ) -> Placement:
-        """Choose hosts, the least loaded first, and say what the partition fixed about the fields."""
+        """Choose hosts for a put, the least loaded first; return them with the specs that the partition fixed."""
         specs, _ = self.prepare(partition_id, sample_ids, fields, only)
         left = len(sample_ids)
         shares = []
@@ -159,9 +159,9 @@ class Plane(Directory):
         return Placement(tuple(shares), tuple(h.ref for h in hosts if h.id not in used), specs)
 
     def publish(self, call: Publish, owner: str) -> tuple[Published, bool]:
-        """Make slots the content of samples: everything is checked first, then everything changes.
+        """Publish the slots of a put as the content of its samples; all checks come before the first change.
 
-        Remembered also where all rows were left out as stale: sent again, it must leave them out again.
+        The outcome is recorded even if all rows were left out as stale: a repeated request must leave them out again.
         """
         bound = None if call.only is None else (call.only, call.lives, call.skip_stale)
 
@@ -182,7 +182,7 @@ class Plane(Directory):
         what = (call.partition_id, call.sample_ids, owner, call.tags, call.specs)
         return published(self.put(*what, bound, call.nbytes, lies)), True
 
-    # -- looking
+    # -- queries
 
     def locate(
         self,
@@ -191,7 +191,7 @@ class Plane(Directory):
         fields: Sequence[str],
         handles: Sequence[RowHandle | None] | None,
     ) -> Located:
-        """Find the slots of samples."""
+        """Return refs to the slots that hold these samples, and an error for each row that cannot be read."""
         part = self.partition(partition_id)
         meant = None if handles is None else [None if one is None else one.incarnation for one in handles]
         found = find(part, sample_ids, fields, meant)
@@ -207,7 +207,7 @@ class Plane(Directory):
         return Located(refs, missing, lives, {name: part.fields[name] for name in fields if name in part.fields})
 
     def groups(self, partition_id: str) -> list[DataPlaneGroupMeta]:
-        """List groups, oldest first."""
+        """List the groups of a partition, oldest first."""
         listed, _ = page(self.partition(partition_id), 0, sys.maxsize)
         gone = self.gone()
         return sorted((group_meta(partition_id, one, gone) for one in listed), key=lambda meta: meta.created_at)
@@ -218,5 +218,6 @@ def _host_ref(use: Use) -> HostRef:
     return ref if ref.epoch == use.epoch else HostRef(ref.id, use.epoch, ref.ports)
 
 
-#: The named exception to "no module state": lets clients of one process attach to a plane and be pickled.
+#: The planes of this process by address, so that other clients and unpickled ones can attach. This is the one exception
+#: to the rule of no module-level state.
 PLANES: weakref.WeakValueDictionary[str, Plane] = weakref.WeakValueDictionary()

@@ -1,4 +1,4 @@
-"""MemoryTransport: a client of a plane that lives in this process."""
+"""MemoryTransport: a client of a plane within this process."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ R = TypeVar("R")
 
 
 class MemoryTransport(Service):
-    """The whole contract in one process: hosts, ports, slots with generations, op_ids, claims.
+    """Transport to a plane within this process that fulfils the whole contract, with hosts, ports and slots.
 
-    Made with ``bootstrap=True`` it owns a plane, under ``controller_address`` of the config (a new one by default);
-    its close ends the plane. With ``bootstrap=False``, or unpickled, it attaches to the plane at that address; in
-    another process there is none: DataPlaneUnavailable. Runs under asyncio and trio.
+    With ``bootstrap=True`` it owns a plane, at ``controller_address`` of the config (a new address by default), and
+    its close ends the plane. With ``bootstrap=False``, or unpickled, it attaches to the plane at that address; calls in
+    another process, where there is no such plane, raise DataPlaneUnavailable. Runs under asyncio and trio.
 
     Args:
-        config: See :class:`~asyncdp.config.DataPlaneConfig`; None: an unlimited plane with two hosts of four ports.
+        config: See :class:`~asyncdp.config.DataPlaneConfig`; None: an unlimited plane, two hosts with four ports each.
         bootstrap: Whether to start a plane.
 
     Raises:
-        ValueError: The config is wrong, or a plane of another config is at that address already.
+        ValueError: The config is invalid, or a plane with another config has that address already.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, *, bootstrap: bool = True) -> None:
-        """Start a plane, or remember where to attach."""
+        """Start a plane, or store the address to attach to."""
         super().__init__()
         whole = DEFAULTS if config is None else config
         parsed = parse_config(whole)
@@ -68,22 +68,22 @@ class MemoryTransport(Service):
                 _check_same(there, parsed, self._address)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by config: unpickled, it attaches."""
+        """Pickle as the config; the unpickled transport attaches to the same plane."""
         return _attach, (self.attach_config(),)
 
-    # -- what it is
+    # -- identity
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what memory guarantees: all but what a process cannot outlive, and filters, which no verb has yet."""
+        """Return the capabilities: all except surviving the process, and filters, which no verb supports yet."""
         return CAPABILITIES
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the config with which clients of this process attach."""
+        """Return a config with which other clients of this process attach to the plane."""
         return shared_config(self._config)
 
     @property
     def owner(self) -> str:
-        """Who this client is to the plane."""
+        """Name of this client towards the plane, the owner of its claims and puts."""
         return self._owner
 
     @property
@@ -91,7 +91,7 @@ class MemoryTransport(Service):
         """The plane it is attached to.
 
         Raises:
-            DataPlaneUnavailable: There is none at the address, in this process.
+            DataPlaneUnavailable: This process has no plane at the address.
         """
         plane = self._attached
         if plane is None or plane.closed:
@@ -102,7 +102,7 @@ class MemoryTransport(Service):
         return plane
 
     def _known_plane(self, partition_id: str) -> Plane:
-        """Return the plane; a partition that a former plane had and this one has not is DataPlaneUnavailable."""
+        """Return the plane; raise DataPlaneUnavailable if only an earlier plane had the partition."""
         plane = self.plane
         if partition_id in plane.partitions:
             self._known[partition_id] = plane.epoch
@@ -112,7 +112,7 @@ class MemoryTransport(Service):
         return plane
 
     async def _wire(self, call: Any) -> None:
-        """Stand for the way to the plane: one checkpoint, so that a busy client never starves its event loop."""
+        """Take the place of the network: run one checkpoint, so that a busy client does not starve its event loop."""
         del call
         await anyio.lowlevel.checkpoint()
 
@@ -129,7 +129,7 @@ class MemoryTransport(Service):
         await self._wire(call)
         try:
             plane = self.plane
-        except DataPlaneUnavailable:  # it was ended, not lost
+        except DataPlaneUnavailable:  # the plane was closed on purpose
             return False
         if call.host_id is None or plane.answers(call.host_id):
             return True
@@ -244,7 +244,7 @@ class MemoryTransport(Service):
     async def _until(
         self, look: Callable[[], R], enough: Callable[[R], bool], wait_s: float, partition_id: str, ctx: CallContext
     ) -> R:
-        """Look until it is enough, or ``wait_s`` is over; woken by every change of the plane."""
+        """Repeat ``look`` at every change of the plane until ``enough`` accepts the result or ``wait_s`` has passed."""
         clock = ctx.env.clock
         until = clock.now() + wait_s
         while True:
@@ -253,7 +253,7 @@ class MemoryTransport(Service):
                 raise DataPlaneClosed(msg, op=ctx.verb)
             waker = _Waker()
             plane = self.plane
-            plane.watch(waker, waker.wake)  # before the look, so that no change falls in between
+            plane.watch(waker, waker.wake)  # before the look, so that no change in between is missed
             try:
                 got = look()
                 left = until - clock.now()
@@ -297,7 +297,7 @@ class MemoryTransport(Service):
         with plane.lock:
             return [ClaimInfo(*one) for one in plane.list_claims(call.partition_id, call.task_name)]
 
-    # -- the rest
+    # -- declarations, metadata, closing
 
     @handles(c.RegisterPartition)
     async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
@@ -372,7 +372,7 @@ class MemoryTransport(Service):
         self._known.pop(call.partition_id, None)
 
     async def on_close(self) -> None:
-        """End the plane, where this client owns it; wake what waits."""
+        """Close the plane if this client owns it, and wake the calls that wait."""
         if self._owned is not None:
             self._owned.close()
         elif self._attached is not None:
@@ -380,12 +380,12 @@ class MemoryTransport(Service):
 
 
 def _not_after(plane: Plane, ctx: CallContext) -> float:
-    """Return the deadline by the plane's clock."""
+    """Return the deadline of a call, converted to the plane's clock."""
     return plane.monotonic() + ctx.remaining()
 
 
 class _Waker:
-    """An event that any thread may set."""
+    """An event that can be set from any thread."""
 
     __slots__ = ("_event", "_schedule")
 
@@ -420,7 +420,7 @@ def _start(config: Config, settings: MemorySettings) -> Plane:
 
 
 def _check_same(plane: Plane, config: Config, address: str) -> None:
-    """Refuse to bootstrap over a plane of another config."""
+    """Raise ValueError if the plane at this address has another config."""
     for key in PLANE_KEYS:
         there, here = getattr(plane.config, key), getattr(config, key)
         if key == "memory":
@@ -434,10 +434,10 @@ def _attach(config: dict[str, Any]) -> MemoryTransport:
     return MemoryTransport(config, bootstrap=False)
 
 
-#: Keys of the config that belong to the plane, not to one client of it.
+#: Config keys of the plane, as opposed to those of one client.
 PLANE_KEYS = ("storage_capacity", "num_storage_units", "group_id_pattern", "strict_schema", "auto_register", "memory")
 
-#: The plane of a MemoryTransport() without config.
+#: Config of the plane of ``MemoryTransport()`` without arguments.
 DEFAULTS: Mapping[str, Any] = {
     "enabled": True,
     "impl": "memory",

@@ -1,12 +1,12 @@
-"""The plane on TransferQueue: its controller runs our directory, its storage units hold our rows.
+"""The TransferQueue transport: TransferQueue's controller runs our directory, its storage units hold our rows.
 
-Needs the extra ``asyncdp[tq]``. See docs/transfer_queue.md for what it guarantees and how.
+Needs the extra ``asyncdp[tq]``. Its guarantees are described in docs/transfer_queue.md.
 """
 
 import importlib.util
 
 if importlib.util.find_spec("transfer_queue") is None:
-    # Not imported here: that takes seconds, and its knobs have to be set before.
+    # It is not imported here: that takes seconds, and environment variables have to be set first.
     raise ImportError("No module named 'transfer_queue'")
 
 from .transport import TQTransport

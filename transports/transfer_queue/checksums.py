@@ -1,6 +1,7 @@
-"""A CRC-32 beside each value in a storage unit, for planes that want to know that no bit was flipped on the way.
+"""CRC-32 checksums that are stored beside the values in storage units, for planes with checksums enabled.
 
-It is a column of its own per field, seeded with the storage key, so that another row's bytes do not pass for these.
+Each field has a column of checksums. They are seeded with the storage key, so that a row never matches the checksum of
+another row.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ from asyncdp.errors import CorruptPayload
 
 __all__ = ["MARK", "beside", "check", "sums_of"]
 
-#: Last word of the form of a column that has checksums.
+#: Last element of the form of a column that has checksums.
 MARK = "crc32"
 
 
 def beside(field: str) -> str:
-    """Return the name of the column that holds the checksums of a field."""
+    """Return the name of the checksum column of a field."""
     return f"\0{MARK} {field}"
 
 
@@ -37,10 +38,10 @@ def sums_of(values: Mapping[str, Sequence[Any]], keys: Sequence[int]) -> dict[st
 
 
 def check(values: Mapping[str, Sequence[Any]], keys: Sequence[int], fields: Sequence[str]) -> None:
-    """Compare what came with its checksums.
+    """Verify received values against their checksums.
 
     Raises:
-        CorruptPayload: A value is not what was put; the field is named.
+        CorruptPayload: A value does not match its checksum; the error names the field.
     """
     for name in fields:
         for value, key, told in zip(values[name], keys, values[beside(name)], strict=True):

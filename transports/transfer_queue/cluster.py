@@ -1,7 +1,7 @@
-"""The actors of a TransferQueue in a Ray cluster: starting, finding and ending them.
+"""Starts, finds and stops the actors of a TransferQueue in a Ray cluster.
 
-TransferQueue's own ``init`` and ``close`` are not used: they keep module globals that stop a second start after a
-controller's death, ignore the config of a controller that is there, and end it for everyone.
+TransferQueue's own ``init`` and ``close`` are not used: their module globals prevent a second start after the
+controller died, ``init`` ignores the config of an existing controller, and ``close`` stops it for all clients.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster"]
 
-#: Where TransferQueue looks for its controller.
+#: Actor name and Ray namespace under which TransferQueue looks for its controller.
 NAME, RAY_NAMESPACE = "TransferQueueController", "transfer_queue"
-#: Seconds that storage units get to end by themselves.
+#: Seconds that storage units have to shut down before they are killed.
 SHUTDOWN_S = 5.0
-#: Seconds that Ray gets to count the CPUs of actors that have just ended as free again.
+#: Seconds to wait until Ray reports the CPUs of actors that just ended as free.
 FREED_S = 3.0
 
 
 class Cluster:
-    """TransferQueue's actors in one Ray cluster. All methods block.
+    """Manages TransferQueue's actors in one Ray cluster. All methods block.
 
     Args:
-        config: The transport's config; ``controller_address`` is Ray's address.
-        settings: Its own keys.
+        config: Config of the transport; ``controller_address`` is Ray's address.
+        settings: The transport's own section of the config.
 
     Attributes:
-        started: Whether this object started the actors: then its ``stop`` ends them.
-        lacking: The call of TransferQueue's that is missing, where our sampler could not be given to the controller.
+        started: Whether this object started the actors, so that its :meth:`stop` ends them.
+        lacking: Name of the missing call of TransferQueue if our sampler could not be installed on the controller.
     """
 
     def __init__(self, config: Config, settings: TransferQueueSettings) -> None:
-        """Begin without touching Ray."""
+        """Store the config; Ray is not contacted yet."""
         self._config = config
         self._settings = settings
         self._ray = RayConnection(config.controller_address)
@@ -55,20 +55,20 @@ class Cluster:
 
     @property
     def address(self) -> str | None:
-        """Ray's address, as another process needs it."""
+        """Ray's address, for use by another process."""
         return self._ray.address
 
     # -- finding
 
     def check_named(self) -> None:
-        """Refuse to attach to a Ray that nobody named; see :meth:`RayConnection.check_named`."""
+        """Raise if no Ray to attach to is configured; see :meth:`RayConnection.check_named`."""
         self._ray.check_named()
 
     def find(self) -> Endpoints:
-        """Ask Ray where the controller and its storage units listen.
+        """Ask Ray for the addresses of the controller and its storage units.
 
         Raises:
-            DataPlaneUnavailable: There is no Ray, or no controller in it.
+            DataPlaneUnavailable: Ray does not answer, or has no controller.
         """
         ray = self._ray.connect()
         return self._endpoints(ray, self._running(ray))
@@ -88,7 +88,7 @@ class Cluster:
             return None
 
     def _stored(self, ray: Any, controller: Any) -> Any:
-        """Return the config that the controller keeps; it is there once all actors are."""
+        """Return the config stored on the controller; it is stored once all actors have started."""
         until = time.monotonic() + self._settings.bootstrap_timeout_s
         while True:
             try:
@@ -104,7 +104,7 @@ class Cluster:
             time.sleep(0.1)
 
     def described(self) -> dict[str, Any]:
-        """Return TransferQueue's own descriptions of its servers, by id."""
+        """Return TransferQueue's descriptions of its servers, by id."""
         ray = self._ray.connect()
         stored = self._stored(ray, self._running(ray))
         infos = (stored.controller.zmq_info, *stored.backend.SimpleStorage.zmq_info.values())
@@ -122,13 +122,13 @@ class Cluster:
     # -- starting
 
     def start(self) -> Endpoints:
-        """Start controller and storage units, or come to those that are there; have the controller run our directory.
+        """Start controller and storage units, or find the running ones, and install our directory on the controller.
 
         Raises:
-            DataPlaneNotReady: Ray has too few free CPUs; waiting for them could last for ever. Or the actors did not
-                start in ``bootstrap_timeout_s``.
+            DataPlaneNotReady: Ray has too few free CPUs, for which a start could wait for ever; or the actors did not
+                start within ``bootstrap_timeout_s``.
             DataPlaneUnavailable: No Ray answers, or an actor ended while it started.
-            ValueError: A controller is there that runs another backend, or a sampler that cannot be replaced.
+            ValueError: The running controller has another backend, or a sampler that cannot be replaced.
         """
         ray = self._ray.connect(start_with_cpus=self._config.num_storage_units + 2)
         try:
@@ -150,7 +150,7 @@ class Cluster:
             try:
                 return self._begin(ray)
             except (DataPlaneNotReady, ValueError):
-                # Somebody else may have been a moment faster, and has the name, or the CPUs.
+                # Another process may have started at the same time and taken the name or the CPUs.
                 if self.started or self._actor(ray) is None:
                     raise
         return self._join(ray, self._running(ray))
@@ -213,7 +213,7 @@ class Cluster:
         return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
 
     def _check_cpus(self, ray: Any) -> None:
-        """Refuse to start actors that Ray would never place."""
+        """Raise DataPlaneNotReady if Ray has too few CPUs to schedule the actors."""
         wanted = self._config.num_storage_units + 1
         until = time.monotonic() + (FREED_S if ray.cluster_resources().get("CPU", 0) >= wanted else 0.0)
         while (free := int(ray.available_resources().get("CPU", 0))) < wanted:
@@ -223,13 +223,13 @@ class Cluster:
             time.sleep(0.1)
 
     def _begin_publicly(self, ray: Any, why: ImportError) -> Endpoints:
-        """Start the actors by TransferQueue's own init, where their classes are not where they were."""
+        """Start the actors by TransferQueue's own ``init``, for releases that moved their classes."""
         import transfer_queue
         from omegaconf import OmegaConf
 
         text = f"TransferQueue's actors are started by its init, without the options asked for: {why}"
         warnings.warn(text, stacklevel=2)
-        transfer_queue.close()  # the globals that an earlier init left, of a controller that is gone
+        transfer_queue.close()  # resets the globals that an earlier init of a dead controller left
         storage = {"num_data_storage_units": self._config.num_storage_units, "total_storage_size": None}
         settings = {
             "controller": {"sampler": "SequentialSampler", "polling_mode": True},
@@ -241,7 +241,7 @@ class Cluster:
         return self._join(ray, self._actor(ray))
 
     def _options(self) -> dict[str, Any]:
-        """Return what the actors get besides their names."""
+        """Return the Ray options of the actors besides their names."""
         if not self._settings.actor_runtime_env:
             return {}
         try:
@@ -251,10 +251,10 @@ class Cluster:
             return {}
         return {"runtime_env": {"pip": [f"TransferQueue=={version}"]}}
 
-    # -- ending
+    # -- stopping
 
     def stop(self) -> None:
-        """End the actors, and Ray, where this object started them: units, controller, Ray."""
+        """Stop the units, the controller and Ray, each only if this object started it."""
         import ray
 
         if self._public is not None:

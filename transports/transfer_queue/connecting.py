@@ -1,4 +1,4 @@
-"""Connects TransferQueue's client, whose handshake blocks, for callers whose time is bounded."""
+"""Connects TransferQueue's client, whose handshake blocks, within a deadline and cancellably."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["connect"]
 async def connect(
     endpoints: Endpoints, settings: TransferQueueSettings, infos: Callable[[], Mapping[str, Any]] | None
 ) -> Client:
-    """Connect in a thread. The handshake waits some 4 s for a controller that does not answer, and cannot be stopped.
+    """Connect in a thread, because the handshake blocks for about 4 s without an answer and cannot be interrupted.
 
-    So it begins only once a heartbeat has heard of the controller, and ends for the caller when the heartbeat fails
-    or the caller's time is up; what the thread makes after that it closes itself.
+    It starts only after a heartbeat has reached the controller, and ends for the caller when the heartbeat fails or the
+    caller is cancelled; a connection that the thread completes after that is closed by the thread.
 
     Raises:
         DataPlaneUnavailable: The controller does not answer.
@@ -55,7 +55,7 @@ async def connect(
     except BaseException as err:
         pending.abandon()
         if isinstance(err, DataPlaneError):
-            err.ambiguous = False  # nothing was asked for yet
+            err.ambiguous = False  # no request was sent yet
         raise
     finally:
         watch.close()
@@ -63,17 +63,17 @@ async def connect(
 
 
 class _Pending:
-    """A connection that a thread makes for somebody who may be gone when it is there."""
+    """A connection that a thread creates for a caller that may have given up when it is complete."""
 
     def __init__(self, make: Callable[[], Client]) -> None:
-        """Begin with nothing made."""
+        """Start without a connection."""
         self._make = make
         self._lock = threading.Lock()
         self._made: Client | None = None
         self._abandoned = False
 
     def connect(self) -> Client:
-        """Make it; blocks."""
+        """Create the connection; blocks."""
         made = self._make()
         with self._lock:
             self._made = made
@@ -83,7 +83,7 @@ class _Pending:
         return made
 
     def abandon(self) -> None:
-        """Have it closed, now or when it is made."""
+        """Close the connection now, or as soon as it is created."""
         with self._lock:
             self._abandoned = True
             made = self._made

@@ -1,6 +1,6 @@
-"""Serves a directory from a thread of the process that began the plane, where TransferQueue's controller cannot.
+"""Serves a directory from a thread of the process that bootstrapped the plane.
 
-That is the fallback for a controller whose sampler is not ours: the directory is the same, and so is what it promises.
+This is the fallback for a controller that cannot run our sampler. The directory and its guarantees are the same.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from .endpoints import Server
 
 __all__ = ["PORT", "DirectoryServer"]
 
-#: Name of its port, as :class:`Server` lists it.
+#: Name of the server's port in :class:`Server`.
 PORT = "directory_socket"
 
 
 class DirectoryServer:
-    """One directory behind a socket of its own.
+    """Serves one directory on its own socket.
 
     Args:
-        ip: The address to listen on.
+        ip: IP address to listen on.
 
     Attributes:
-        server: Where it listens.
+        server: Address of the socket.
     """
 
     def __init__(self, ip: str) -> None:
-        """Listen, and serve from a thread that ends with the process."""
+        """Listen, and serve from a daemon thread."""
         self._context: Any = Context()
         self._socket: Any = self._context.socket(SocketType.ROUTER)
         self._socket.setsockopt(SocketOption.LINGER, 0)
@@ -47,7 +47,7 @@ class DirectoryServer:
         self._thread.start()
 
     def _serve(self) -> None:
-        """Answer one request after the other until the context ends."""
+        """Answer requests one after another until the ZMQ context is terminated."""
         home: dict[str, Any] = {}
         try:
             while True:
@@ -57,6 +57,6 @@ class DirectoryServer:
             self._socket.close(0)
 
     def stop(self) -> None:
-        """Stop serving; what the directory knew is gone."""
+        """Stop serving; the state of the directory is lost."""
         self._context.term()
         self._thread.join()

@@ -1,4 +1,4 @@
-"""Where the servers of a TransferQueue listen, as it travels in a config."""
+"""Addresses of the servers of a TransferQueue, with their form in a config."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Endpoints", "Server"]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server: TransferQueue's id of it (another life, another id), its IP, its ports by name."""
+    """Address of one server: TransferQueue's id (a restarted server has another one), IP, and ports by name."""
 
     id: str
     ip: str
@@ -19,11 +19,11 @@ class Server:
 
     @classmethod
     def from_config(cls, given: Mapping[str, Any]) -> Server:
-        """Read what :meth:`to_config` wrote."""
+        """Make it from the plain values of :meth:`to_config`."""
         return cls(str(given["id"]), str(given["ip"]), {str(k): int(v) for k, v in dict(given["ports"]).items()})
 
     def to_config(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as plain values for a config."""
         return {"id": self.id, "ip": self.ip, "ports": dict(self.ports)}
 
     def address(self, port_name: str) -> str:
@@ -34,10 +34,10 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """A controller and its storage units, in TransferQueue's order.
+    """Addresses of a controller and of its storage units, in TransferQueue's order.
 
     Attributes:
-        directory: Where the plane's directory listens, if the controller does not run it.
+        directory: Address of the plane's directory if it runs beside the controller; None: the controller runs it.
     """
 
     controller: Server
@@ -46,15 +46,15 @@ class Endpoints:
 
     @property
     def directory_id(self) -> str:
-        """Id of the server that runs the directory."""
+        """Id of the server that runs the plane's directory."""
         return self.controller.id if self.directory is None else self.directory.id
 
     @classmethod
     def from_config(cls, given: Mapping[str, Any]) -> Endpoints:
-        """Read what :meth:`to_config` wrote.
+        """Make them from the plain values of :meth:`to_config`.
 
         Raises:
-            ValueError: It is not of that form.
+            ValueError: The values do not have this form.
         """
         try:
             servers = [Server.from_config(one) for one in (given["controller"], *given["units"])]
@@ -66,6 +66,6 @@ class Endpoints:
         return cls(servers[0], tuple(servers[1:]), directory)
 
     def to_config(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return it as plain values for a config."""
         told = {"controller": self.controller.to_config(), "units": [unit.to_config() for unit in self.units]}
         return told if self.directory is None else {**told, "directory": self.directory.to_config()}

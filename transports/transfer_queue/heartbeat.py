@@ -1,7 +1,7 @@
-"""Notices that a server of TransferQueue died or fell silent, without sending it a request.
+"""Detects without requests that a server of TransferQueue died or does not respond.
 
-One idle socket per server. libzmq heartbeats on it and reports every change of the connection: a killed process is seen
-as soon as the kernel resets the connection (measured: 22 ms), a stopped one when it misses its heartbeats.
+There is one idle socket per server. libzmq sends heartbeats on it and reports every change of the connection: a killed
+process is detected when the kernel resets the connection (measured: 22 ms), a stopped one when it misses heartbeats.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Heartbeat"]
 
 R = TypeVar("R")
 
-#: Milliseconds between two attempts to reach a server that is down.
+#: Milliseconds between two attempts to connect to a server that is down.
 RECONNECT_MS = 100
-#: Events that are read at most before a monitor is ended; its queue holds a thousand.
+#: Maximum number of events that are read before a monitor is closed; its queue holds a thousand.
 DRAINED = 10_000
 
 _EVENTS = (
@@ -38,23 +38,24 @@ _EVENTS = (
 
 
 class Heartbeat:
-    """Watches one server and ends the calls that wait for it when it goes.
+    """Monitors one server and ends the calls that wait for it when it goes down.
 
     Args:
-        context: Where to open the socket.
-        name: What the server is called in errors.
+        context: ZMQ context of the socket.
+        name: Name of the server in errors.
         address: ZMQ address of one of its request ports.
-        interval_s, timeout_s: Heartbeats: how often, and after how much silence the server counts as gone.
+        interval_s, timeout_s: Seconds between heartbeats, and seconds without an answer after which the server is down.
 
     Attributes:
-        down: The server does not answer. Nothing is sent to it then.
-        refused: Nothing listens at its address any more: the process is gone, and all that it held.
+        down: Whether the server does not answer. No request is sent to it while it is down.
+        refused: Whether nothing listens at its address any more: the process has ended, with all data that it held.
     """
 
     def __init__(self, context: Any, name: str, address: str, *, interval_s: float, timeout_s: float) -> None:
-        """Begin to watch, in the running event loop; until the first news the server counts as up.
+        """Start monitoring in the running event loop; until the first event the server counts as up.
 
-        No news in ``timeout_s`` is news as well: of a machine that is off, TCP itself would tell after minutes.
+        A server without any event in ``timeout_s`` counts as down, since TCP needs minutes to detect a machine that is
+        off.
         """
         self.name = name
         self.address = address
@@ -64,8 +65,8 @@ class Heartbeat:
         self._scopes: set[anyio.CancelScope] = set()
         self._reached = False
         self._news = anyio.Event()
-        # Plain sockets: their news is read in a callback, no task has to wait for it. On the client's context, which
-        # closes them with itself, should the client be left unclosed.
+        # Plain sockets, because their events are read in a callback and no task has to wait. They are on the client's
+        # context, which closes them as well if the client is never closed.
         socket = context.socket(SocketType.DEALER, socket_class=Socket)
         socket.setsockopt(SocketOption.LINGER, 0)
         socket.setsockopt(SocketOption.HEARTBEAT_IVL, max(1, int(interval_s * 1e3)))
@@ -87,7 +88,7 @@ class Heartbeat:
         self._read()
 
     def _read(self) -> None:
-        """Take all the news there is: the descriptor tells only of what comes after."""
+        """Read all pending events; the descriptor is edge-triggered and signals only later ones."""
         while not self.closed:
             try:
                 event = recv_monitor_message(self._monitor, flags=Flag.DONTWAIT)["event"]
@@ -96,7 +97,7 @@ class Heartbeat:
             self._take(event)
 
     def _take(self, event: int) -> None:
-        """Take one piece of news."""
+        """Handle one event of the monitor."""
         if event == Event.HANDSHAKE_SUCCEEDED:
             self.down = self.refused = False
             self._news.set()
@@ -117,7 +118,7 @@ class Heartbeat:
             self._fall()
 
     async def heard(self) -> None:
-        """Wait for the first news: whether the server answers."""
+        """Wait for the first event, after which it is known whether the server answers."""
         await self._news.wait()
 
     def _fall(self) -> None:
@@ -127,15 +128,15 @@ class Heartbeat:
             scope.cancel()
 
     async def guard(self, send: Callable[[], Awaitable[R]], deadline: float, **context: Any) -> R:
-        """Await ``send()``, but no longer than until the deadline, and no longer than the server lives.
+        """Await ``send()`` until the deadline, as long as the server is up.
 
         Args:
-            send: Makes the request; it is not called where the server is down.
-            deadline: By the event loop's clock.
-            **context: Attributes for the error.
+            send: Makes the request; not called if the server is down.
+            deadline: Deadline by the event loop's clock.
+            **context: Attributes of the errors.
 
         Raises:
-            DataPlaneUnavailable: The server is down (nothing was sent), or went down (``ambiguous``).
+            DataPlaneUnavailable: The server was down (nothing was sent), or went down meanwhile (``ambiguous``).
             DataPlaneTimeout: The deadline passed.
             DataPlaneClosed: The client was closed meanwhile.
         """
@@ -164,7 +165,7 @@ class Heartbeat:
         return DataPlaneUnavailable(msg, ambiguous=sent, **context)
 
     async def is_gone(self) -> bool:
-        """Whether the process is gone, not only silent; waits as long as a connection that was reset needs to tell."""
+        """Whether the process has ended; waits the time that a reset connection takes to be refused."""
         for _ in range(6):
             if self.refused or not self.down:
                 break
@@ -172,7 +173,7 @@ class Heartbeat:
         return self.refused
 
     def _drain(self) -> None:
-        """Read what the monitor still has: with its queue full, ending it would wait for ever for a place in it."""
+        """Read the remaining events: closing a monitor whose queue is full would block for ever."""
         try:
             for _ in range(DRAINED):
                 self._monitor.recv_multipart(Flag.DONTWAIT)
@@ -180,7 +181,7 @@ class Heartbeat:
             return
 
     def close(self) -> None:
-        """Stop watching; calls that still wait end with DataPlaneClosed."""
+        """Stop monitoring; calls that still wait raise DataPlaneClosed."""
         self.closed = True
         self._patience.cancel()
         self._news.set()

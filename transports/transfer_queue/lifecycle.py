@@ -1,4 +1,4 @@
-"""The part of the transport that begins and ends it: config, bootstrap, attaching, closing."""
+"""The part of the transport that opens and closes it: config, bootstrap, attaching, closing."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Lifecycle"]
 
-#: Seconds that close() may spend on telling the plane.
+#: Maximum time in seconds that close() spends on requests to the plane.
 CLOSE_S = 2.0
-#: What a plane fixes for all its clients, by the names of the directory, with those of the config.
+#: Settings that a plane fixes for all of its clients: {name in the directory: name in the config}.
 SAME = {
     "capacity": "storage_capacity",
     "group_pattern": "group_id_pattern",
@@ -40,10 +40,10 @@ SAME = {
 
 
 class Lifecycle(Service):
-    """Comes to a plane and leaves it."""
+    """Starts a plane or attaches to one, and closes the connection."""
 
     def __init__(self, config: Mapping[str, Any], *, bootstrap: bool = True) -> None:
-        """Start a plane, or remember where to attach."""
+        """Start a plane, or store the address to attach to."""
         super().__init__()
         parsed = parse_config(config)
         if parsed.backend != "simple":
@@ -54,10 +54,10 @@ class Lifecycle(Service):
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
-        #: How the fields of a put lie in a unit, by (epoch, layout).
+        #: Forms of the fields of a layout, by (epoch, layout).
         self._forms: dict[tuple[int, int], dict[str, tuple[Any, ...]]] = {}
         self._pool = ReadPool(self._settings.read_pool_bytes)
-        #: Storage keys of which one did not match its checksum; they are read one by one, once.
+        #: Storage keys of a group with a checksum mismatch; their rows are read one by one, once.
         self._suspects: set[int] = set()
         self._cluster: Any = None
         self._owned_epoch: str | None = None
@@ -85,11 +85,11 @@ class Lifecycle(Service):
                 raise
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by config: unpickled, it attaches."""
+        """Pickle as the config; the unpickled transport attaches to the same plane."""
         return _attach, (type(self), self.attach_config())
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the config with which clients of any process attach."""
+        """Return a config with which clients in any process attach to the plane."""
         config = shared_config(self._raw)
         if self._cluster is not None:
             config["controller_address"] = self._cluster.address
@@ -101,11 +101,11 @@ class Lifecycle(Service):
 
     @property
     def owner(self) -> str:
-        """Who this client is to the plane."""
+        """Name of this client towards the plane, the owner of its claims and puts."""
         return self._owner
 
     async def _open(self, parsed: Config, endpoints: Endpoints | None) -> None:
-        """Begin a plane on the controller, or check that the one that is there is meant."""
+        """Open a plane on the controller, or check that the open one has the same config."""
         assert endpoints is not None  # noqa: S101 - given, or just started
         wanted = {
             "capacity": parsed.storage_capacity,
@@ -140,7 +140,7 @@ class Lifecycle(Service):
             link.close()
 
     async def _serve_directory(self, link: Link) -> None:
-        """Run the directory in this process, since the controller does not run our sampler."""
+        """Run the directory in this process, for a controller that does not run our sampler."""
         why = "the controller runs a sampler that is not asyncdp's"
         if META in link.client.missing:
             why = f"TransferQueue lacks {link.client.missing[META]}"
@@ -152,7 +152,7 @@ class Lifecycle(Service):
         link.move_to(self._server.server)
 
     def _stop_servers(self) -> None:
-        """End what this client started; blocks."""
+        """Stop the servers that this client started; blocks."""
         if self._server is not None:
             self._server.stop()
             self._server = None
@@ -162,7 +162,7 @@ class Lifecycle(Service):
     # -- requests
 
     async def _ask(self, op: str, args: Sequence[Any], ctx: CallContext, partition_id: str | None = None) -> Any:
-        """Send a request that changes nothing, or the same thing again."""
+        """Send a request that is read-only or idempotent."""
         try:
             return await self._session.ask(op, args, ctx.deadline, partition_id)
         except DataPlaneError as err:
@@ -174,14 +174,14 @@ class Lifecycle(Service):
         return await self._session.ask(op, args, ctx.deadline, partition_id)
 
     async def _not_after(self, ctx: CallContext) -> float:
-        """Return the deadline by the directory's clock, with the error of a round trip on the late side."""
+        """Return the deadline by the directory's clock, plus 0.5 s for the error of the measured clock offset."""
         link = await self._session.link(ctx.deadline)
         return ctx.deadline + link.offset_s + 0.5
 
-    # -- the end
+    # -- closing
 
     async def on_close(self) -> None:
-        """End the plane, where this client began it, and the actors, where it started them."""
+        """Close the plane if this client opened it, and stop the actors if it started them."""
         session = self._session
         started = self._cluster is not None and self._cluster.started
         if self._owned_epoch is not None and not started:
@@ -191,7 +191,7 @@ class Lifecycle(Service):
                     keys = await link.ask("close", (self._owned_epoch,), anyio.current_time() + CLOSE_S)
                     await link.clear(keys, anyio.current_time() + CLOSE_S)
                 except DataPlaneError:
-                    pass  # it is gone already
+                    pass  # the plane is closed already
         session.close()
         self._pool.limit_bytes = 0
         self._pool.clear()
@@ -200,9 +200,9 @@ class Lifecycle(Service):
 
 
 def _address_towards(server: Server) -> str:
-    """Return the address by which this machine reaches a server: its own address, if the server is here."""
+    """Return this machine's own IP address on the route to a server."""
     family = socket.AF_INET6 if ":" in server.ip else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # sends nothing
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
         probe.connect((server.ip, next(iter(server.ports.values()))))
         address: str = probe.getsockname()[0]
     return address

@@ -1,4 +1,4 @@
-"""A connection to one life of a plane: TransferQueue's client, a heartbeat per server, requests to the directory."""
+"""A client's connection to a plane as long as its controller runs: requests, and a heartbeat for each server."""
 
 from __future__ import annotations
 
@@ -30,32 +30,32 @@ if TYPE_CHECKING:
 
 __all__ = ["Link"]
 
-#: Requests that are answered with garbage to sweep.
+#: Requests whose answer may name garbage that the client has to clear in storage units.
 _LEAVING = frozenset(LEAVES_GARBAGE)
 _SWEEPING = _LEAVING | {"sweep"}
 
 
 class NoDirectoryError(DataPlaneUnavailable):
-    """The controller runs a sampler that is not ours, or has no reserved partition of this plane."""
+    """The controller runs a sampler that is not ours, or has no reserved partition for this plane."""
 
     def __init__(self, message: str, **more: Any) -> None:
-        """No port is to blame."""
+        """Create the error with ``blames_port=False``."""
         super().__init__(message, **{"blames_port": False, **more})
 
 
 class Link:
-    """What a client uses of a plane as long as its controller lives, in one event loop.
+    """Connects one client, in one event loop, to a plane until its controller ends.
 
     Attributes:
-        endpoints: The servers.
-        epoch: Which life of the directory answered last.
+        endpoints: Addresses of the servers.
+        epoch: Epoch of the directory that answered last.
         directory: Heartbeat of the process that runs the directory: the controller, or a server beside it.
-        units: Heartbeat of each storage unit, by id.
-        finished: Tickets of garbage that was swept, to be reported with the next request that takes them.
+        units: Heartbeats of the storage units by id.
+        finished: Tickets of garbage that was cleared, to be reported to the directory with the next request.
     """
 
     def __init__(self, client: Client, endpoints: Endpoints, settings: TransferQueueSettings) -> None:
-        """Begin to watch the servers, in the running event loop."""
+        """Start the heartbeats of the servers in the running event loop."""
         self.client = client
         self.endpoints = endpoints
         self.loop = asyncio.get_running_loop()
@@ -89,12 +89,12 @@ class Link:
         settings: TransferQueueSettings,
         infos: Callable[[], Mapping[str, Any]] | None = None,
     ) -> Link:
-        """Connect.
+        """Connect to a plane.
 
         Args:
-            endpoints: Where the servers listen.
+            endpoints: Addresses of the servers.
             settings: The transport's settings.
-            infos: Asks Ray for TransferQueue's own descriptions of its servers, where these cannot be made here.
+            infos: Asks Ray for TransferQueue's descriptions of its servers; used if they cannot be created locally.
 
         Raises:
             DataPlaneUnavailable: The controller does not answer.
@@ -109,14 +109,14 @@ class Link:
 
     @property
     def partition(self) -> str:
-        """TransferQueue's name of the partition in which the directory lives."""
+        """TransferQueue's name for the reserved partition that stores the directory."""
         return f"__asyncdp__{self.namespace}"
 
     async def ask(self, op: str, args: Sequence[Any], deadline: float) -> Any:
-        """Send a request to the directory; with those that leave garbage the answer is ``(value, garbage)``.
+        """Send a request to the directory and return its answer; for ``LEAVES_GARBAGE`` ones, ``(value, garbage)``.
 
         Raises:
-            DataPlaneError: What the directory refused with, or why it did not answer.
+            DataPlaneError: The directory refused the request, or did not answer.
         """
         finished = list(self.finished) if op in _SWEEPING else []
         payload = pickle.dumps((op, tuple(args), finished), protocol=5)
@@ -133,16 +133,16 @@ class Link:
         if status == "failed":
             msg = f"the directory could not serve {op!r}: {rest[0]}"
             raise DataPlaneError(msg)
-        if finished:  # another request may have reported some of them meanwhile
+        if finished:  # a concurrent request may have reported some of them
             self.finished = [ticket for ticket in self.finished if ticket not in finished]
         return (rest[0], rest[1]) if op in _LEAVING else rest[0]
 
     async def _send(self, payload: bytes) -> bytes | None:
-        """Carry a request to the directory, wherever it runs."""
+        """Send a request to the directory, on the controller or beside it, and return its reply."""
         beside = self.endpoints.directory
         if beside is None:
             return await self.client.request(self.partition, ARGUMENT, payload)
-        socket = self.client.context.socket(SocketType.DEALER)  # one per request: a cancelled one leaves nothing behind
+        socket = self.client.context.socket(SocketType.DEALER)  # one per request, so that cancels need no clean-up
         try:
             socket.setsockopt(SocketOption.LINGER, 0)
             if ":" in beside.ip:
@@ -155,16 +155,16 @@ class Link:
             socket.close(0)
 
     def move_to(self, beside: Server) -> None:
-        """Send requests to a directory beside the controller from now on."""
+        """Send all further requests to a directory that runs beside the controller."""
         self.endpoints = replace(self.endpoints, directory=beside)
         self.directory.close()
         self.directory = self._watch_directory()
 
     async def find_directory(self, deadline: float) -> bool:
-        """Learn whether the controller runs our directory, or tells of one beside it; False: neither does.
+        """Find the directory: on the controller, or beside it as the controller tells. Return whether there is one.
 
         Raises:
-            DataPlaneUnavailable: The controller does not answer, or a directory beside it that is not gone.
+            DataPlaneUnavailable: The controller, or a directory beside it that still runs, does not answer.
         """
         try:
             _check_version(await self.ask("hello", (), deadline))
@@ -183,10 +183,10 @@ class Link:
         return True
 
     async def hello(self, deadline: float) -> bool:
-        """Learn where the plane's directory is, whether it is open, its config, and what its clock says.
+        """Query the plane's directory for its address, state, config and clock. Return whether the plane is open.
 
         Raises:
-            DataPlaneUnavailable: Nobody runs a directory here, or one of another version.
+            DataPlaneUnavailable: There is no directory, or one of another version.
         """
         try:
             facts = await self.ask("hello", (), deadline)
@@ -204,7 +204,7 @@ class Link:
     # -- storage units
 
     def unit(self, unit_id: str) -> Heartbeat:
-        """Return the heartbeat of a unit; one of another plane's life is DataPlaneUnavailable."""
+        """Return the heartbeat of a storage unit; raise DataPlaneUnavailable if this plane does not have it."""
         found = self.units.get(unit_id)
         if found is None:
             msg = f"storage unit {unit_id} is not one of this plane's"
@@ -212,20 +212,20 @@ class Link:
         return found
 
     async def heard(self) -> None:
-        """Wait until it is known of each unit whether it answers: at once, but for a link that was opened just now."""
+        """Wait until it is known of each unit whether it answers; this takes time only on a new link."""
         for heartbeat in self.units.values():
             await heartbeat.heard()
 
     def silent(self) -> frozenset[str]:
-        """Return the units that do not answer, as far as that is known."""
+        """Return the ids of the units that are known not to answer."""
         return frozenset(unit_id for unit_id, heartbeat in self.units.items() if heartbeat.down)
 
     async def clear(
         self, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
     ) -> dict[str, DataPlaneError]:
-        """Have the units forget ranges of keys; return an error per unit that may still hold some of them.
+        """Remove ranges of keys from the units; return an error for each unit that may still hold some of them.
 
-        One whose process is gone holds nothing any more.
+        A unit whose process has ended holds nothing and is no error.
         """
         failed: dict[str, DataPlaneError] = {}
 
@@ -253,9 +253,10 @@ class Link:
         return failed
 
     def after_fork(self) -> None:
-        """Leave it all alone: libzmq's threads do not exist here, and whatever uses or ends a socket waits for them.
+        """Make the link unusable in a forked child without touching its sockets.
 
-        So does the end of an event loop that was running when this process was forked.
+        libzmq's threads do not exist in the child, and every call that uses or closes a socket would wait for them; so
+        would closing an event loop that was running at the fork.
         """
         if not self.closed:
             self.closed = True
@@ -265,7 +266,7 @@ class Link:
             keep_for_ever(self)
 
     def close(self) -> None:
-        """End everything that waits, then close all sockets. Twice is fine."""
+        """End all waiting calls, then close all sockets. Idempotent."""
         if self.closed:
             return
         self.closed = True

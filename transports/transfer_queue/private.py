@@ -1,6 +1,6 @@
-"""All that this transport uses of TransferQueue beyond its documented interface, and the test that it is there.
+"""Everything that this transport uses of TransferQueue's undocumented interface, and a test that it is present.
 
-What a release lacks is served by documented calls instead (public.py, directory_server.py), with a warning.
+If a release lacks some of it, documented calls are used instead (public.py, directory_server.py), with a warning.
 
 Documented: ``async_get_meta``, ``async_kv_retrieve_meta``, ``register_sampler``, ``BaseSampler``. Not documented, and
 used here only: the storage manager's requests to one storage unit (its public ones route by index, stop at the first
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ERROR_TABLE", "Client", "prepare_environment", "self_test"]
 
-#: Raw exceptions that may still reach the layers, by class name.
+#: Raw exceptions that may still reach the layers, by class name, and the errors that they become.
 ERROR_TABLE = (
     ("StorageUnitTimeout", DataPlaneTimeout),
     ("StorageKeyNotFoundError", StaleSlotError),
@@ -53,7 +53,7 @@ ERROR_TABLE = (
 
 Used = tuple[tuple[str, str, Mapping[str, tuple[str, ...]]], ...]
 
-#: What there is no other way for, by class: (module, class, {method: parameters that must be there}). All public.
+#: Required interface without a fallback, all of it public: (module, class, {method: required parameters}).
 _NEEDED: Used = (
     (
         "transfer_queue.client",
@@ -65,7 +65,7 @@ _NEEDED: Used = (
         },
     ),
 )
-#: What has a fallback, see :func:`self_test`. Private, but for async_get_meta.
+#: Interface that has a fallback, see :func:`self_test`; private except for ``async_get_meta``.
 _USED: Used = (
     (
         "transfer_queue.storage.managers.simple_storage_manager",
@@ -87,27 +87,27 @@ _USED: Used = (
 PUT, GET, CLEAR = tuple(_USED[0][2])
 META, INFO = "async_get_meta", "ZMQServerInfo"
 
-#: Under which name the reserved partition tells where a directory beside the controller listens.
+#: Key in the reserved partition under which the address of a directory beside the controller is published.
 BESIDE = "asyncdp_directory"
 
 
 def prepare_environment(unit_timeout_s: int) -> None:
-    """Set TransferQueue's own knobs, which it reads once, when it is imported; what the user set stays."""
+    """Set environment variables that TransferQueue reads at import; values that the user set are kept."""
     if "transfer_queue" in sys.modules:
         return
     os.environ.setdefault("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", str(unit_timeout_s))
     os.environ.setdefault("TQ_SIMPLE_STORAGE_MAX_ATTEMPTS", "1")
     os.environ.setdefault("TQ_STORAGE_HANDSHAKE_TIMEOUT", "10")
-    os.environ.setdefault("TQ_SOCKET_POOL_SIZE", "16")  # four calls that hang would starve the fifth
+    os.environ.setdefault("TQ_SOCKET_POOL_SIZE", "16")  # with four sockets, four hanging calls would block a fifth
     os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))  # more than cores: a warning per call
 
 
 def self_test(used: Used | None = None) -> dict[str, str]:
-    """Return what is missing of what is used, by the name of the call (of the class, where that is gone), in words.
+    """Return descriptions of what this release lacks, by the name of the call, or of the class if that is missing.
 
-    Each has a fallback in the public calls: the requests to one storage unit in ``put_data``, ``get_data`` and
-    ``clear_data`` of a storage manager of that unit's own; ``async_get_meta`` in a directory beside the controller;
-    ``ZMQServerInfo`` in what the actors themselves say through Ray.
+    Each has a fallback in public calls: for requests to one storage unit, ``put_data``, ``get_data`` and ``clear_data``
+    of a storage manager for that unit alone; for ``async_get_meta``, a directory beside the controller; for
+    ``ZMQServerInfo``, the descriptions that the actors return through Ray.
     """
     missing: dict[str, str] = {}
     for module, name, methods in _USED if used is None else used:
@@ -130,25 +130,25 @@ def self_test(used: Used | None = None) -> dict[str, str]:
 
 
 class Client:
-    """TransferQueue's own asyncio client, reduced to what the transport asks of it.
+    """Wraps TransferQueue's asyncio client with the few operations that the transport needs.
 
     Args:
-        client_id: What the servers call it.
-        endpoints: Where they are.
-        infos: Asks Ray for TransferQueue's own descriptions of its servers by id; only where they cannot be made here.
+        client_id: Id of the client towards the servers.
+        endpoints: Addresses of the servers.
+        infos: Asks Ray for TransferQueue's descriptions of its servers by id; used if they cannot be created locally.
 
     Attributes:
-        missing: What this release lacks, by call: see :func:`self_test`. Served by the public calls instead.
+        missing: Result of :func:`self_test`: what this release lacks, and what public calls therefore replace.
 
     Raises:
-        DataPlaneUnsupported: This release of TransferQueue lacks something that nothing can stand in for.
+        DataPlaneUnsupported: This release of TransferQueue lacks something that has no fallback.
         DataPlaneUnavailable: The controller did not answer TransferQueue's handshake.
     """
 
     def __init__(
         self, client_id: str, endpoints: Endpoints, infos: Callable[[], Mapping[str, Any]] | None = None
     ) -> None:
-        """Connect; blocks for a handshake (9 ms), so that it is called in a thread."""
+        """Connect; blocks for a handshake (9 ms) and should be called in a thread."""
         lacking = list(self_test(_NEEDED).values())
         self.missing = self_test()
         if INFO in self.missing and infos is None:
@@ -163,7 +163,7 @@ class Client:
         units = {one.id: told[one.id] for one in endpoints.units}
 
         def connect(name: str, served: dict[str, Any]) -> Any:
-            # Its default of eight I/O threads is for fleets; one serves a gigabyte a second.
+            # The default of eight I/O threads is for large clusters; one thread serves a gigabyte per second.
             made = AsyncTransferQueueClient(name, controller, zmq_io_threads=2)
             try:
                 made.initialize_storage_manager("SimpleStorage", {"zmq_info": served})
@@ -189,27 +189,27 @@ class Client:
         return self._client.zmq_context
 
     async def reserve(self, partition_id: str) -> None:
-        """Make the reserved partition, if it is not there."""
+        """Create the reserved partition if it does not exist."""
         await self._client.async_kv_retrieve_meta(keys=["directory"], partition_id=partition_id, create=True)
 
     async def find_directory(self, partition_id: str) -> dict[str, Any] | None:
-        """Return where the directory of a plane listens, if it runs beside the controller."""
+        """Return the published address of a plane's directory; None if it does not run beside the controller."""
         meta = await self._client.async_kv_retrieve_meta(keys=["directory"], partition_id=partition_id, create=False)
         found: dict[str, Any] | None = meta.custom_meta[0].get(BESIDE) if meta.size else None
         return found
 
     async def publish_directory(self, partition_id: str, where: dict[str, Any]) -> None:
-        """Have the controller tell everybody where the directory of a plane listens."""
+        """Publish the address of a plane's directory on the controller."""
         meta = await self._client.async_kv_retrieve_meta(keys=["directory"], partition_id=partition_id, create=True)
         meta.update_custom_meta([{BESIDE: where}])
         await self._client.async_set_custom_meta(meta)
 
     async def request(self, partition_id: str, argument: str, payload: bytes) -> bytes | None:
-        """Have the sampler answer a request; None where another sampler is there, or the partition is not."""
+        """Have the sampler answer a request; None if the sampler is not ours or the partition does not exist."""
         if META in self.missing:
             return None
         meta = await self._client.async_get_meta(
-            data_fields=[argument],  # no such field: the controller has nothing to scan
+            data_fields=[argument],  # no field has this name, so that the controller scans nothing
             batch_size=0,
             partition_id=partition_id,
             mode="fetch",
@@ -237,7 +237,7 @@ class Client:
         """Return the values of fields by key.
 
         Raises:
-            StaleSlotError: A key or field is not there.
+            StaleSlotError: The unit does not have one of the keys or fields.
         """
         values: Any
         try:
@@ -250,7 +250,7 @@ class Client:
             msg = "the storage unit does not hold these rows any more"
             raise StaleSlotError(msg, host=unit, cause=err) from err
         except RuntimeError as err:
-            if "get_data: field" in str(err):  # no row of this field is left in the unit
+            if "get_data: field" in str(err):  # the unit holds no row of this field any more
                 msg = "the storage unit does not hold this field any more"
                 raise StaleSlotError(msg, host=unit, cause=err) from err
             if type(err).__name__ == "StorageUnitTimeout":
@@ -260,16 +260,16 @@ class Client:
         return found
 
     async def clear(self, unit: str, keys: Sequence[int]) -> None:
-        """Forget keys."""
+        """Remove keys and their values."""
         if self._public is not None and CLEAR in self.missing:
             await self._public.clear(unit, keys)
             return
         await self._units._clear_single_storage_unit(list(keys), target_storage_unit=unit)  # noqa: SLF001
 
     def after_fork(self) -> None:
-        """Call TransferQueue's own finalizer off, which would wait for ever in a child, and make all sockets dead.
+        """Cancel TransferQueue's finalizer, which would hang in a forked child, and disable all sockets.
 
-        In a child libzmq says EINTR to all that looks for news, and pyzmq asks again, without an end.
+        In a child, libzmq answers every poll with EINTR, and pyzmq retries for ever.
         """
         finalizer = getattr(self._client, "_finalizer", None)
         if finalizer is not None:
@@ -280,14 +280,14 @@ class Client:
                 socket._shadow_sock = _Closed()  # noqa: SLF001 - close() does nothing in a child, nor does it say so
 
     def close(self) -> None:
-        """Close all sockets and threads; no request may be under way."""
+        """Close all sockets and threads; no request may be in flight."""
         if self._public is not None:
             self._public.close()
         self._client.close()
 
 
 class _Closed:
-    """Stands for the socket within one of pyzmq's for asyncio that may not be touched any more."""
+    """Replaces the inner socket of pyzmq's asyncio sockets when it must not be used any more."""
 
     closed = True
 
@@ -296,7 +296,7 @@ class _Closed:
 
 
 def _described(endpoints: Endpoints) -> dict[str, Any]:
-    """Return TransferQueue's own descriptions of its servers, by id."""
+    """Create TransferQueue's descriptions of its servers, by id."""
     from transfer_queue.utils.enum_utils import Role
     from transfer_queue.utils.zmq_utils import ZMQServerInfo
 

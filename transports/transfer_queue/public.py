@@ -1,7 +1,7 @@
-"""Rows to and from storage units by TransferQueue's documented calls alone: the fallback of private.py.
+"""Reads and writes of storage units through TransferQueue's documented calls only: the fallback of private.py.
 
-The public calls route rows by their index, over all units of a storage manager. Here each unit has a client and a
-storage manager of its own, so there is nothing to route, and a unit that fails costs only its own rows.
+The public calls distribute rows by index over all units of a storage manager. Here each unit has its own client and
+storage manager, so that all rows of a request go to that unit and a failing unit affects only its own rows.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from asyncdp.errors import DataPlaneClearError
 
 __all__ = ["PublicUnits"]
 
-#: A partition that no controller has: what is stored here is published by the directory, not by TransferQueue.
+#: Partition that no controller has: rows are published by our directory, not by TransferQueue.
 NOWHERE = "__asyncdp__nowhere"
 
 
 class PublicUnits:
-    """One TransferQueue client per storage unit.
+    """Holds one TransferQueue client per storage unit.
 
     Args:
-        client_id: What the servers call this client.
-        units: TransferQueue's descriptions of them, by id.
-        connect: Makes a client with a name, for some of the units.
+        client_id: Id of this client towards the servers.
+        units: TransferQueue's descriptions of the units, by id.
+        connect: Creates a client with a given name for the given units.
     """
 
     def __init__(self, client_id: str, units: Mapping[str, Any], connect: Callable[[str, dict[str, Any]], Any]) -> None:
-        """Connect to each of them."""
+        """Connect to each unit."""
         self._clients: dict[str, Any] = {}
         try:
             for number, (unit, info) in enumerate(units.items()):
@@ -46,7 +46,7 @@ class PublicUnits:
         return BatchMeta(list(keys), [NOWHERE] * len(keys), field_schema={name: {} for name in fields})
 
     async def put(self, unit: str, keys: Sequence[int], values: Mapping[str, Sequence[Any]]) -> None:
-        """Store one value per field and key; each travels as bytes, which no column of TransferQueue's changes."""
+        """Store one value per field and key; values are sent as bytes, which TransferQueue stores unchanged."""
         from tensordict import NonTensorStack, TensorDict
 
         data = TensorDict({name: NonTensorStack(*map(_raw, rows)) for name, rows in values.items()}, [len(keys)])
@@ -58,7 +58,7 @@ class PublicUnits:
         return {name: _rows(rows.get(name)) for name in fields}
 
     async def clear(self, unit: str, keys: Sequence[int]) -> None:
-        """Forget keys. Where a unit does not answer, the public call returns as if it had, when its time is over."""
+        """Remove keys. If the unit does not answer, the public call still returns normally after its timeout."""
         from transfer_queue.storage.managers import simple_storage_manager
 
         patience_s = float(getattr(simple_storage_manager, "TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", float("inf")))
@@ -69,7 +69,7 @@ class PublicUnits:
             raise DataPlaneClearError(msg, host=unit)
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all clients."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
@@ -82,7 +82,7 @@ def _raw(value: Any) -> bytes:
 
 
 def _rows(column: Any) -> list[Any]:
-    """Undo TransferQueue's packing of values into a column."""
+    """Return the values of a column that TransferQueue packed."""
     if isinstance(column, torch.Tensor):
         return list(column.unbind(0))
     items: list[Any] = column.tolist()

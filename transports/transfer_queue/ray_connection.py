@@ -1,4 +1,4 @@
-"""The Ray that this process is connected to, or is to be."""
+"""The connection of this process to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["RayConnection"]
 
 
 class RayConnection:
-    """Connects this process to a Ray, once; all methods block.
+    """Connects this process to a Ray cluster, once. All methods block.
 
     Args:
-        address: Ray's address from the config; None: the Ray that is there, whatever its address.
+        address: Ray's address from the config; None: the present Ray, whatever its address.
     """
 
     def __init__(self, address: str | None) -> None:
-        """Begin without touching Ray."""
+        """Store the address; Ray is not contacted yet."""
         self._address = address
         self._is_ours = False
 
     @property
     def address(self) -> str | None:
-        """Ray's address, as another process needs it."""
+        """Ray's address, for use by another process."""
         import ray
 
         if self._address in (None, "local") and ray.is_initialized():
@@ -34,7 +34,7 @@ class RayConnection:
         return self._address
 
     def check_named(self) -> None:
-        """Refuse to look for whatever Ray runs on this machine: it may be anybody's.
+        """Raise if no Ray is named: attaching to any Ray on this machine could reach another user's.
 
         Raises:
             DataPlaneBadRequest: Neither config nor environment names a Ray, and this process is connected to none.
@@ -49,11 +49,11 @@ class RayConnection:
             raise DataPlaneBadRequest(msg, field="controller_address")
 
     def connect(self, *, start_with_cpus: int | None = None) -> Any:
-        """Return ``ray``, connected; where there is none to connect to, start one with so many CPUs if asked to.
+        """Return the module ``ray`` after connecting; with ``start_with_cpus``, start a Ray if there is none.
 
         Raises:
-            DataPlaneBadRequest: The process is connected to another Ray than that of the address; or nobody says which
-                Ray to attach to.
+            DataPlaneBadRequest: The process is connected to a Ray with another address, or no Ray to attach to is
+                named.
             DataPlaneUnavailable: No Ray answers.
         """
         import ray
@@ -66,7 +66,7 @@ class RayConnection:
             return ray
         if start_with_cpus is None:
             self.check_named()
-        # Ray's log of all workers on this process' stderr says nothing that a typed error does not.
+        # Ray's worker logs on this process's stderr contain nothing that a typed error does not say.
         quiet = {"log_to_driver": False, "configure_logging": False}
         try:
             if self._address is None and start_with_cpus is not None:
@@ -81,16 +81,16 @@ class RayConnection:
 
     @staticmethod
     def _joined(ray: Any, cpus: int, quiet: dict[str, Any]) -> bool:
-        """Come to the Ray of ``RAY_ADDRESS`` or ``ray start``, as ray.init() does, or start one; True: it was there."""
+        """Connect to the Ray of ``RAY_ADDRESS`` or ``ray start``, or start one; return whether it was running."""
         try:
             ray.init(include_dashboard=False, num_cpus=cpus, **quiet)
-        except ValueError:  # there is one, whose CPUs are not ours to set
+        except ValueError:  # a Ray is running, for which num_cpus cannot be given
             ray.init(**quiet)
             return True
         return False
 
     def stop(self) -> None:
-        """End Ray, if it was started here."""
+        """Shut Ray down if this object started it."""
         if self._is_ours:
             import ray
 
@@ -99,7 +99,7 @@ class RayConnection:
 
 
 def _differ(told: str, there: str) -> bool:
-    """Whether two addresses cannot be those of one Ray. Names such as ``auto`` and clients' addresses may be any."""
+    """Whether two addresses certainly belong to different Rays; names like ``auto`` and client addresses never do."""
     (host, _, port), (real_host, _, real_port) = told.rpartition(":"), there.rpartition(":")
     if "://" in told or not port.isdigit():
         return False

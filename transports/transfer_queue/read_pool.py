@@ -1,6 +1,6 @@
-"""Memory for large reads that is used again when its reader has let go of it.
+"""A pool of memory for large reads, which is reused once the reader has released its tensors.
 
-Most of the time of a large read goes into pages that the kernel has to find and clear for its result. A trainer that
+Most of the time of a large read is spent in the kernel, which allocates and clears pages for the result. A trainer that
 reads batch after batch gets the memory of an earlier batch instead.
 """
 
@@ -20,23 +20,23 @@ from asyncdp.process.forks import on_fork
 
 __all__ = ["ReadPool"]
 
-#: Smaller results come from the allocator's own free lists anyway.
+#: Minimum size in bytes of a pooled buffer; the allocator serves smaller ones from its own free lists.
 POOLED_BYTES = 4 << 20
-#: Seconds after which memory that nobody asked for goes back to the system.
+#: Seconds after which an idle buffer is returned to the system.
 IDLE_S = 10.0
 
 Buffer = Any  # np.ndarray of bytes
 
 
 class ReadPool:
-    """Buffers between two reads. Finalizers fill it, so any thread may.
+    """Keeps idle buffers for the next read. Finalizers return buffers, so it may be used from any thread.
 
     Args:
-        limit_bytes: How much may lie idle; 0: nothing is kept.
+        limit_bytes: Maximum size of all idle buffers; 0 disables the pool.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        """Begin empty."""
+        """Start empty."""
         self.limit_bytes = limit_bytes
         self._lock = threading.RLock()  # a finalizer may run while this thread holds it
         self._idle: list[tuple[float, Buffer]] = []
@@ -44,11 +44,11 @@ class ReadPool:
         on_fork(self)
 
     def after_fork(self) -> None:
-        """Begin anew: another thread may have held the lock, and the loop is the parent's."""
+        """Reset the pool in a forked child: a thread of the parent may hold the lock, and the loop is the parent's."""
         self._lock, self._loop = threading.RLock(), None
 
     def trim_in(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have an event loop see to it that nothing lies idle for long."""
+        """Use this event loop to return idle buffers to the system after ``IDLE_S``."""
         self._loop = loop
 
     def allocate(self, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -57,14 +57,14 @@ class ReadPool:
             return torch.empty(size // dtype.itemsize, dtype=dtype)
         whole = self._take(size)
         if whole is None:
-            # Not from numpy, which asks for huge pages: where memory is in pieces these take seconds to be found.
-            # Private: a forked child keeps what it holds, whatever is read into this memory here later on.
+            # numpy would request huge pages, which take seconds to allocate when memory is fragmented. The mapping is
+            # private, so that the results held by a forked child do not change when this process reuses the memory.
             memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             whole = np.frombuffer(memory, dtype=np.uint8)
         if not self.limit_bytes or self._loop is None:
             return torch.from_numpy(whole).view(dtype)
         lent = whole[:size]
-        # The tensor keeps ``lent`` alive, through all its views; so its end is the end of the last reader.
+        # The tensor and all of its views keep ``lent`` alive, so it is finalized after the last of them.
         weakref.finalize(lent, self._give_back, whole).atexit = False
         return torch.from_numpy(lent).view(dtype)
 
@@ -83,26 +83,26 @@ class ReadPool:
             self._idle.append((time.monotonic(), whole))
             while sum(entry[1].nbytes for entry in self._idle) > self.limit_bytes:
                 self._idle.pop(0)
-        if self._loop is None:  # lent before a fork
+        if self._loop is None:  # allocated before a fork
             return
         try:
             self._loop.call_soon_threadsafe(self._loop.call_later, IDLE_S * 1.05, self.trim)
-        except RuntimeError:  # the loop was closed: nobody will read again
+        except RuntimeError:  # the loop was closed, so that there will be no further reads
             self.clear()
 
     @property
     def idle_bytes(self) -> int:
-        """What lies idle."""
+        """Total size of the idle buffers in bytes."""
         with self._lock:
             return sum(entry[1].nbytes for entry in self._idle)
 
     def trim(self) -> None:
-        """Return to the system what nobody asked for in a while."""
+        """Return buffers to the system that have been idle for ``IDLE_S``."""
         with self._lock:
             oldest = time.monotonic() - IDLE_S
             self._idle = [entry for entry in self._idle if entry[0] > oldest]
 
     def clear(self) -> None:
-        """Return all of it to the system."""
+        """Return all idle buffers to the system."""
         with self._lock:
             self._idle.clear()

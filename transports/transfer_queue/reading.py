@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 __all__ = ["Reading", "maybe_in_a_thread", "nbytes_of"]
 
-#: From this many bytes on, copies and checksums are made in a thread.
+#: Minimum size in bytes from which copies and checksums are made in a thread.
 BIG_BYTES = 16 << 20
-#: Reads of at least this many bytes per unit go straight into the buffer of the whole read.
+#: Minimum size in bytes per unit from which rows are decoded directly into the buffer of the whole read.
 DIRECT_BYTES = 256 << 10
 
 R = TypeVar("R")
 
 
 class Reading(Lifecycle):
-    """Reads by storage unit."""
+    """Reads rows, with one request for the rows of a storage unit."""
 
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
@@ -62,7 +62,7 @@ class Reading(Lifecycle):
         return s.Located(tuple(refs), errors, handles_, known)
 
     def _apart(self, group: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return a group row by row where a checksum among its rows did not match: so that only that row fails."""
+        """Split a group into single rows if a checksum of it did not match, so that only the damaged row fails."""
         unit, layout, fields, keys, rows = group
         if self._suspects.isdisjoint(keys):
             return [group]
@@ -71,7 +71,7 @@ class Reading(Lifecycle):
 
     @handles(s.ReadSlots)
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
-        """Read the rows of one unit; one request per set of fields, and of those that have checksums."""
+        """Read rows of one unit, with one request per set of fields and per set of fields with checksums."""
         link = await self._session.link(ctx.deadline)
         by_fields: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for at, ref in enumerate(call.refs):
@@ -85,7 +85,7 @@ class Reading(Lifecycle):
                 if len(ats) == 1:
                     errors[ats[0]] = err
                     continue
-                for at in ats:  # one of them is gone: find out which
+                for at in ats:  # one of the refs is stale: read each alone to find out which
                     try:
                         parts += await self._read_group(link, call, [at], errors, ctx)
                     except StaleSlotError as stale:
@@ -139,12 +139,12 @@ class Reading(Lifecycle):
 
 
 async def maybe_in_a_thread(size: int, work: Callable[..., R], *args: Any) -> R:
-    """Do work on so many bytes: much of it in a thread, since it would hold up the event loop."""
+    """Run work on ``size`` bytes; from ``BIG_BYTES`` on in a thread, where it does not block the event loop."""
     return await anyio.to_thread.run_sync(work, *args) if size >= BIG_BYTES else work(*args)
 
 
 def nbytes_of(values: Mapping[str, Sequence[Any]]) -> int:
-    """Return the bytes of values as they came, or will go."""
+    """Return the size of encoded values in bytes."""
     total = 0
     for column in values.values():
         if column:

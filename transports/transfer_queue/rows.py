@@ -1,12 +1,12 @@
-"""Rows as a storage unit keeps them, and back.
+"""Encodes rows as values for a storage unit, and decodes them.
 
-A storage unit keeps one value per field and key. Small rows travel as bytes, which TransferQueue's codec passes in one
-piece for all rows (a tensor per row costs it about 15 us each way); large ones as tensors, whose memory it does not
-copy, and which do not hold on to the memory of the rest of their put.
+A storage unit stores one value per field and key. Small rows are sent as bytes, which TransferQueue's codec passes on
+in one piece for all rows (a tensor per row costs it about 15 us each way). Large rows are sent as tensors, whose memory
+it does not copy, and which do not keep the memory of the other rows of their put alive.
 
-The *form* of a column is what the bytes do not say: ``("d", dtype, shape)`` rows of one shape, ``("r", dtype, dim,
-rest, nested)`` rows that differ in one dimension, moved to the front, ``("o",)`` encoded objects. The directory keeps
-it.
+The *form* of a column is the description that is needed to decode the bytes: ``("d", dtype, shape)`` for rows of one
+shape, ``("r", dtype, dim, rest, nested)`` for rows that differ in one dimension, which is moved to the front, and
+``("o",)`` for encoded objects. The directory stores it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ __all__ = [
     "spec_to_wire",
 ]
 
-#: Rows up to this size travel as bytes. Measured: above, two more copies cost more than a frame of its own.
+#: Maximum size in bytes of a row that is sent as bytes. Measured: above it, two more copies cost more than a ZMQ frame
+#: for each row.
 SMALL_ROW_BYTES = 16 << 10
 
 Form = tuple[Any, ...]
-#: Returns uninitialised memory of so many bytes, as one row of a dtype.
+#: A function that returns a given number of bytes of uninitialised memory, as one row of a dtype.
 Allocate = Callable[[int, torch.dtype], torch.Tensor]
 
 
 class RowCodec(PickleCodec):
-    """Pickle: exact for every value it takes. TransferQueue unpickles all that reaches it: this opens no new door."""
+    """Pickles objects. This adds no security risk, since TransferQueue itself unpickles everything that it receives."""
 
 
 # --- forms and specs ------------------------------------------------------------------------------------------------
@@ -60,7 +61,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 def form_of(column: Column) -> Form:
-    """Return what a reader must know of a column besides its bytes."""
+    """Return the form of a column."""
     if isinstance(column, Dense):
         return ("d", _dtype_name(column.values.dtype), tuple(column.values.shape[1:]))
     if isinstance(column, Ragged):
@@ -69,7 +70,7 @@ def form_of(column: Column) -> Form:
 
 
 def sizes_of(column: Column) -> int | list[int]:
-    """Return the payload bytes per row: one number where all are equal."""
+    """Return the payload bytes of each row, or one number if they are all equal."""
     if isinstance(column, Dense):
         return column.nbytes // len(column) if len(column) else 0
     sizes: list[int] = column.row_nbytes().tolist()
@@ -77,13 +78,13 @@ def sizes_of(column: Column) -> int | list[int]:
 
 
 def spec_to_wire(spec: FieldSpec) -> tuple[Any, ...]:
-    """Return the form in which the directory keeps a spec."""
+    """Convert a spec to the plain tuple that the directory stores."""
     dtype = "" if spec.dtype is None else _dtype_name(spec.dtype)
     return (spec.kind, dtype, tuple(spec.shape), spec.nested, tuple(spec.enum))
 
 
 def spec_from_wire(wire: Sequence[Any]) -> FieldSpec:
-    """Undo :func:`spec_to_wire`."""
+    """Convert a tuple of :func:`spec_to_wire` back to a spec."""
     kind, dtype, shape, nested, enum = wire
     return FieldSpec(kind, _dtype(dtype) if dtype else None, tuple(shape), nested, tuple(enum))
 
@@ -129,23 +130,23 @@ def _bytes_of(values: torch.Tensor) -> memoryview:
 
 
 class Target:
-    """One buffer per field for all rows of a read, into which each unit's part is copied where it belongs.
+    """The result buffers of a read, one per field, into which the rows of each unit are copied in place.
 
     Args:
-        n: Rows of the whole read.
-        allocate: Where memory comes from.
+        n: Number of rows of the whole read.
+        allocate: Allocates the buffers.
     """
 
     __slots__ = ("_allocate", "_buffers", "n")
 
     def __init__(self, n: int, allocate: Allocate) -> None:
-        """Begin without a buffer."""
+        """Start without buffers."""
         self.n = n
         self._allocate = allocate
         self._buffers: dict[str, torch.Tensor] = {}
 
     def part(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], rows: Sequence[int]) -> torch.Tensor | None:
-        """Return the place of some rows; None where they do not follow each other, or the field's parts differ."""
+        """Return a view for consecutive rows; None if the rows are not consecutive or the field's parts differ."""
         if not rows or rows[-1] - rows[0] != len(rows) - 1 or list(rows) != list(range(rows[0], rows[-1] + 1)):
             return None
         whole = self._buffers.get(name)
@@ -157,12 +158,12 @@ class Target:
 
 
 class Keys(list[int]):
-    """Storage keys of a ref's rows, with the place where these rows are wanted."""
+    """Storage keys of the rows of a ref, with the target buffers for these rows."""
 
     __slots__ = ("target",)
 
     def __init__(self, keys: Sequence[int], target: Target) -> None:
-        """Keep both."""
+        """Store the keys and the target."""
         super().__init__(keys)
         self.target = target
 
@@ -179,18 +180,18 @@ def decode(
     target: Target | None = None,
     rows: Sequence[int] = (),
 ) -> Block:
-    """Turn what a storage unit returned into columns of ``n`` rows.
+    """Decode the values that a storage unit returned into columns of ``n`` rows.
 
     Args:
         values: Values by field, in the order of the rows.
-        forms: What each field's bytes do not say.
-        n: Rows.
-        allocate: Where memory for them comes from.
-        target: The whole read, which has a place for them.
-        rows: Which place.
+        forms: Form of each field.
+        n: Number of rows.
+        allocate: Allocates memory for the columns.
+        target: Buffers of the whole read; None: the columns get memory of their own.
+        rows: Positions of these rows in the target.
 
     Raises:
-        CorruptPayload: There are more or fewer rows, or bytes, than the form says.
+        CorruptPayload: The number of rows, or of bytes, does not match the form.
     """
     columns = {}
     for name, form in forms.items():

@@ -1,12 +1,11 @@
-"""The door through which requests reach the directory on TransferQueue's controller: a sampler.
+"""The sampler by which requests reach the directory on TransferQueue's controller.
 
-TransferQueue lets one sampler run on the controller's request thread, between two requests of anybody. A fetch with
-``sampling_config={ARGUMENT: request}`` on the plane's reserved partition is answered by the directory that lives in it;
-any other fetch is served as TransferQueue's own sequential sampler does. The answer travels as custom metadata of a row
-that does not exist, since a sampler can return nothing but indexes.
+TransferQueue runs one sampler on the controller's request thread. A fetch with ``sampling_config={ARGUMENT: request}``
+on the plane's reserved partition is answered by the directory that is stored in that partition; any other fetch is
+served as by TransferQueue's sequential sampler. A sampler can return only indexes, so the answer is sent as custom
+metadata of a row that does not exist.
 
-All state lies in the reserved partition, none in the sampler: it may be registered again at any time, and what is
-registered twice loses nothing.
+All state is in the reserved partition and none in the sampler, so that the sampler can be registered again at any time.
 """
 
 from __future__ import annotations
@@ -19,15 +18,15 @@ from .directory.requests import ARGUMENT, answer
 
 __all__ = ["DirectorySampler"]
 
-#: Index of the row that carries the answer. TransferQueue's own indexes begin at 0.
+#: Index of the row whose metadata carries the answer. TransferQueue's own indexes start at 0.
 ANSWER = -1
 
 
 class DirectorySampler(BaseSampler):  # type: ignore[misc]  # the base is untyped
-    """Serves the directory's requests, and everybody else's as they came."""
+    """Answers requests to the directory, and samples sequentially for all other fetches."""
 
     def has_cached_result(self, *args: Any, **kwargs: Any) -> bool:  # noqa: ARG002 - TransferQueue's signature
-        """Tell TransferQueue not to wait for samples on our behalf."""
+        """Return a value that keeps TransferQueue from waiting for samples before it calls :meth:`sample`."""
         return False
 
     def sample(
@@ -40,6 +39,6 @@ class DirectorySampler(BaseSampler):  # type: ignore[misc]  # the base is untype
             chosen = ready_indexes[:batch_size] if len(ready_indexes) >= batch_size else []
             return chosen, list(chosen)
         if not (hasattr(partition, "__dict__") and isinstance(getattr(partition, "custom_meta", None), dict)):
-            return [], []  # unknown, or not as we know it: told by the empty answer
+            return [], []  # no partition, or an unknown kind of partition: the client recognises the empty answer
         partition.custom_meta[ANSWER] = {ARGUMENT: answer(partition.__dict__, request)}
         return [ANSWER], []

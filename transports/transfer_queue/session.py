@@ -1,4 +1,4 @@
-"""How a client of this transport comes to a plane, notices its end, and finds the next one."""
+"""The session of a client: it connects to a plane, detects its end, and reconnects to the next one."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ __all__ = ["Session", "in_a_loop_of_its_own"]
 
 R = TypeVar("R")
 
-#: Seconds between two searches for a new controller while the old one is gone.
+#: Seconds between two searches for a new controller after the old one ended.
 SEARCH_PAUSE_S = 0.5
 
 
 class Session:
-    """The link of one client, opened when it is first needed and again after the controller's death.
+    """Holds the link of one client; opens it on first use and again after the controller has died.
 
     Args:
-        settings: The transport's settings.
-        endpoints: Where the servers listened last, as far as known.
-        find: Asks Ray where they are now (it blocks); None where there is no Ray to ask.
-        infos: Asks Ray how TransferQueue itself describes them (it blocks).
+        settings: Settings of the transport.
+        endpoints: Last known addresses of the servers; None if unknown.
+        find: Asks Ray for the present addresses (blocking); None if there is no Ray.
+        infos: Asks Ray for TransferQueue's descriptions of the servers (blocking).
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Session:
         find: Callable[[], Endpoints] | None,
         infos: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """Begin unconnected."""
+        """Start unconnected."""
         self.settings = settings
         self.endpoints = endpoints
         self.closed = False
@@ -62,7 +62,7 @@ class Session:
         self._lock: anyio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._searched = float("-inf")
-        #: In which life of the directory a partition was last seen.
+        #: Epoch of the directory in which each partition was last seen.
         self._known: dict[str, str | None] = {}
 
     # -- requests
@@ -71,7 +71,7 @@ class Session:
         """Send a request to the directory.
 
         Raises:
-            DataPlaneUnavailable: Nobody answers, or a restarted plane does not know a partition that it had.
+            DataPlaneUnavailable: No directory answers, or a restarted plane does not know a partition that it had.
         """
         link = await self.link(deadline)
         try:
@@ -87,11 +87,11 @@ class Session:
         return answer
 
     def forget(self, partition_id: str) -> None:
-        """Note that a partition was dropped on purpose."""
+        """Forget a partition that was dropped on purpose."""
         self._known.pop(partition_id, None)
 
     async def link(self, deadline: float) -> Link:
-        """Return the link, opened if need be; the link to the next controller, if the last is gone and there is one."""
+        """Return the link, after opening it if necessary; if its controller is gone, look for another controller."""
         link = self._link
         if link is not None and not link.directory.down and link.loop is asyncio.get_running_loop() and not link.closed:
             return link
@@ -104,7 +104,7 @@ class Session:
         loop = _running_loop()
         if self._link is not None and (self._link.loop is not loop or self._link.closed):
             self._let_go()
-        if self._lock is None or self._loop is not loop:  # whoever held it in a loop that is closed never lets go
+        if self._lock is None or self._loop is not loop:  # a holder in a closed loop never releases the lock
             self._lock, self._loop = anyio.Lock(), loop
         with anyio.CancelScope(deadline=deadline):
             async with self._lock:
@@ -122,7 +122,7 @@ class Session:
         raise DataPlaneUnavailable(msg)
 
     async def _replace(self, link: Link) -> None:
-        """Move to another controller, where Ray knows one; else keep the link, whose calls say what is wrong."""
+        """Connect to another controller if Ray has one; otherwise keep the link, whose calls raise the error."""
         beside = link.endpoints.directory is not None
         if self._find is None and not beside:
             return
@@ -143,7 +143,7 @@ class Session:
         return await anyio.to_thread.run_sync(self._find, abandon_on_cancel=True)
 
     async def _open(self, endpoints: Endpoints) -> Link:
-        """Open a link and check that the plane is there."""
+        """Open a link and check that the plane exists."""
         link = await Link.open(endpoints, self.settings, self.infos)
         there = False
         try:
@@ -157,15 +157,15 @@ class Session:
         return link
 
     def close(self) -> None:
-        """End what waits, close all sockets."""
+        """End waiting calls and close all sockets."""
         self.closed = True
         self._let_go()
 
     def _hold(self, link: Link) -> None:
-        """Keep a link, and see to it that it is closed even if this client never is.
+        """Store a link and have it closed even if this client is never closed.
 
-        Left to the garbage collector, libzmq's context could be ended before its sockets, and would wait for them for
-        ever. In a forked child all of it is the parent's.
+        The garbage collector could end libzmq's context before its sockets, and the context would wait for them for
+        ever. In a forked child nothing is closed, since the sockets belong to the parent.
         """
         self._link = link
         self.endpoints = link.endpoints
@@ -183,7 +183,7 @@ class Session:
 
 
 def _close_in(process: int, link: Link) -> None:
-    """Close a link in the process that opened it; elsewhere its sockets and their threads do not exist."""
+    """Close a link if this is the process that opened it; in a forked child its threads do not exist."""
     if process == os.getpid():
         link.close()
 
@@ -201,7 +201,7 @@ def _running_loop() -> asyncio.AbstractEventLoop:
 
 
 def in_a_loop_of_its_own(work: Callable[[], Any]) -> Any:
-    """Run a coroutine function to its end in another thread, whatever loop this one may run; blocks."""
+    """Run a coroutine function in an event loop in another thread, even if this thread runs a loop; blocks."""
     box: list[Any] = []
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Sends the sampler to a controller whose process need not have asyncdp installed."""
+"""Pickles the sampler by value, for a controller process that need not have asyncdp installed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 __all__ = ["by_value"]
 
-#: Everything that the sampler is made of; all else it uses is TransferQueue's or the standard library's. These import
-#: each other's names, not modules: cloudpickle would send a module with all that is in it.
+#: All modules that the sampler consists of; apart from these it uses only TransferQueue and the standard library. They
+#: import names from each other, not modules, because cloudpickle would send a module with its whole content.
 _SHIPPED = (
     "asyncdp.transports.transfer_queue.sampler",
     "asyncdp.transports.transfer_queue.directory",
@@ -21,7 +21,7 @@ _SHIPPED = (
 
 @contextmanager
 def by_value(pickler: Any) -> Iterator[Any]:
-    """Yield a sampler that ``pickler`` (a cloudpickle module, Ray's or the original) pickles by value in this block."""
+    """Yield a sampler that ``pickler`` (cloudpickle, Ray's or the original module) pickles by value in this block."""
     from .sampler import DirectorySampler
 
     modules = [importlib.import_module(name) for name in _SHIPPED]

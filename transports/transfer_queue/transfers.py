@@ -37,20 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Transfers"]
 
-#: Seconds that a put may spend on freeing what it replaced; what is not freed then is freed later.
+#: Maximum time in seconds that a put spends on clearing replaced values; the rest is cleared by later calls.
 SWEEP_S = 1.0
 
 Share = tuple[str, int, int]
 
 
 class Transfers(Reading):
-    """Puts and clears by storage unit."""
+    """Writes rows to storage units and removes them."""
 
     # -- puts
 
     @handles(c.PutSamples)
     async def _put(self, call: c.PutSamples, ctx: CallContext) -> KVBatchMeta:
-        """Place, write to the units, publish. Nothing is visible before it is published, which is all or nothing."""
+        """Place the rows, write them to the units, and publish them, which makes all of them visible at once."""
         n = len(call.sample_ids)
         names = field_names(call.fields)
         shares: list[Share] = []
@@ -108,7 +108,7 @@ class Transfers(Reading):
     async def _send(
         self, block: Block, shares: Sequence[Share], call: c.PutSamples, names: tuple[str, ...], ctx: CallContext
     ) -> list[Share]:
-        """Write all shares; what a unit did not take goes to another one, once. Returns where the rows went."""
+        """Write all shares; retry each share that fails once on another unit. Return the shares as written."""
         starts = [0]
         for _, _, count in shares:
             starts.append(starts[-1] + count)
@@ -137,7 +137,7 @@ class Transfers(Reading):
     async def _write(
         self, block: Block, spans: Sequence[tuple[int, Share]], ctx: CallContext
     ) -> list[DataPlaneError | None]:
-        """Write spans of rows to their units, all at once, and wait for every one of them."""
+        """Write spans of rows to their units concurrently; return the error of each, or None."""
         link = await self._session.link(ctx.deadline)
         problems: list[DataPlaneError | None] = [None] * len(spans)
 
@@ -163,7 +163,7 @@ class Transfers(Reading):
         return problems
 
     async def _give_up(self, ctx: CallContext, *, settled: bool) -> None:
-        """Return reserved space, as far as time and the plane allow; else it comes back by itself."""
+        """Release reserved keys, as far as time and the plane allow; otherwise the directory reclaims them later."""
         if ctx.remaining() > 0:
             try:
                 _, (ticket, garbage) = await self._ask("abort", (ctx.op_id, settled), ctx)
@@ -174,12 +174,12 @@ class Transfers(Reading):
     # -- removing
 
     async def _removed(self, op: str, args: Sequence[Any], ctx: CallContext) -> int:
-        """Have the directory remove rows, then the units; return how many there were.
+        """Remove rows from the directory, then from the units; return the number of removed rows.
 
         Raises:
-            DataPlaneUnavailable: The rows are gone for every reader, but a unit that does not answer may still hold
-                their bytes. Sent again, the call tries it again; else that is done later. (A unit whose process is
-                gone took all that it held with it: that is no error.)
+            DataPlaneUnavailable: The rows are removed for every reader, but a unit that does not answer may still hold
+                their bytes. They are cleared when the call is repeated, or later. (A unit whose process has ended
+                holds nothing and is no error.)
         """
         (count, units), (ticket, garbage) = await self._mutate(op, args, ctx)
         if ticket:

@@ -1,4 +1,4 @@
-"""TQTransport: a client of a plane on TransferQueue."""
+"""TQTransport: a client of a plane that runs on TransferQueue."""
 
 from __future__ import annotations
 
@@ -22,33 +22,33 @@ __all__ = ["CAPABILITIES", "TQTransport"]
 
 
 class TQTransport(Transfers):
-    """The contract on TransferQueue: its controller runs the directory, its storage units hold the rows.
+    """Transport to TransferQueue: its controller runs the directory, its storage units hold the rows.
 
-    Made with ``bootstrap=True`` it starts controller and storage units in the Ray that is there (or in one of its own),
-    unless they are there already; that blocks, for most of a minute. Its close ends what it started. With
-    ``bootstrap=False``, or unpickled, it attaches when it is first used. Runs under asyncio only.
+    With ``bootstrap=True`` it starts a controller and storage units, unless they run already, in the present Ray or in
+    one that it starts; this blocks for most of a minute. Closing it stops what it started. With ``bootstrap=False``, or
+    unpickled, it attaches on first use. Runs under asyncio only.
 
     Args:
         config: See :class:`~asyncdp.config.DataPlaneConfig` and :class:`~asyncdp.config.TransferQueueSettings`.
         bootstrap: Whether to start a plane.
 
     Raises:
-        ValueError: The config is wrong, or a plane of another config is there already.
+        ValueError: The config is invalid, or a plane with another config is running already.
         DataPlaneNotReady: Ray has too few CPUs for the actors.
-        DataPlaneBadRequest: Nothing says where the plane to attach to is.
+        DataPlaneBadRequest: Neither config nor environment names the plane to attach to.
     """
 
     error_table = ERROR_TABLE
 
-    # -- what it is
+    # -- identity
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what it guarantees: all but outliving its controller, writes by slot, and filters."""
+        """Return the capabilities: all except surviving its controller, writes by slot, and filters."""
         return CAPABILITIES
 
     @property
     def object_codec(self) -> ObjectCodec:
-        """Non-tensor values are pickled, as TransferQueue does."""
+        """Return a codec that pickles non-tensor values, as TransferQueue does."""
         return CODEC
 
     # -- claims
@@ -128,7 +128,7 @@ class TQTransport(Transfers):
             raise DataPlaneUnavailable(msg, blames_port=False)
 
     async def _silent(self, ctx: CallContext) -> frozenset[str]:
-        """Return the storage units that do not answer, once it is known of each whether it does."""
+        """Return the ids of the storage units that do not answer; waits until the state of each is known."""
         link = await self._session.link(ctx.deadline)
         await link.heard()
         return link.silent()

@@ -72,7 +72,7 @@ def pytest_fixture_setup(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup(item: pytest.Item) -> Generator[None, None, None]:
-    """Fail a test that is itself marked with ``faults`` but uses no plane; marks of a class or module are not checked."""
+    """Fail a test with a ``faults`` marker of its own that uses no plane; its class or module may have one."""
     result = yield
     wanted = getattr(item, "fixturenames", ())
     if not {"fault_plan", "request", *PLANES}.intersection(wanted):

@@ -1,6 +1,6 @@
-"""How a request reaches the directory and its answer comes back, as bytes, wherever the directory runs.
+"""Encoding of requests to the directory and of its answers, and their dispatch.
 
-All state lies in the mapping that is called *home* here; a home without a directory has none yet, or no more.
+All state is in a mapping that is called *home* here. A home without a directory belongs to a plane that is not open.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from .units import UnitDirectory
 
 __all__ = ["ARGUMENT", "LEAVES_GARBAGE", "VERSION", "answer"]
 
-#: Name of the argument that carries a request to TransferQueue's controller, and of the metadata with its answer; also
-#: where a home keeps its directory.
+#: Name of the argument that carries a request to TransferQueue's controller and of the metadata with its answer; also
+#: the key under which a home stores its directory.
 ARGUMENT = "asyncdp"
-#: Of the requests and answers. Both sides say it; another one is refused.
+#: Version of requests and answers. Both sides send it; a different version is refused.
 VERSION = 2
-#: Requests that are answered with garbage to sweep, and which of their arguments is the op_id.
+#: Requests whose answer may name garbage for the client to clear: {name: position of the op_id in its arguments}.
 LEAVES_GARBAGE = {"publish": 2, "abort": 0, "clear": 2, "drop": 1}
 
 
 def answer(home: dict[str, Any], request: bytes) -> bytes:
-    """Serve one request: ``(op, arguments, tickets of garbage that was swept)``.
+    """Execute an encoded request ``(op, arguments, tickets of cleared garbage)`` and return the encoded answer.
 
     Returns:
         ``("ok", epoch, value[, garbage])``, ``("refused", epoch, (error, message, info))`` or

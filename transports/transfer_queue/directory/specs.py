@@ -1,4 +1,4 @@
-"""What a partition fixed about its fields, where asyncdp need not be installed."""
+"""Field specs for the directory, which runs where asyncdp need not be installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Spec"]
 
 
 class Spec(FieldSpec):
-    """The same with the dtype by name, and errors as a directory raises them."""
+    """A FieldSpec that holds the dtype by name and raises errors as a directory does."""
 
     __slots__ = ()
 
@@ -19,5 +19,5 @@ class Spec(FieldSpec):
         return Refused("DataPlaneBadRequest", message, field=name)
 
     def to_wire(self) -> tuple[Any, ...]:
-        """Return it as it travels; ``Spec(*wire)`` reads it."""
+        """Return a plain tuple of its values; ``Spec(*wire)`` restores it."""
         return (self.kind, self.dtype or "", self.shape, self.nested, self.enum)

@@ -1,4 +1,4 @@
-"""The directory of a plane whose rows lie in storage units, by keys that the directory gives out."""
+"""The directory of a plane whose rows are in storage units, under keys that the directory allocates."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 __all__ = ["UnitDirectory"]
 
-#: Rows per page of a listing: about 10 ms of the controller's time.
+#: Rows per page of a listing; a page takes about 10 ms of the controller's time.
 PAGE_ROWS = 2000
-#: Seconds after which a request that was given up has reached its unit, or never will.
+#: Seconds after which an abandoned request has either reached its unit or never will.
 GRACE_S = 5.0
 
-#: Rows of a put that go to one storage unit: the unit, their first key, how many they are.
+#: Rows of a put on one storage unit: id of the unit, first storage key, number of rows.
 Share = tuple[str, int, int]
 
 
 @dataclass(slots=True, eq=False)
 class Home:
-    """Rows that lie in one storage unit in one layout: the place of cells of the directory."""
+    """The rows of one layout in one storage unit; the directory's cells have it as place."""
 
     home: str
     layout: int
@@ -37,12 +37,12 @@ class Home:
 
 @dataclass(slots=True, eq=False)
 class Pending:
-    """Storage keys that were given out to a put which has not been published yet.
+    """Storage keys that are allocated to a put which is not published yet.
 
     Attributes:
-        ranges: Where it may write.
-        new: Samples that the put will add, as far as known.
-        until: When it is given up, by the directory's monotonic clock.
+        ranges: Ranges of keys that it may write.
+        new: Number of samples that the put is expected to add.
+        until: Time, on the directory's monotonic clock, at which the put is given up.
     """
 
     ranges: list[Share] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Pending:
 
 @dataclass(slots=True, eq=False)
 class Sweep:
-    """Garbage that a client was told to sweep: until when that is not doubted, under which op_id, and what."""
+    """Garbage that a client was told to clear: when to hand it out again, the op_id of the request, and the keys."""
 
     until: float
     op_id: str
@@ -60,15 +60,15 @@ class Sweep:
 
 
 class UnitDirectory(Directory):
-    """The whole directory. One thread of the controller runs all of it, one call at a time.
+    """The directory of a plane on TransferQueue. One thread of the controller runs it, one call at a time.
 
     Args:
-        units: Ids of the storage units that the plane uses.
+        units: Ids of the plane's storage units.
         config: ``capacity`` (samples), ``group_pattern``, ``strict_schema``, ``auto_register``.
     """
 
     new_spec = Spec
-    #: What a request may name.
+    #: Methods that a request may call.
     OPS = frozenset(
         (
             *("abandon", "abort", "claim", "clear", "consumed", "depth", "describe", "drop", "groups", "has"),
@@ -78,7 +78,7 @@ class UnitDirectory(Directory):
     )
 
     def __init__(self, units: list[str], config: dict[str, Any]) -> None:
-        """Begin empty, in an epoch of its own."""
+        """Start empty, in a new random epoch."""
         super().__init__(**config)
         self.units = list(units)
         self.config = dict(config)
@@ -90,15 +90,15 @@ class UnitDirectory(Directory):
         self.garbage: dict[str, list[tuple[int, int, float]]] = {unit: [] for unit in self.units}
         self.swept: dict[int, Sweep] = {}
         self.tickets = 0
-        # Never used twice, and apart from the indexes of TransferQueue itself and from those of other planes here.
+        # Keys are never reused, and do not collide with TransferQueue's own indexes or with keys of other planes.
         self.next_key = random.SystemRandom().getrandbits(29) << 33 | 1 << 62
 
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
-        """Leave nothing in TransferQueue's snapshots: the classes are not importable where those are read."""
+        """Return an empty mapping for TransferQueue's snapshots, whose readers could not import these classes."""
         return {}
 
     def resolve(self, op_id: str, age_s: float) -> str:
-        """Say what became of a mutation; one that is refused gives its keys back."""
+        """Return the outcome of a mutation as the base class does; release the keys of one that is refused."""
         state = super().resolve(op_id, age_s)
         if state == "refused":
             self.drop_pending(op_id)
@@ -121,10 +121,10 @@ class UnitDirectory(Directory):
         left_s: float,
         only: str | None = None,
     ) -> tuple[Any, ...]:
-        """Choose units for the rows of a put and give out storage keys; one of rows that live needs no room for more.
+        """Choose units for the rows of a put and allocate storage keys; rows that live need no further capacity.
 
         Returns:
-            ``("done", result)`` where this op_id was published already, else ``("shares", [(unit, first key, count)],
+            ``("done", result)`` if this op_id was published already, else ``("shares", [(unit, first key, count)],
             {field: spec})``; the shares cover the rows in their order, in at most ``wanted`` parts.
         """
         if op_id in self._records:
@@ -148,7 +148,7 @@ class UnitDirectory(Directory):
         return ("shares", shares, {name: spec.to_wire() for name, spec in specs.items()})
 
     def _promised(self, except_for: str) -> int:
-        """Return how many samples other puts that are under way will add."""
+        """Return how many samples the other pending puts will add."""
         self.expire_pending()
         return sum(pending.new for op_id, pending in self.pending.items() if op_id != except_for)
 
@@ -166,9 +166,9 @@ class UnitDirectory(Directory):
         sizes: Mapping[str, int | Sequence[int]],
         bound: Bound | None = None,
     ) -> Published:
-        """Make what was written the content of samples, all at once, tags included.
+        """Publish the rows of a put, with their tags, atomically.
 
-        Which rows may be written is decided here, once: remembered also where all of them are left out.
+        Which rows may be written is decided here, once; the outcome is recorded even if all rows are left out.
         """
         seen = {name: Spec(*spec) for name, spec in specs.items()}
 
@@ -187,7 +187,7 @@ class UnitDirectory(Directory):
         return self.once(op_id, not_after, act)
 
     def _take_over(self, op_id: str, shares: Sequence[Share], forms: Mapping[str, tuple[Any, ...]]) -> Iterable[Piece]:
-        """Say where the rows of a put lie; what was given out besides becomes garbage after a grace."""
+        """Return where the rows of a put are stored; its unused keys become garbage after ``GRACE_S``."""
         if not shares:
             return []
         layout, names = self._layout(forms), tuple(forms)
@@ -201,12 +201,12 @@ class UnitDirectory(Directory):
         used = set(shares)
         after = self.monotonic() + GRACE_S
         for entry in self.pending.pop(op_id).ranges:
-            if entry not in used:  # a unit that failed the put, and may still run it
+            if entry not in used:  # for a unit whose write failed and may still be executed
                 self.garbage.setdefault(entry[0], []).append((entry[1], entry[2], after))
         return pieces
 
     def _layout(self, forms: Mapping[str, tuple[Any, ...]]) -> int:
-        """Return the number of a layout; there are as many as puts differ in the form of their fields."""
+        """Return the number of the layout with these forms; puts with equal forms share a layout."""
         key = tuple(sorted(forms.items()))
         number = self.layout_ids.get(key)
         if number is None:
@@ -215,13 +215,13 @@ class UnitDirectory(Directory):
         return number
 
     def abort(self, op_id: str, *, settled: bool) -> None:
-        """Give up a put that was not published."""
+        """Abort a put that is not published; it is refused from now on."""
         self.drop_pending(op_id, 0.0 if settled else GRACE_S)
 
-    # -- storage keys that nobody needs any more
+    # -- storage keys that are not needed any more
 
     def drop_pending(self, op_id: str, grace_s: float = GRACE_S) -> None:
-        """Give up a put: what it may have written is garbage, after a grace for requests still under way."""
+        """Drop a pending put; its keys become garbage after ``grace_s``, when none of its writes is in flight."""
         pending = self.pending.pop(op_id, None)
         if pending is None:
             return
@@ -230,7 +230,7 @@ class UnitDirectory(Directory):
             self.garbage.setdefault(unit, []).append((first, count, after))
 
     def _give_up_shares(self, op_id: str, shares: Sequence[Share]) -> None:
-        """Make garbage of what a refused put has written; what it still writes elsewhere stays reserved for it."""
+        """Make the written shares of a refused put garbage; its other keys stay allocated for writes in flight."""
         pending = self.pending.get(op_id)
         if pending is None:
             return
@@ -242,13 +242,13 @@ class UnitDirectory(Directory):
             del self.pending[op_id]
 
     def expire_pending(self) -> None:
-        """Give up the puts whose writers cannot publish any more."""
+        """Drop the pending puts whose deadline for publishing has passed."""
         now = self.monotonic()
         for op_id in [op_id for op_id, pending in self.pending.items() if pending.until < now]:
             self.drop_pending(op_id)
 
     def discard(self, cell: Cell) -> None:
-        """Note that nothing refers to a storage key any more."""
+        """Mark a storage key as garbage."""
         unit, key = cell.place.home, cell.index
         ranges = self.garbage.setdefault(unit, [])
         self.load[unit] = self.load.get(unit, 0) - 1
@@ -259,9 +259,9 @@ class UnitDirectory(Directory):
             ranges.append((key, 1, 0.0))
 
     def sweep(self, done: list[int], op_id: str = "") -> tuple[int, dict[str, list[tuple[int, int]]]]:
-        """Hand out the garbage that is due, as (ticket, {unit: [(first key, count)]}); ``done`` are tickets that are.
+        """Return the garbage to clear as (ticket, {unit: [(first key, count)]}); ``done`` are tickets of cleared one.
 
-        What was never reported done is handed out again after half a minute, under the same op_id at once.
+        Garbage that was not reported as cleared is returned again after half a minute, to the same op_id at once.
         """
         now = self.monotonic()
         for ticket in done:
@@ -282,7 +282,7 @@ class UnitDirectory(Directory):
         return self.tickets, {unit: [(first, count) for first, count, _ in ranges] for unit, ranges in due.items()}
 
     def all_keys(self) -> dict[str, list[tuple[int, int]]]:
-        """Return every storage key that may hold something, as {unit: [(first key, count)]}: for the plane's end."""
+        """Return all storage keys that may hold values, as {unit: [(first key, count)]}; used to close the plane."""
         for op_id in list(self.pending):
             self.drop_pending(op_id, 0.0)
         for partition in self.partitions.values():
@@ -294,12 +294,12 @@ class UnitDirectory(Directory):
                 self.garbage.setdefault(unit, []).extend(ranges)
         return {unit: [(first, count) for first, count, _ in ranges] for unit, ranges in self.garbage.items() if ranges}
 
-    # -- looking
+    # -- queries
 
     def locate(
         self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], meant: Sequence[int | None] | None
     ) -> tuple[Any, ...]:
-        """Find where rows lie.
+        """Find where rows are stored.
 
         Returns:
             ``(groups, missing, incarnations, specs, layouts, version)``: groups are (unit, layout, fields, keys, rows),
@@ -313,5 +313,5 @@ class UnitDirectory(Directory):
         return groups, found.missing, found.lives, specs, layouts, self.sequence
 
     def groups(self, partition_id: str, after: int) -> tuple[list[tuple[Any, ...]], int | None]:
-        """List a page of groups, by the incarnation of their first row; the second value is where the next begins."""
+        """List a page of groups by the incarnation of their first row; the second value is the next ``after``."""
         return page(self.partition(partition_id), after, PAGE_ROWS)
