@@ -1,4 +1,4 @@
-"""Virtual time: tests that wait for minutes end in milliseconds."""
+"""Virtual time: the clock of the event loop jumps to the next timer, so that long waits take milliseconds."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["VirtualLoop", "run_virtual"]
 T = TypeVar("T")
 
 
-#: Rounds of a busy loop between two looks at its file descriptors: a look costs as much as a short task step.
+#: Iterations of a busy loop between two polls of its file descriptors; a poll costs as much as a short task step.
 LOOK_EVERY = 16
 
 
 class _NoWait(selectors.DefaultSelector):
-    """A selector that, instead of waiting for a timer, lets the loop's clock jump to it."""
+    """A selector that advances the loop's clock to the next timer instead of waiting for it."""
 
     def __init__(self, at_each_round: Callable[[], None] | None) -> None:
         super().__init__()
@@ -42,36 +42,36 @@ class _NoWait(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An asyncio event loop whose clock stands still while anything is ready, then jumps to the next timer.
+    """An asyncio event loop whose clock stands still while a callback is ready, and then jumps to the next timer.
 
-    Time that passes outside, in threads or in other processes, does not count: whoever waits for those with a timeout
-    sees the timeout first.
+    Real time that passes in threads or other processes does not advance the clock: a wait for them with a timeout ends
+    by the timeout.
 
     Args:
-        seed: Tasks that are ready in the same moment run in an order that this seed decides, as trio's do; callbacks
-            keep their places. None: first come, first served, as in any other loop.
+        seed: Seed of the order in which tasks that are ready at the same time run, as on trio; other callbacks keep
+            their order. None: first in, first out, as on other asyncio loops.
     """
 
     def __init__(self, seed: int | None = None) -> None:
-        """Begin at time 0."""
+        """Start at time 0."""
         self._virtual = _NoWait(None if seed is None else self._shuffle)
         self._order = random.Random(seed)  # noqa: S311 - an order, no secret
         self._made = 0
         super().__init__(self._virtual)
 
     def time(self) -> float:
-        """Seconds since the loop was made."""
+        """Return the virtual time in seconds since the loop was created."""
         return self._virtual.now
 
     def create_task(self, *args: Any, **kwargs: Any) -> asyncio.Task[Any]:
-        """Number the tasks: anyio keeps them in sets, whose order differs from run to run."""
+        """Create a task with a number that makes its order deterministic: anyio keeps tasks in sets."""
         task = super().create_task(*args, **kwargs)
         self._made += 1
         task._number = self._made  # type: ignore[attr-defined]  # noqa: SLF001 - ours
         return task
 
     def _shuffle(self) -> None:
-        """Put the tasks that are ready into an order that depends on the seed only."""
+        """Shuffle the ready tasks into an order that depends only on the seed."""
         ready: Any = self._ready  # type: ignore[attr-defined] # asyncio has no public way
         if len(ready) < 2:  # noqa: PLR2004 - one has no order
             return
@@ -95,7 +95,7 @@ def run_virtual(
     limit_s: float = 3600.0,
     shuffle: bool = False,
 ) -> T:
-    """Run a coroutine function to its end, in virtual time, and return what it returns.
+    """Run a coroutine function in virtual time and return its result.
 
     ::
 
@@ -105,15 +105,15 @@ def run_virtual(
         run_virtual(main, "trio")  # at once
 
     Args:
-        fn: Called without arguments.
-        backend: The event loop.
-        seed: Of the global random source and of the scheduler, so that a run can be repeated; both are put back.
-        limit_s: Virtual seconds after which it is taken for hung.
-        shuffle: On asyncio, whether tasks that are ready together run in an order that the seed decides; trio does so
-            always.
+        fn: Coroutine function without arguments.
+        backend: Event loop to run it on, ``"asyncio"`` or ``"trio"``.
+        seed: Seed of the global random source and of the scheduler; both are restored afterwards.
+        limit_s: Virtual seconds after which the run counts as hung.
+        shuffle: Whether the seed decides the order of tasks that are ready at the same time; only for asyncio, since
+            trio always does so.
 
     Raises:
-        TimeoutError: It did not end within ``limit_s``.
+        TimeoutError: The function did not end within ``limit_s``.
     """
 
     async def main() -> T:

@@ -1,1 +1,1 @@
-"""Faults that a test injects: plans, rules, and the layer that carries them out."""
+"""Fault injection: plans, rules, and the layer that executes them."""

@@ -1,4 +1,4 @@
-"""Damage to payloads on their way."""
+"""Damage to payloads in transit."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["damaged", "flip_bit"]
 
 
 def damaged(part: Part, call: ReadSlots, slots: Collection[int], kind: str, draw: float, *, schema: bool) -> Part:
-    """Return a part of an answer, with the payload of these slots damaged.
+    """Return a part of a read's answer with the payload of some slots damaged.
 
     Args:
-        part: What the host answered, for some of the slots.
-        call: The read.
-        slots: Indices into the read's refs.
-        kind: ``"truncate"``: the last row of the slot is missing. ``"corrupt"``: one bit is another one.
-        draw: Random number in [0, 1) that says which.
-        schema: Whether to damage the announced schema instead of the payload.
+        part: The part as the host sent it, for some of the slots.
+        call: The read request.
+        slots: Indexes of the slots to damage, in the refs of the read.
+        kind: ``"truncate"``: remove the last row of the slot. ``"corrupt"``: flip one bit.
+        draw: Random number in [0, 1) that selects the bit.
+        schema: Whether to damage the schema hash instead of the payload.
     """
     first = 0
     cut: list[int] = []
@@ -48,7 +48,7 @@ def damaged(part: Part, call: ReadSlots, slots: Collection[int], kind: str, draw
 
 
 def flip_bit(block: Block, rows: Sequence[int], draw: float) -> bool:
-    """Flip one bit in these rows, in place; False where they have no byte. The block must own its memory."""
+    """Flip one bit of these rows in place; return False if they have no bytes. The block must own its memory."""
     spots: list[tuple[str, int, int]] = []
     for name in sorted(block.columns):
         sizes = block.columns[name].row_nbytes()
@@ -76,5 +76,5 @@ def _flip(block: Block, name: str, row: int, at: int) -> None:
         values = column.values[row : row + 1]
     else:
         values = column.values[int(column.offsets[row]) : int(column.offsets[row + 1])]
-    # The lowest bit of a byte: any dtype stays valid, a bool too.
+    # Flipping the lowest bit of a byte keeps the value valid for every dtype, including bool.
     values.reshape(-1).view(torch.uint8)[at] ^= 1

@@ -1,4 +1,4 @@
-"""Faults: the layer that does what a fault plan says."""
+"""Faults: the layer that executes a fault plan."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ R = TypeVar("R")
 Z99 = 2.3263478740408408
 
 
-#: How a config names a plan: as a layer of this module, by its ticket.
+#: Prefix by which a config names a plan, as a layer of this module; the plan's ticket follows.
 _TICKET = f"{__name__}:"
 
 
@@ -53,7 +53,7 @@ def __getattr__(name: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Hit:
-    """A rule that strikes; ``slots``: which slots of the read, where it is about some only."""
+    """A rule that hits a request; ``slots`` are the indexes of the hit slots for rules that hit single slots."""
 
     rule: Rule
     draw: float
@@ -61,7 +61,7 @@ class _Hit:
 
 
 class Faults(Layer):
-    """Injects the faults of a plan; stands just above the transport, so that all other layers see them as real.
+    """Injects the faults of a plan. It is placed just above the transport, so that all other layers see real errors.
 
     ::
 
@@ -70,21 +70,21 @@ class Faults(Layer):
 
     Args:
         inner: The transport.
-        plan: What to do; several clients may share one.
+        plan: The fault plan; several clients may share one.
 
     Raises:
-        ValueError: A rule needs hosts or slots that this transport does not have; the message names it.
+        ValueError: A rule needs hosts or slots that this transport does not have; the message names the rule.
     """
 
     def __init__(self, inner: Service | Client, plan: FaultPlan) -> None:
-        """Check that the transport can do what the plan wants."""
+        """Check that the transport supports the rules of the plan."""
         super().__init__(inner)
         self.plan = plan
         self._witness = RequestTracker()
         plan.checked_by(self._check)
 
     def attach_config(self) -> dict[str, Any]:
-        """Return the transport's with the plan among its layers: every client of the plane meets it."""
+        """Return the transport's config with the plan among its layers, so that all clients of the plane use it."""
         config = self.inner.attach_config()
         told = config.get("layers") or []
         layers = [told] if isinstance(told, Mapping) else list(told)
@@ -92,10 +92,10 @@ class Faults(Layer):
         return {**config, "layers": [*others, _TICKET + self.plan.ticket()]}
 
     def _hosts(self) -> Mapping[str, Any] | None:
-        """Return the slot hosts that can be controlled from here, by id; None where there are none."""
+        """Return the slot hosts within this process by id; None if the transport has none."""
         try:
             return getattr(getattr(self.inner, "plane", None), "hosts", None)
-        except DataPlaneError:  # attached to a plane that is not there yet
+        except DataPlaneError:  # the plane to attach to does not exist yet
             return None
 
     def _check(self, rule: Rule) -> None:
@@ -116,14 +116,14 @@ class Faults(Layer):
             raise ValueError(f"port: there is no {where.port}; there are {ports}")
 
     def _sees_slots(self) -> bool:
-        """Whether slot calls come by: the transport has slots, and what turns samples into them stands above."""
+        """Whether this layer receives slot calls: the transport has slots, and SlotMapping is above this layer."""
         inner = self.inner
         return inner.get_capabilities().slot_addressable and not any(
             isinstance(layer, SlotMapping) for layer in layers_of(inner)
         )
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Serve the call, or what the plan makes of it."""
+        """Execute the call with the faults that the plan injects."""
         plan = self.plan
         if not plan.live:
             return await self.inner.execute(call, ctx)
@@ -157,10 +157,10 @@ class Faults(Layer):
             await ctx.env.clock.sleep(late)
         return result  # type: ignore[no-any-return]
 
-    # -- which faults
+    # -- selection of faults
 
     def _hits(self, request: Subject, now: float) -> list[_Hit]:
-        """Ask each rule; after one that ends the request no other is asked."""
+        """Return the rules that hit a request, up to the first one that ends it."""
         hits = []
         for live in self.plan.live:
             rule = live.rule
@@ -189,14 +189,14 @@ class Faults(Layer):
         ctx.emit("fault", what=fault.kind, verb=fault.verb, host=fault.host, port=fault.port)
 
     async def _lose(self, call: Call[Any], ctx: CallContext, rule: Rule) -> None:
-        """Execute the request and lose its reply, whatever it is."""
+        """Execute the request, discard its reply or error, and fail as the rule says."""
         with suppress(Exception):
             await self.inner.execute(call, ctx)
         await self._fail(rule)
 
     @staticmethod
     async def _fail(rule: Rule) -> Any:
-        """Raise what the rule raises, or stay silent until cancelled."""
+        """Raise the rule's exception, or wait until cancelled."""
         if rule.kind == "refuse":
             raise ConnectionRefusedError("injected: connection refused")
         if rule.kind == "reset":
@@ -206,12 +206,12 @@ class Faults(Layer):
         error = rule.make_error()
         if error is not None:
             raise error
-        await anyio.Event().wait()  # nobody ever sets it, and no timer stands behind it
+        await anyio.Event().wait()  # the event is never set, so that this waits without a timer
 
     # -- reads of many slots
 
     async def _read(self, call: ReadSlots, ctx: CallContext, hits: Sequence[_Hit]) -> ReadResult:
-        """Read the slots that are not failed, then damage the payload of those that are to be."""
+        """Read the slots that no rule fails, then damage the payload of those that a rule damages."""
         errors: dict[int, DataPlaneError] = {}
         ghosts: list[Recycled] = []
         try:
@@ -244,7 +244,7 @@ class Faults(Layer):
     # -- hosts
 
     def _move_hosts(self, now: float, ctx: CallContext) -> None:
-        """Crash and restart the hosts whose time has come."""
+        """Crash and restart the hosts whose time has been reached."""
         for live in self.plan.live:
             rule = live.rule
             if rule.kind != "crash_host":

@@ -1,4 +1,4 @@
-"""A rule under way."""
+"""The state of a rule in use."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["LiveRule"]
 
 
 class LiveRule:
-    """A rule with what it has seen and done."""
+    """A rule with its random source and its counts of matching requests (``seen``) and of hits (``done``)."""
 
     __slots__ = ("done", "opened", "rng", "rule", "seen", "stage")
 
@@ -23,10 +23,10 @@ class LiveRule:
         self.seen = 0
         self.done = 0
         self.opened: float | None = rule.at_s
-        self.stage = 0  # of a host: up, crashed, back
+        self.stage = 0  # for crash_host: 0 up, 1 crashed, 2 restarted
 
     def strikes(self, now: float) -> bool:
-        """Whether a matching request, or slot, is hit; ``now`` since the plan began."""
+        """Whether a matching request or slot is hit; ``now`` is in seconds since the first request under the plan."""
         rule = self.rule
         if rule.times is not None and self.done >= rule.times:
             return False

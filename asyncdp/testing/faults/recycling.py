@@ -1,4 +1,4 @@
-"""Slots that are recycled under their reader, for real, on transports whose slots are in this process."""
+"""Recycles slots between the look-up and the read, on transports whose slots are in this process."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Recycled", "recycle"]
 
 
 class Recycled:
-    """A slot with another payload in it, until :meth:`leave` frees it."""
+    """A slot that holds other payload until :meth:`leave` frees it."""
 
     def __init__(self, host: Any, ref: SlotRef, op_id: str) -> None:
-        """Remember where it is."""
+        """Store the slot and the op_id that reserved it."""
         self._host, self._ref, self._op_id = host, ref, op_id
 
     def leave(self) -> None:
@@ -33,7 +33,7 @@ class Recycled:
 
 
 def _holders(plane: Any, slot: Any) -> list[tuple[Any, list[Any]]]:
-    """Find (partition, samples) whose content lies in a slot."""
+    """Return the (partition, samples) whose content is in a slot."""
     found = []
     for part in plane.partitions.values():
         rows = [
@@ -47,13 +47,13 @@ def _holders(plane: Any, slot: Any) -> list[tuple[Any, list[Any]]]:
 
 
 def recycle(transport: Any, ref: SlotRef, how: str, ctx: CallContext) -> list[Recycled]:
-    """Take the samples out of a slot and let another payload in, with the slot's next generation.
+    """Remove the samples of a slot and write other payload into it, under the slot's next generation.
 
     Args:
         transport: A MemoryTransport.
-        ref: The slot as its reader knows it; nothing happens where it is another one by now.
+        ref: The slot as the reader located it; nothing happens if the slot has been reused since.
         how: See :meth:`~asyncdp.testing.faults.plan.FaultPlan.recycle`.
-        ctx: Of the read.
+        ctx: Context of the read.
     """
     plane = transport.plane
     with plane.lock:
@@ -89,7 +89,7 @@ def recycle(transport: Any, ref: SlotRef, how: str, ctx: CallContext) -> list[Re
 
 
 def _store(plane: Any, host: Any, block: Block, op_id: str, ctx: CallContext) -> tuple[SlotRef, ...]:
-    """Write a block into one slot of its own."""
+    """Write a block into a new slot."""
     now = plane.clock.time()
     per_slot, host.rows_per_slot = host.rows_per_slot, None
     try:

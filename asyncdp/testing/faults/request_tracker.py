@@ -1,4 +1,4 @@
-"""What each request is about: host, port, partition, samples; learnt from those that were made before it."""
+"""Determines host, port, partition and samples of each request, with the help of the user call's earlier requests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RequestTracker", "Subject"]
 
-#: User calls whose slots and ids are remembered, to tell which samples a request is about.
+#: Maximum number of user calls whose slots and sample ids are kept.
 REMEMBERED = 4096
 
 
@@ -31,7 +31,7 @@ def _key(ref: SlotRef) -> SlotKey:
 
 @dataclass(slots=True)
 class _Seen:
-    """What is known of one user call from the requests that were made for it."""
+    """Partition, sample ids and slots of one user call, as known from its requests."""
 
     partition: str
     ids: Sequence[str]
@@ -40,11 +40,11 @@ class _Seen:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What one request is about, as rules see it.
+    """Properties of a request that rules are matched against.
 
     Attributes:
-        by_slot: The samples of each slot of a read.
-        kinds: The names of its type and of those that this derives from.
+        by_slot: For a read, the sample ids in each slot.
+        kinds: Names of the request's type and of its base classes.
     """
 
     call: str
@@ -57,7 +57,7 @@ class Subject:
     kinds: frozenset[str] = frozenset()
 
     def fits(self, rule: Rule) -> bool:
-        """Whether a rule is about this request."""
+        """Whether a rule applies to this request."""
         where = rule.where
         return (
             rule.wants(self.kinds, self.verb)
@@ -70,18 +70,18 @@ class Subject:
 
 @cache
 def _kinds(kind: type) -> frozenset[str]:
-    """Return the names of a call's type and of all that it derives from."""
+    """Return the names of a call's type and of its base classes."""
     return frozenset(each.__name__ for each in kind.__mro__)
 
 
 class RequestTracker:
-    """Tells of a slot call which samples it is about: it names slots, and the look-up before it named both."""
+    """Determines the samples of slot calls, which name only slots, from the preceding look-up, which names both."""
 
     def __init__(self) -> None:
         self._calls: OrderedDict[str, _Seen] = OrderedDict()
 
     def describe(self, call: Call[Any], ctx: CallContext) -> Subject:
-        """Tell host, partition and samples, from the request or from those made before it for the same user call."""
+        """Return the properties of a request, from itself or from earlier requests of the same user call."""
         host = getattr(call, "host", None)
         partition: str | None = getattr(call, "partition_id", None)
         ids: Sequence[str] = getattr(call, "sample_ids", None) or ()
@@ -120,7 +120,7 @@ class RequestTracker:
                 self._calls.popitem(last=False)
 
     def learn(self, call: Call[Any], result: Any, ctx: CallContext) -> None:
-        """Remember which samples lie in which slots."""
+        """Record from the answer of a look-up which samples are in which slots."""
         if not isinstance(call, Locate):
             return
         seen = self._calls.get(ctx.op_id)

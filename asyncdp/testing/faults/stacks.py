@@ -1,4 +1,4 @@
-"""Stacks with faults in them."""
+"""Stacks with fault injection."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def faulty_stack(
     claim_poll_s: float | None = None,
     **settings: Any,
 ) -> Client:
-    """Put the default layers around a transport, and the faults of a plan between them and it.
+    """Build a client of a transport with the default layers and, below them, the fault layer of a plan.
 
     ::
 
@@ -38,10 +38,10 @@ def faulty_stack(
 
     Args:
         transport: See :func:`~asyncdp.factory.stack`.
-        plan: The faults.
+        plan: The fault plan.
         by_layer: Settings of the layers, as :func:`~asyncdp.factory.default_layers` takes them.
         clock: As ``stack()`` takes it.
-        rng: As ``stack()`` takes it; without one, backoff and rotation follow the seed of the plan.
+        rng: As ``stack()`` takes it; None: backoff and rotation are seeded by the plan.
         on_event: As ``stack()`` takes it.
         call_timeout_s: As ``stack()`` takes it.
         claim_poll_s: As ``stack()`` takes it.

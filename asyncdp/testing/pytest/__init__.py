@@ -1,1 +1,1 @@
-"""The pytest plugin: fixtures, markers, the guard of leaks, the watchdog of event loops."""
+"""The pytest plugin: fixtures, markers, the leak guard, and the watchdog of event loops."""

@@ -1,6 +1,6 @@
 """The hooks of the leak guard and of the watchdog.
 
-This module is imported in runs of pytest that use no fixture of asyncdp: it loads nothing of the core.
+pytest imports this module even in runs that use no fixture of asyncdp, so it does not import the core.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from .watchdog import Watchdog
 
 __all__ = ["Guards", "add_options"]
 
-#: Rounds and seconds in which tasks that a test has ended may still be ending.
+#: Loop iterations, and seconds, that tasks have to end after the test that cancelled them.
 ROUNDS, TASKS_S = 20, 1.0
-#: Under which name a process of pytest-xdist hands over the segments that it suspects.
+#: Key under which a worker of pytest-xdist reports suspected segments to the controlling process.
 _SUSPECTS = "asyncdp_suspects"
 _ALLOWED = pytest.StashKey[tuple[str, ...] | None]()
 
 
 def add_options(parser: pytest.Parser) -> None:
-    """Add the settings for pytest.ini or pyproject.toml."""
+    """Register the ini options for pytest.ini or pyproject.toml."""
     parser.addini(
         "asyncdp_leaks", "fail tests that leave tasks, threads, processes, files, segments", "bool", default=False
     )
@@ -38,7 +38,7 @@ def add_options(parser: pytest.Parser) -> None:
 
 
 class Guards:
-    """Looks at each test that wants to be looked at: by the setting ``asyncdp_leaks``, or the marker ``leaks``."""
+    """Runs leak guard and watchdog on the tests selected by the option ``asyncdp_leaks`` or the marker ``leaks``."""
 
     def __init__(self, config: pytest.Config) -> None:
         self._every = bool(config.getini("asyncdp_leaks"))
@@ -48,14 +48,14 @@ class Guards:
         self._watchdog: Watchdog | None = None
         after_s = float(config.getini("asyncdp_watchdog_s"))
         if after_s > 0:
-            # Standard error itself: what pytest puts in its place is read when the test is over, which it may never be.
+            # The real standard error: pytest's capture is shown only after the test, which may never end.
             to = os.dup(sys.__stderr__.fileno() if sys.__stderr__ is not None else 2)
             self._stack.callback(os.close, to)
             self._watchdog = Watchdog(after_s, lambda text: os.write(to, text.encode(errors="replace")))
             self._stack.callback(self._watchdog.close)
 
     def _allowed(self, item: pytest.Item) -> tuple[str, ...] | None:
-        """Return what a test may leave behind; None: it is not looked at."""
+        """Return what a test may leave behind; None: the test is not checked."""
         marker = item.get_closest_marker("leaks")
         if marker is None:
             return () if self._every else None
@@ -69,11 +69,11 @@ class Guards:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Remember what there is; look at the tasks when the test function ends."""
+        """Take a snapshot before the test, and have its asyncio tasks checked when the test function ends."""
         try:
             allow = item.stash[_ALLOWED] = self._allowed(item)
         except pytest.UsageError:
-            yield  # else what others have to end was never begun, and they complain as well
+            yield  # the other hooks still have to run, or their teardown would fail too
             raise
         if allow is not None:
             self._guard.begin()
@@ -87,27 +87,27 @@ class Guards:
     def pytest_fixture_setup(
         self, fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
     ) -> Generator[None, object, object]:
-        """Count what fixtures of wider scopes make as what there was."""
+        """Add what fixtures of wider scopes create to the snapshot."""
         del request
         with nullcontext() if fixturedef.scope == "function" else self._guard.lasting():
             return (yield)
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
-        """Compare, when everything that is the test's own has ended."""
+        """Compare with the snapshot after the teardown of the test."""
         result = yield
         allow = item.stash.get(_ALLOWED, None)
         if allow is not None:
-            getattr(item, "funcargs", {}).clear()  # pytest lets go of what fixtures gave only a moment later
+            getattr(item, "funcargs", {}).clear()  # pytest releases the values of fixtures only later
         if allow is not None and (left := self._guard.left(item.nodeid, allow)):
             pytest.fail(f"{item.name} has left behind: " + "; ".join(left), pytrace=False)
         return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_sessionfinish(self, session: pytest.Session) -> Generator[None, None, None]:
-        """Tell of segments that are still there, with the test in which each appeared.
+        """Report segments that still exist, with the test in which each appeared.
 
-        A process of pytest-xdist has nobody to tell: the one that shares out the tests looks, when all have ended.
+        Workers of pytest-xdist pass them to the controlling process, which checks after all workers have ended.
         """
         told = getattr(session.config, "workeroutput", None)
         if told is not None:
@@ -121,25 +121,25 @@ class Guards:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Take over the suspects of a process that has ended."""
+        """Collect the suspected segments of a pytest-xdist worker that has ended."""
         self._guard.suspect(getattr(node, "workeroutput", {}).get(_SUSPECTS, {}))
 
     _told: list[str] = []  # noqa: RUF012 - replaced, never changed
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print what was left at the end."""
+        """Print the segments that were left at the end."""
         for line in self._told:
             terminalreporter.line(f"LEFT BEHIND: {line}", red=True)
 
     def pytest_unconfigure(self) -> None:
-        """End the watchdog."""
+        """Stop the watchdog."""
         self._stack.close()
 
 
 def _guarded(
     test: Callable[..., Awaitable[Any]], name: str, watchdog: Watchdog | None, *, tasks: bool
 ) -> Callable[..., Awaitable[Any]]:
-    """Return a test function that looks at its loop."""
+    """Wrap a test function so that the watchdog monitors its loop and leftover tasks are found."""
 
     @functools.wraps(test)
     async def guarded(*args: Any, **kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ def _guarded(
 
 
 def _tasks() -> dict[int, str]:
-    """Return the tasks of this loop, but those that a client names as its own: they end with it."""
+    """Return the tasks of this loop, except those named as belonging to a client, which end with the client."""
     import anyio
 
     return {
@@ -165,7 +165,7 @@ def _tasks() -> dict[int, str]:
 
 
 async def _left(before: dict[int, str]) -> list[str]:
-    """Return the tasks that are new and do not end."""
+    """Return the new tasks that do not end in time."""
     import anyio
 
     new: list[str] = []

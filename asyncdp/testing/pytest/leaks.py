@@ -1,6 +1,6 @@
-"""The leak guard: what a test has left behind in the process and on the machine.
+"""The leak guard: finds what a test left behind in the process and on the machine.
 
-This module is imported in runs of pytest that use no fixture of asyncdp: it loads nothing of the core.
+pytest imports this module even in runs that use no fixture of asyncdp, so it does not import the core.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 
 __all__ = ["KINDS", "LeakGuard", "Snapshot", "lasting"]
 
-#: What a test can leave behind.
+#: Kinds of leaks.
 KINDS = ("tasks", "threads", "processes", "files", "segments")
-#: Seconds in which what a test has ended may still be ending: a thread at its last line, a child not yet reaped.
+#: Seconds that threads and child processes which a test stopped have to end.
 GRACE_S = 2.0
-#: Threads that belong to whoever runs the tests, or idle in a pool that ends by itself.
+#: Name prefixes of threads that belong to test tools, or to pools whose idle threads end by themselves.
 OUTSIDE = ("asyncdp watchdog", "pytest_timeout", "Trio thread", "AnyIO worker thread")
-#: Processes that Python keeps for the rest of its life once they were needed.
+#: Processes that Python keeps running from their first use until its own end.
 KEPT = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 SHM = Path("/dev/shm")  # noqa: S108 - where Linux keeps shared memory
 PROC = Path("/proc")
 
-#: Guards that are at work; ``lasting`` tells them.
+#: The active guards; :func:`lasting` informs them.
 _AT_WORK: list[LeakGuard] = []
 
 
 @dataclass
 class Snapshot:
-    """What there is at one moment; ``{what identifies it: what a person calls it}``."""
+    """Resources that exist at one moment, by kind: ``{identity: description for messages}``."""
 
     threads: dict[object, str] = field(default_factory=dict)
     processes: dict[object, str] = field(default_factory=dict)
@@ -42,11 +42,11 @@ class Snapshot:
 
     @classmethod
     def now(cls) -> Snapshot:
-        """Look at threads, children, file descriptors, and shared memory."""
+        """Take a snapshot of threads, child processes, file descriptors and shared memory segments."""
         return cls(_threads(), _processes(), _files(), {name: name for name in _segments()})
 
     def without(self, known: Snapshot) -> Snapshot:
-        """Return what is here and not there."""
+        """Return the resources that ``known`` does not have."""
         return Snapshot(
             *(
                 {key: name for key, name in here.items() if key not in there}
@@ -55,7 +55,7 @@ class Snapshot:
         )
 
     def add(self, other: Snapshot) -> None:
-        """Take in what is there."""
+        """Add the resources of another snapshot."""
         for here, there in zip(self, other, strict=True):
             here.update(there)
 
@@ -64,7 +64,7 @@ class Snapshot:
         return iter((self.threads, self.processes, self.files, self.segments))
 
     def items(self) -> Iterator[tuple[str, dict[object, str]]]:
-        """Iterate over kinds by name."""
+        """Iterate over (name, resources) of the kinds."""
         return zip(KINDS[1:], self, strict=True)
 
 
@@ -81,7 +81,7 @@ def _children(pid: int) -> list[int]:
     for listed in PROC.glob(f"{pid}/task/*/children"):
         try:
             found += map(int, listed.read_text().split())
-        except OSError:  # a thread that has just ended
+        except OSError:  # the thread has just ended
             continue
     return found
 
@@ -108,7 +108,7 @@ def _files() -> dict[object, str]:
     for number in numbers:
         try:
             target = os.readlink(f"/proc/self/fd/{number}")  # noqa: PTH115 - as above
-        except OSError:  # the one that was used to list them
+        except OSError:  # the descriptor that was used to list the folder
             continue
         found[number, target] = f"{number} -> {target}"
     return found
@@ -146,13 +146,14 @@ def _mapped_by_anyone() -> set[str]:
 
 
 class LeakGuard:
-    """Compares before and after.
+    """Compares snapshots from before and after a test.
 
-    A segment that nobody has mapped tells of no owner, and other programs of the machine make some too. Such a one is
-    only suspected, by the test in which it appeared, and counts if it is still there at the end of the session.
+    The owner of a segment that no process has mapped is unknown, and other programs create segments as well. Such a
+    segment is only suspected, together with the test in which it appeared, and reported if it still exists at the end
+    of the session.
 
     Args:
-        grace_s: How long what is found may take to go away.
+        grace_s: Seconds that resources have to disappear after a test.
     """
 
     def __init__(self, grace_s: float = GRACE_S) -> None:
@@ -161,12 +162,12 @@ class LeakGuard:
         self._suspects: dict[str, str] = {}
 
     def begin(self) -> None:
-        """Remember what there is; it is nobody's fault."""
+        """Take the snapshot to compare with; what it contains is not a leak."""
         self._known = Snapshot.now()
 
     @contextmanager
     def lasting(self) -> Iterator[None]:
-        """Count what appears meanwhile as what there was before."""
+        """Add what is created within the ``with`` block to the snapshot."""
         before = Snapshot.now()
         try:
             yield
@@ -174,12 +175,12 @@ class LeakGuard:
             self._known.add(Snapshot.now().without(before))
 
     def left(self, test: str, allow: tuple[str, ...] = ()) -> list[str]:
-        """Return what has appeared and does not go away, a line each; empty where nothing has."""
+        """Return one line for each new resource that does not disappear in time."""
         new = self._new(test, allow)
         if new:
             until = time.monotonic() + self.grace_s
             while new and time.monotonic() < until:
-                gc.collect()  # what nobody refers to any more is closed by its finalizer, which may free something else
+                gc.collect()  # finalizers of unreferenced objects close resources, and may release further objects
                 time.sleep(0.01)
                 new = self._new(test, allow)
         return new
@@ -199,11 +200,11 @@ class LeakGuard:
         ]
 
     def suspect(self, found: Mapping[str, str]) -> None:
-        """Take over what another process suspects: segments with their tests."""
+        """Add the segments that another process suspects: {segment: test}."""
         self._suspects.update(found)
 
     def suspects(self) -> Mapping[str, str]:
-        """Return the segments that were suspected, are still there, and are mapped by nobody; with their tests."""
+        """Return the suspected segments that still exist and that no process has mapped: {segment: test}."""
         there = set(_segments()) & self._suspects.keys()
         if there:
             there -= _mapped_by_anyone()
@@ -211,7 +212,7 @@ class LeakGuard:
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Have :func:`lasting` tell this guard."""
+        """Register this guard with :func:`lasting` during the ``with`` block."""
         _AT_WORK.append(self)
         try:
             yield
@@ -221,14 +222,14 @@ class LeakGuard:
 
 @contextmanager
 def lasting() -> Iterator[None]:
-    """Start something that outlives the test in which it is first needed, such as servers for the whole session.
+    """Exempt what is created in this block from the leak guard, such as servers that serve the whole session.
 
     ::
 
         with lasting():
             server = start_server()
 
-    What appears meanwhile is no leak. Fixtures of a wider scope than a function need no such thing.
+    Fixtures with a wider scope than ``function`` are exempt without this.
     """
     with ExitStack() as stack:
         for guard in _AT_WORK:

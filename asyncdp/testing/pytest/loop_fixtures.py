@@ -1,10 +1,10 @@
-"""Fixtures whose value is closed on the event loop of the test, after every fixture that used it.
+"""Fixtures whose value is closed on the event loop of the test, after all fixtures that used it.
 
-A client is bound to the loop that it is used on: closed from another one it could not even say goodbye. Async fixtures
-would do, but each async plugin has its own kind, and runs only those; so a fixture marked with :func:`closing` is
-written once, as a plain function, and turned into what the plugin that runs the test understands.
+A client is bound to the loop that it is used on; closed from another loop it could not send its last requests. Async
+fixtures would solve this, but each async plugin runs only its own kind of them. So a fixture marked with
+:func:`closing` is written once, as a plain function, and converted to the kind of the plugin that runs the test.
 
-This module is imported in every run of pytest: it loads nothing of the core.
+pytest imports this module in every run, so it does not import the core.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Held", "closing", "replaced"]
 
 @dataclass(frozen=True)
 class Held:
-    """What such a fixture gives, and what has to be awaited when the test is over."""
+    """The value of such a fixture, and the coroutine function to await after the test."""
 
     client: Client
     end: Callable[[], Awaitable[None]]
@@ -35,15 +35,15 @@ class Held:
 
 Make = Callable[..., Held]
 
-#: What the plain functions, by which fixtures are written, are kept under.
+#: Attribute of a fixture function that holds the plain function it was made from.
 _MAKE = "_asyncdp_make"
 
 
 def closing(make: Make) -> Callable[..., Any]:
-    """Turn a function that makes a client into a fixture function that ends it as well."""
+    """Turn a function that creates a client into a fixture function that also closes it."""
 
     def plain(**kwargs: Any) -> Iterator[Client]:
-        """Serve a test that is no coroutine, and so has no loop of its own."""
+        """Provide the client to a synchronous test, which has no event loop."""
         import anyio
 
         held = make(**kwargs)
@@ -55,7 +55,7 @@ def closing(make: Make) -> Callable[..., Any]:
 
 
 def _like(make: Make, fixture: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a fixture function the name, text and arguments of the one that it stands for."""
+    """Give a fixture function the name, docstring and parameters of the one that it replaces."""
     fixture.__name__ = fixture.__qualname__ = make.__name__
     fixture.__doc__ = make.__doc__
     fixture.__signature__ = inspect.signature(make)  # type: ignore[attr-defined]
@@ -64,7 +64,7 @@ def _like(make: Make, fixture: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def replaced(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
-    """Let a fixture of this kind be set up as the plugin that runs the test wants it."""
+    """Set up a fixture of this kind in the form that the plugin of the test needs."""
     make = getattr(fixturedef.func, _MAKE, None)
     func = None if make is None else _for(make, request)
     if func is None:
@@ -79,7 +79,7 @@ def replaced(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest)
 
 
 def _for(make: Make, request: pytest.FixtureRequest) -> Callable[..., Any] | None:
-    """Return the fixture function for the test that asks; None: the plain one will do."""
+    """Return the fixture function for the requesting test; None: use the plain one."""
     item = request.node
     if virtual_item.is_virtual(item):
         return _ended_by_the_run(make, item)
@@ -92,7 +92,7 @@ def _for(make: Make, request: pytest.FixtureRequest) -> Callable[..., Any] | Non
 
 
 def _by_pytest_asyncio(make: Make, item: pytest.Item) -> Callable[..., Any]:
-    """Return a fixture of pytest-asyncio's, which sets the loop of the test while it is set up."""
+    """Return a fixture of pytest-asyncio, which makes the loop of the test current during the setup."""
     import asyncio
 
     import pytest_asyncio
@@ -122,7 +122,7 @@ def _by_anyio(make: Make) -> Callable[..., Any]:
 
 
 def _ended_by_the_run(make: Make, item: pytest.Item) -> Callable[..., Any]:
-    """Return a plain function: in virtual time the loop ends with the test, so the run ends what it used."""
+    """Return a plain function: in virtual time the loop ends with the test, so the run closes the client."""
 
     def fixture(**kwargs: Any) -> Client:
         held = make(**kwargs)

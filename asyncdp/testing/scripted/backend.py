@@ -1,4 +1,4 @@
-"""A backend that a test plays."""
+"""The scripted backend, whose requests a test takes and answers."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Backend", "Scripted"]
 
 
 class Backend:
-    """The other end of a pair: requests come out here, one after the other, and wait for their answers.
+    """The backend end of a pair: the test takes requests from it one after another and answers them.
 
     Attributes:
-        taken: The requests that :meth:`next` returned, in their order.
+        taken: The requests that :meth:`next` returned, in order.
     """
 
     def __init__(self) -> None:
@@ -37,18 +37,18 @@ class Backend:
 
     @property
     def waiting(self) -> tuple[Request, ...]:
-        """The requests that have come and were not taken yet, in order; without those that were given up."""
+        """The requests that arrived and were not taken yet, in order, without those whose caller has given up."""
         return tuple(request for request in self._waiting if not request.given_up)
 
     async def next(self, *kinds: type[Call[Any]], timeout_s: float = 5.0) -> Request:
-        """Return the next request, waiting for it.
+        """Wait for the next request and return it.
 
         Args:
-            *kinds: What it has to be, such as ``ReadSlots``; none: anything.
-            timeout_s: How long it may take to come, in seconds of the loop's clock; long enough for a busy machine.
+            *kinds: Types that the request must have, such as ``ReadSlots``; none: any type.
+            timeout_s: Maximum wait in seconds of the loop's clock; the default suffices on a busy machine.
 
         Raises:
-            AssertionError: None came in time, or one of another kind came; the message says what did.
+            AssertionError: No request arrived in time, or one of another type did; the message describes it.
         """
         wanted = " or ".join(kind.__name__ for kind in kinds) or "request"
         with anyio.move_on_after(timeout_s):
@@ -68,34 +68,34 @@ class Backend:
         return request
 
     def nothing(self) -> None:
-        """Check that no request waits to be taken.
+        """Check that no request is waiting to be taken.
 
         Raises:
-            AssertionError: One does.
+            AssertionError: A request is waiting.
         """
         if self.waiting:
             raise AssertionError(f"nobody expected {', '.join(str(request) for request in self.waiting)}")
 
     def finish(self) -> None:
-        """Check that the test answered every request; ``async with pair()`` does it.
+        """Check that the test answered every request; ``async with pair()`` calls this at its end.
 
-        Whoever gave up on a request, because he was cancelled or ran out of time, is not waited for; closing the client
-        does not count as that.
+        Requests whose caller was cancelled or timed out need no answer; requests that were ended by closing the client
+        do.
 
         Raises:
-            AssertionError: Some were not taken, or were taken and never answered.
+            AssertionError: A request was not taken, or was taken and never answered.
         """
         left = [f"{r} (not taken)" for r in self._waiting if r.owed] + [f"{r} (taken)" for r in self.taken if r.owed]
         if left:
             raise AssertionError(f"{len(left)} request(s) were never answered: {'; '.join(left)}")
 
     def close(self) -> None:
-        """End all waits; for the transport of the pair."""
+        """End all waits; called by the transport of the pair."""
         for request in self._going:
             request.close()
 
     async def serve(self, request: Request) -> Any:
-        """Take a request in and return its answer; for the transport of the pair."""
+        """Pass a request to the test and return the answer; called by the transport of the pair."""
         self._waiting.append(request)
         self._going.add(request)
         if self._came is not None:
@@ -106,18 +106,18 @@ class Backend:
             self._going.discard(request)
 
     def __repr__(self) -> str:
-        """Say what waits."""
+        """Show the waiting requests."""
         return f"<backend: {len(self.waiting)} waiting, {len(self.taken)} taken>"
 
 
 class Scripted(Service):
-    """The transport of a pair: asks the test.
+    """The transport of a pair, which has the test answer its requests.
 
     Args:
-        backend: Where the test sits.
-        behind: A transport that answers what is forwarded.
-        only: The kinds of calls that the test answers; what else comes is forwarded. None: all.
-        capabilities: What it claims to guarantee.
+        backend: The backend from which the test takes requests.
+        behind: Transport that answers forwarded requests; None: there is none.
+        only: Types of calls that the test answers; all others are forwarded. None: the test answers all.
+        capabilities: The capabilities to report.
     """
 
     def __init__(
@@ -135,34 +135,34 @@ class Scripted(Service):
         self.error_table = tuple(getattr(behind, "error_table", ()))
 
     def get_capabilities(self) -> DataPlaneCapabilities:
-        """Tell what the test said that it guarantees."""
+        """Return the capabilities that the test set."""
         return self._capabilities
 
     @property
     def object_codec(self) -> ObjectCodec:
-        """That of the transport behind."""
+        """Return the codec of the transport behind."""
         return super().object_codec if self.behind is None else self.behind.object_codec
 
     @property
     def owner(self) -> str:
-        """That of the transport behind."""
+        """Return the owner of the transport behind; without one, ``"pair"``."""
         return "pair" if self.behind is None else self.behind.owner
 
     def attach_config(self) -> dict[str, Any]:
-        """That of the transport behind."""
+        """Return the config of the transport behind."""
         return super().attach_config() if self.behind is None else self.behind.attach_config()
 
     async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
-        """Ask the test, or the transport behind."""
+        """Have the test or the transport behind answer the call."""
         onward = None if self.behind is None else self.behind.execute
-        if type(call) is Probe and not (self.only and Probe in self.only):  # a test that means outages says so
+        if type(call) is Probe and not (self.only and Probe in self.only):  # by default the test gets no probes
             return await (super().execute(call, ctx) if onward is None else onward(call, ctx))
         if onward is not None and self.only is not None and not isinstance(call, self.only):
             return await onward(call, ctx)
         return await self.backend.serve(Request(call, ctx, onward))
 
     async def on_close(self) -> None:
-        """End the waits, and close what is behind."""
+        """End all waits, and close the transport behind."""
         self.backend.close()
         if self.behind is not None:
             await self.behind.close()

@@ -1,4 +1,4 @@
-"""A client, and the backend behind it in the hands of the test."""
+"""Pairs of a client and a backend whose answers the test gives."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Pair", "pair"]
 
-#: What a pair claims to guarantee unless told otherwise: everything, so that every layer does all it can.
+#: Default capabilities of a pair: all of them, so that no layer disables a feature.
 ALL = DataPlaneCapabilities(**dict.fromkeys(DataPlaneCapabilities.__dataclass_fields__, True))
-#: Seconds that closing a client may take at the end of ``async with pair()``: above what its layers take at most.
+#: Maximum time in seconds for closing the client at the end of ``async with pair()``; more than its layers ever take.
 CLOSE_S = 10.0
 
 
 class Pair(NamedTuple):
-    """What :func:`pair` returns: to be taken apart, or to be used with ``async with``."""
+    """Result of :func:`pair`: a tuple (client, backend) that can also be used with ``async with``."""
 
     client: Client
     backend: Backend
@@ -45,7 +45,7 @@ class Pair(NamedTuple):
     async def __aexit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the client; where the body went well, check that every request was answered."""
+        """Close the client; if the body raised nothing, check that every request was answered."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(CLOSE_S):
             await self.client.close()
         if err is None:
@@ -61,7 +61,7 @@ def pair(
     capabilities: DataPlaneCapabilities | None = None,
     **settings: Any,
 ) -> Pair:
-    """Return a client, and the backend that the test plays for it.
+    """Return a client and its backend, from which the test takes requests and answers them.
 
     ::
 
@@ -79,18 +79,19 @@ def pair(
         call.forward()  # another port answers, from memory
 
     Args:
-        transport: What answers the requests that are forwarded, and those that ``only`` leaves out; ``Locate`` and
-            ``ReadSlots`` are tedious to answer by hand.
-        layers: As ``stack()`` takes them. By default only what ends each call by its ``timeout_s``, so that the test
-            sees what the verbs ask for. None, or any setting of a layer: the default ones.
-        only: The kinds of calls that come to the test; needs a transport for the others. Default: all.
-        slots: Whether the backend is asked in slot calls (``Locate``, ``ReadSlots``, ``Publish``, ...); else in whole
-            verbs (``GetSamples``, ``PutSamples``, ``ClaimMeta``, ...).
-        capabilities: What the backend claims to guarantee; default: that of the transport, else everything.
+        transport: Transport that answers forwarded requests and those that ``only`` excludes; useful because
+            ``Locate`` and ``ReadSlots`` are tedious to answer by hand. None: the test answers all requests.
+        layers: As ``stack()`` takes them. The default is a single layer that ends each call at its ``timeout_s``, so
+            that the test sees exactly the requests of the verbs. With None, or with any layer setting: the default
+            layers.
+        only: Types of calls that the test answers; requires a transport for the others. None: all types.
+        slots: Whether the backend gets slot calls (``Locate``, ``ReadSlots``, ``Publish``, ...) or whole verbs
+            (``GetSamples``, ``PutSamples``, ``ClaimMeta``, ...).
+        capabilities: Capabilities of the backend. None: those of the transport, or all without a transport.
         **settings: As ``stack()`` takes them: ``attempt_timeout_s=1.0``, ``call_timeout_s=5.0``.
 
     Raises:
-        ValueError: ``only`` without a transport, or a setting that no layer has.
+        ValueError: ``only`` is given without a transport, or no layer has one of the settings.
     """
     behind = transport.given if isinstance(transport, Client) else transport
     if only is not None and behind is None:
@@ -98,15 +99,15 @@ def pair(
     if capabilities is None:
         capabilities = ALL if behind is None else behind.get_capabilities()
     if behind is not None and not slots and behind.get_capabilities().slot_addressable:
-        behind = SlotMapping(behind)  # it is asked in whole verbs
+        behind = SlotMapping(behind)  # forwarded requests are whole verbs
     backend = Backend()
     scripted = Scripted(backend, behind, only, replace(capabilities, slot_addressable=slots))
     chosen = layers
     if layers == ():
-        # A call that nobody answers still ends by its time, as it does on every backend.
+        # A call that the test does not answer ends at its timeout, as it does on every backend.
         chosen = None if settings.keys() - _OF_STACK else [partial(AttemptTimeout, attempt_timeout_s=math.inf)]
     return Pair(stack(scripted, chosen, **settings), backend)
 
 
-#: Arguments of ``stack()`` that are no settings of a layer.
+#: Arguments of ``stack()`` that are not layer settings.
 _OF_STACK = frozenset({"call_timeout_s", "claim_poll_s", "clock", "on_event", "retry_budget", "rng"})

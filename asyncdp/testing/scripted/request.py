@@ -1,4 +1,4 @@
-"""One request that reached a scripted backend, and that the test answers."""
+"""A request that reached a scripted backend and that the test answers."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 
 __all__ = ["Request", "shown"]
 
-#: Characters of one argument that a message shows: enough for ids and hosts, not for a tensor.
+#: Maximum number of characters of one argument in messages: enough for ids and hosts, too few for a tensor.
 SHOWN = 60
 
 
 def shown(call: Call[Any]) -> str:
-    """Write a call so that a person knows it again: its type and its short arguments."""
+    """Describe a call for messages by its type and its short arguments."""
     names = [name for name in getattr(call, "__dataclass_fields__", ()) if getattr(call, name) is not None]
     texts = [f"{name}={text}" for name in names if len(text := repr(getattr(call, name))) <= SHOWN]
     return f"{type(call).__name__}({', '.join(texts)}{', ...' if len(texts) < len(names) else ''})"
 
 
 class Request:
-    """A request that waits for its answer. The arguments of the call can be asked for here: ``request.sample_ids``.
+    """A request that waits for its answer. The call's arguments are attributes of it, such as ``request.sample_ids``.
 
     Attributes:
-        call: What is asked: a :class:`~asyncdp.calls.Call`, such as ``ReadSlots``.
-        ctx: Its context: ``ctx.op_id``, ``ctx.attempt``, ``ctx.remaining()``.
+        call: The :class:`~asyncdp.calls.Call` to answer, such as ``ReadSlots``.
+        ctx: Context of the call: ``ctx.op_id``, ``ctx.attempt``, ``ctx.remaining()``.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class Request:
     ) -> None:
         self.call = call
         self.ctx = ctx
-        #: Whether whoever asked does not wait any more: it was cancelled, or ran out of time.
+        #: Whether the caller has stopped waiting because it was cancelled or timed out.
         self.given_up = False
-        #: Whether it came after the client began to close: nobody has to answer it.
+        #: Whether it arrived after the client began to close, so that it need not be answered.
         self.late = ctx.env.life.closed or ctx.verb == "close"
-        #: Whether closing the client is what ended the wait for an answer.
+        #: Whether the wait for an answer was ended by closing the client.
         self.cut_off = False
         self._onward = onward
         self._answer: Callable[[], Awaitable[Any]] | None = None
@@ -53,17 +53,17 @@ class Request:
 
     @property
     def verb(self) -> str:
-        """The user's verb that it is made for, such as ``"get_samples"``."""
+        """User's verb that the request is made for, such as ``"get_samples"``."""
         return self.ctx.verb
 
     @property
     def answered(self) -> bool:
-        """Whether the test has decided about it: replied, failed, dropped or forwarded."""
+        """Whether the test has replied to, failed, dropped or forwarded it."""
         return self._answer is not None
 
     @property
     def owed(self) -> bool:
-        """Whether somebody waited for an answer until the client was closed, or still does."""
+        """Whether the caller still waits for an answer, or waited until the client was closed."""
         return not self.answered and not self.late and (self.cut_off or not self.given_up)
 
     def __getattr__(self, name: str) -> Any:
@@ -76,7 +76,7 @@ class Request:
             raise AttributeError(f"neither a request nor {type(self.call).__name__} has {name!r}") from None
 
     def reply(self, value: Any = None) -> None:
-        """Answer with this value. Where nobody waits any more, the answer comes too late and is lost, as on a wire."""
+        """Answer with this value. If the caller has stopped waiting, the answer is lost, as on a network."""
 
         async def answer() -> Any:
             return value
@@ -84,7 +84,7 @@ class Request:
         self._decide(answer)
 
     def fail(self, error: BaseException | type[BaseException]) -> None:
-        """Answer with an error, raw (``ConnectionResetError``) or typed (``DataPlaneNotReady(...)``)."""
+        """Answer with an error, either raw (``ConnectionResetError``) or typed (``DataPlaneNotReady(...)``)."""
 
         async def answer() -> Any:
             raise error
@@ -92,7 +92,7 @@ class Request:
         self._decide(answer)
 
     def drop(self) -> None:
-        """Never answer: whoever asks waits until his time is over."""
+        """Never answer, so that the caller waits until it times out or is cancelled."""
 
         async def answer() -> Any:
             await self._closed.wait()
@@ -101,7 +101,7 @@ class Request:
         self._decide(answer)
 
     def forward(self) -> None:
-        """Let the transport behind the pair answer.
+        """Have the transport behind the pair answer.
 
         Raises:
             ValueError: The pair was made without one.
@@ -112,10 +112,10 @@ class Request:
         self._decide(lambda: onward(self.call, self.ctx))
 
     async def abandoned(self, timeout_s: float = 5.0) -> None:
-        """Wait until whoever asked has given up.
+        """Wait until the caller has stopped waiting for an answer.
 
         Raises:
-            AssertionError: He still waits after ``timeout_s``.
+            AssertionError: The caller still waits after ``timeout_s``.
         """
         with anyio.move_on_after(timeout_s):
             await self._gone.wait()
@@ -123,7 +123,7 @@ class Request:
             raise AssertionError(f"after {timeout_s:g} s somebody still waits for the answer to {self}")
 
     def close(self) -> None:
-        """End the wait for an answer: the client was closed; for the backend."""
+        """End the wait for an answer because the client was closed; called by the backend."""
         self._closed.set()
         if self._answer is None:
             self.cut_off = True
@@ -139,7 +139,7 @@ class Request:
         self._answered.set()
 
     async def settled(self) -> Any:
-        """Wait for the test's decision and carry it out; for the backend."""
+        """Wait until the test answers, and return or raise the answer; called by the backend."""
         try:
             await self._answered.wait()
             if self._answer is None:
@@ -153,5 +153,5 @@ class Request:
             self._gone.set()
 
     def __repr__(self) -> str:
-        """Say what is asked, and for which verb."""
+        """Show the call and the verb."""
         return f"{shown(self.call)} of {self.verb}"

@@ -1,17 +1,17 @@
-"""A simulated fabric, and checks of what happened in it.
+"""Deterministic simulation of a plane with its clients and network, and checks of the recorded history.
 
-One seed makes a plane, its clients and their stacks, the network between them, what goes wrong and when, and the work
-that is done; :func:`simulate` runs it in virtual time and checks the history::
+One seed determines a plane, its clients and their stacks, the network between them, the faults and their times, and the
+workload; :func:`simulate` runs it in virtual time and checks the history::
 
     report = simulate(seed=7)
     assert not report.violations, report.told()
 
-The same on all cores: ``python -m asyncdp.testing.simulate --seconds 60``. For a simulation of your own there is
-:class:`Fabric`; for checking what your own plane did, under whatever faults, :class:`Recorded` and :func:`check`::
+``python -m asyncdp.testing.simulate --seconds 60`` runs many seeds on all cores. To write a simulation of your own, use
+:class:`Fabric`. To check the behaviour of a real plane under any faults, use :class:`Recorded` and :func:`check`::
 
     history = History()
     alice = Recorded(client, history, "alice")
-    await alice.put_samples(["a"], "train", {"x": torch.tensor([1])})   # values that no other row has
+    await alice.put_samples(["a"], "train", {"x": torch.tensor([1])})   # unique values
     await alice.get_samples(["a"], "train", ["x"])
     assert check(history) == []
 """

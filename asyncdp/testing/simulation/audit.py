@@ -1,4 +1,4 @@
-"""The books are closed: once the faults are over, everything can be had, ended and given back."""
+"""The final audit of a run: after the faults, all samples can be claimed and removed, and all slots become free."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
 __all__ = ["Audit"]
 
 NAME = "liveness"
-#: Who looks when all others are gone.
+#: Name of the client that audits the plane after all others have been closed.
 AUDITOR = "auditor"
-#: Looks before a drain is taken for endless.
+#: Maximum number of claims while the flow is drained.
 MOST = 2000
-#: Rows that the end claims at a time.
+#: Maximum number of rows that the auditor claims at a time.
 FEW = 8
 
 
 class Audit:
-    """What must hold in the end.
+    """Checks what must hold at the end of a run.
 
     Args:
-        fabric: What it is about.
-        scenario: What happened.
-        values: Where values come from.
+        fabric: The fabric to audit.
+        scenario: The scenario that was run.
+        values: Source of unique values.
     """
 
     def __init__(self, fabric: Fabric, scenario: Scenario, values: Values) -> None:
-        """Bring a client that saw no fault."""
+        """Attach a new client, which has not seen any fault."""
         self.fabric = fabric
         self.scenario = scenario
         self.values = values
@@ -48,7 +48,7 @@ class Audit:
         self.verbs = fabric.recorded(AUDITOR, tags=TAGS)
 
     async def run(self) -> list[Violation]:
-        """Look at all of it."""
+        """Run the audit and return the violations."""
         found = [*await self._exercise()]
         for name, client in self.fabric.clients.items():
             if client.alive and name != AUDITOR:
@@ -64,7 +64,7 @@ class Audit:
     # -- ports
 
     async def _exercise(self) -> list[Violation]:
-        """Read so often that every client must have used every port again, and has no permit left."""
+        """Read until every client must have used every port again; check health and permits of the ports."""
         for attempt in range(8 * self.scenario.hosts):
             if len({host for host, _ in self.fabric.homes(REGISTERS, "x")}) == self.scenario.hosts:
                 break
@@ -97,13 +97,13 @@ class Audit:
     async def _read_often(self, client: str, sample_id: str, times: int) -> None:
         verbs = self.fabric.recorded(client, tags=TAGS)
         for _ in range(times):
-            with suppress(DataPlaneError):  # the check of the calm tells
+            with suppress(DataPlaneError):  # reported by the check of liveness
                 await verbs.get_samples([sample_id], REGISTERS, ["x"], timeout_s=10.0)
 
     # -- the flow
 
     async def _drain(self) -> list[Violation]:
-        """Give back what the dead held, unless a lease has, then score, train and pop all that is left."""
+        """Release the claims of killed clients, unless leases did; then score, train and pop all remaining samples."""
         for name, client in self.fabric.clients.items():
             if not client.alive and self.scenario.lease_s is None:
                 await self.verbs.release_claims(FLOW, name, timeout_s=10.0)
@@ -117,7 +117,7 @@ class Audit:
         return found
 
     async def _claimed(self, worker: Scorer | Trainer) -> KVBatchMeta:
-        """Claim a few, since the plane may be full of what nobody scored: scores need room."""
+        """Claim a few rows; not all, since the plane may be full of unscored samples and scores need room."""
         return await self.verbs.claim_meta(
             FLOW, worker.task, worker.needs, FEW, blocking=False, min_batch_size=1, timeout_s=10.0
         )
@@ -138,7 +138,7 @@ class Audit:
         return meta.size
 
     async def _orphans(self) -> list[Violation]:
-        """Find claims that live although nobody was ever given them."""
+        """Find active claims that no client ever received."""
         found = []
         told = {claim for op in self.fabric.history.operations if op.verb == "claim_meta" for claim in op.claims}
         for task in ("score", "train"):
@@ -149,7 +149,7 @@ class Audit:
         return found
 
     def _left_over(self) -> Iterator[Violation]:
-        """Find samples that should have been claimable."""
+        """Find remaining samples, which should have been claimable."""
         lost = {i for each in self.fabric.history.lost if each.partition == FLOW for i in each.ids}
         part = self.fabric.plane.partitions[FLOW]
         for group in part.groups.values():
@@ -160,7 +160,7 @@ class Audit:
                 continue
             size = self.scenario.group_size
             if any(row.id in lost for row in rows) or (size is not None and len(rows) < size):
-                continue  # a fault took it
+                continue  # a fault removed a part of the group
             ids = [row.id for row in rows]
             states = {row.id: dict(row.claimed) for row in rows}
             yield Violation(NAME, f"nobody could claim {ids}: {states}", FLOW, ids)
@@ -168,7 +168,7 @@ class Audit:
     # -- everything
 
     async def _clear(self) -> list[Violation]:
-        """Remove all that is left, and see that every slot is free."""
+        """Remove all remaining samples and check that every slot is free."""
         for partition in (FLOW, REGISTERS):
             groups = await self.verbs.list_metadata(partition, timeout_s=10.0)
             ids = [key for group in groups for key in group.keys]

@@ -1,4 +1,4 @@
-"""The simulated fabric: a plane, a network, and many clients in one process."""
+"""The simulated fabric: a plane, a network and many clients in one process."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Fabric", "Simulated"]
 
-#: Events that are kept: those that a trace is read for.
+#: Names of the events that are recorded, which are those that help to read a trace.
 KEPT = frozenset(
     {"probe", "quarantine", "recovered", "settled", "unsettled", "ambiguous", "budget_refused", "outage_over"}
 )
@@ -47,14 +47,14 @@ class Simulated:
     """One client of a fabric.
 
     Attributes:
-        name: Who it is, also to the plane (its ``owner``).
-        client: What a user would hold.
-        link: Its way to the plane.
-        alive: Whether it was not killed.
+        name: Name of the client, which is also its ``owner`` towards the plane.
+        client: The client with its layers.
+        link: Its link to the simulated network.
+        alive: Whether it still runs; False once it was killed.
     """
 
     def __init__(self, name: str, client: Client, link: Link) -> None:
-        """Begin alive."""
+        """Start alive."""
         self.name = name
         self.client = client
         self.link = link
@@ -62,12 +62,12 @@ class Simulated:
 
     @property
     def rotation(self) -> PortRotation | None:
-        """Its layer that knows about ports, where it has one."""
+        """Its PortRotation layer; None if it has none."""
         return next((layer for layer in layers_of(self.client) if isinstance(layer, PortRotation)), None)
 
 
 class Fabric:
-    """Hosts, ports, a directory and clients, on the code of the memory transport, in virtual time.
+    """Hosts, ports, a directory and clients, built on the memory transport and run in virtual time.
 
     ::
 
@@ -81,13 +81,13 @@ class Fabric:
         run_virtual(main, "trio", seed=7)
 
     Args:
-        group: Where requests live on whose sender has given up.
-        seed: Of the network and of all clients.
-        conditions: The weather of the network.
-        config: Keys of the plane's config that differ from the default.
+        group: Task group that runs requests whose sender has given up.
+        seed: Seed of the network and of all clients.
+        conditions: Latency and fault probabilities of the network.
+        config: Keys of the plane's config that differ from the defaults.
         memory: Its ``memory`` settings: ports_per_host, slots_per_host, rows_per_slot, checksum.
-        replace: Classes to be used instead of others: layers, Host, Plane, MemoryTransport, RetryBudget; for trying
-            out what would be found if they were broken.
+        replace: {class: replacement} for layers, Host, Plane, MemoryTransport and RetryBudget; used to test that the
+            checks detect faulty implementations.
     """
 
     def __init__(
@@ -133,13 +133,13 @@ class Fabric:
 
     @property
     def plane(self) -> Plane:
-        """The plane itself, as no client sees it."""
+        """The simulated plane."""
         plane: Plane = self.transport.plane
         return plane
 
     @property
     def hosts(self) -> Mapping[str, Host]:
-        """Its slot hosts."""
+        """The slot hosts of the plane, by id."""
         return self.plane.hosts
 
     # -- clients
@@ -154,8 +154,9 @@ class Fabric:
         """Attach a client.
 
         Args:
-            name: Who it is.
-            layers: Its layers, by their names in :data:`~asyncdp.factory.DEFAULT_LAYERS`, with settings; None: all.
+            name: Name of the client.
+            layers: Settings of its layers, by their names in :data:`~asyncdp.factory.DEFAULT_LAYERS`; layers without an
+                entry are left out. None: all layers.
             budget: Settings of its retry budget.
         """
         chosen = {name: {} for name in DEFAULT_LAYERS} if layers is None else layers
@@ -174,7 +175,7 @@ class Fabric:
         rng = random.Random(f"{self.seed}:{name}")  # noqa: S311 - jitter
         client = stack(transport, [*factories, linked], clock=self.clock, rng=rng, retry_budget=budget)
         env = client.env
-        env.session = name  # instead of a random one: the same in each run
+        env.session = name  # not random, so that runs are reproducible
         env.sink = Tap(env.sink, link[0])
         if RetryBudget in self.replace:
             purse: Any = self.replace[RetryBudget]
@@ -186,7 +187,7 @@ class Fabric:
         return made
 
     def _budgets(self, client: Client, budget: Mapping[str, float] | None) -> Budgets:
-        per_slot = 2  # a row of which another slot is stale is looked up, and read, once more
+        per_slot = 2  # a row with a stale slot is located and read once more, with all of its slots
         tries, patience_s = 1, 0.0
         for layer in layers_of(client):
             per_slot *= getattr(layer, "max_rounds", 1) * getattr(layer, "max_attempts", 1)
@@ -196,23 +197,23 @@ class Fabric:
         return Budgets(**known, per_slot=per_slot * tries, after_wait=tries, patience_s=patience_s)
 
     def recorded(self, name: str, *, tags: Sequence[str] = ()) -> Recorded:
-        """Return a client's verbs, written into the history; one for each task that calls them."""
+        """Return recorded verbs of a client; each task that calls them needs its own."""
         return Recorded(self.clients[name].client, self.history, name, tags=tags)
 
     async def close(self, name: str) -> None:
-        """Close a client and record it; what it could not settle is told as an error."""
+        """Close a client and record the call; a pending outcome that it could not reconcile is recorded as an error."""
         client = self.clients[name].client
         op = self.history.begin(name, "close", timeout_s=10.0)
         await client.close()
         left = len(client.env.pending_outcomes)
         self.history.ended(op, DataPlaneError(f"{left} debts are not settled", ambiguous=True) if left else None)
 
-    # -- what the network does
+    # -- the network
 
     def deliver(
         self, transport: Service, call: Call[Any], ctx: CallContext, after_s: float, awake: anyio.Event | None
     ) -> None:
-        """Execute a request later, for a sender that does not wait for it."""
+        """Execute a request later, without a sender that waits for it."""
         self.group.start_soon(self._deliver, transport, call, ctx, after_s, awake)
 
     async def _deliver(
@@ -221,18 +222,18 @@ class Fabric:
         if awake is not None:
             await awake.wait()
         await anyio.sleep(after_s * self.network.rng.uniform(0.5, 20.0))
-        with suppress(Exception):  # nobody is there to be told
+        with suppress(Exception):  # there is no sender to receive the error
             await transport.execute(call, ctx)
 
     def tell(self, client: str, what: str, labels: Mapping[str, Any]) -> None:
-        """Keep an event of a layer."""
+        """Record an event of a layer."""
         if what in KEPT:
             self.history.events.append(Event(self.clock.now(), client, what, dict(labels)))
 
-    # -- trouble
+    # -- faults
 
     def empty(self, host_id: str) -> None:
-        """Let a host come back with nothing, in a new epoch; what it held is lost, and recorded so."""
+        """Restart a host empty, in a new epoch, and record its samples as lost."""
         host = self.hosts[host_id]
         for part in self.plane.partitions.values():
             gone = [row.id for row in part.rows.values() if (host.id, host.ref.epoch) in row.homes()]
@@ -240,7 +241,7 @@ class Fabric:
         host.restart(adopt=False)
 
     def calm_down(self) -> None:
-        """End all faults: hosts are up, ports answer, clients are awake, nothing is lost any more."""
+        """End all faults: restart hosts, restore ports, resume clients, and lose no further messages."""
         self.network.calm_down()
         for host in self.hosts.values():
             if not host.up:
@@ -248,10 +249,10 @@ class Fabric:
         for client in self.clients.values():
             client.link.wake()
 
-    # -- looking
+    # -- queries
 
     def slots(self) -> dict[str, int]:
-        """Count slots by state over all hosts, after taking back what nobody can write any more."""
+        """Return the number of slots by state over all hosts, after reclaiming expired reservations."""
         total: dict[str, int] = {}
         for host in self.hosts.values():
             host.sweep(self.clock.time())
@@ -260,7 +261,7 @@ class Fabric:
         return total
 
     def homes(self, partition: str, field: str) -> Iterator[tuple[str, str]]:
-        """Iterate over (host, sample) of what a partition holds of a field and can be read."""
+        """Iterate over the (host, sample) pairs of the readable rows of a field."""
         part, gone = self.plane.partitions.get(partition), self.plane.gone()
         for row in () if part is None else part.rows.values():
             cell = row.cells.get(field)

@@ -1,4 +1,4 @@
-"""Troubles: what breaks, when, and for how long."""
+"""Schedule of the faults of a simulation: what fails, when, and for how long."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ __all__ = ["KINDS", "Trouble", "draw_troubles", "make_trouble"]
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """One thing that goes wrong.
+    """One scheduled fault.
 
     Attributes:
-        at_s, for_s: When, and for how long, in seconds.
+        at_s, for_s: Start and duration in seconds.
         kind: One of :data:`KINDS`.
-        target: A host, a client, or the directory.
-        port: Of the host, where it is about one.
-        how: What is wrong with a door; the host that is out of reach; how many times slower.
+        target: Id of a host, name of a client, or the directory.
+        port: Port number, for faults of one port.
+        how: For ``door`` and ``outage``, the state of the port; for ``cut``, the unreachable host; for ``slow``, the
+            factor of the latency.
     """
 
     at_s: float
@@ -38,14 +39,14 @@ class Trouble:
     how: str = ""
 
 
-#: What may go wrong, and how often it is drawn.
+#: Kinds of faults and their weights.
 KINDS = {"door": 5, "slow": 3, "crash": 3, "empty": 1, "outage": 2, "cut": 2, "pause": 3, "kill": 1}
-#: Within how many seconds troubles begin.
+#: Seconds within which faults start.
 UNTIL_S = 6.0
 
 
 def draw_troubles(rng: random.Random, hosts: int, ports: int, clients: Sequence[str]) -> tuple[Trouble, ...]:
-    """Draw some, by time; at most one client is killed, and never the only one."""
+    """Draw a schedule, ordered by time; at most one client is killed, and never the only one."""
     drawn: list[Trouble] = []
     for kind in rng.choices(list(KINDS), list(KINDS.values()), k=rng.randint(0, 7)):
         at_s, for_s = rng.uniform(0.05, UNTIL_S), rng.uniform(0.2, 3.0)
@@ -70,7 +71,7 @@ def draw_troubles(rng: random.Random, hosts: int, ports: int, clients: Sequence[
 
 
 async def make_trouble(fabric: Fabric, trouble: Trouble, kill: anyio.CancelScope | None = None) -> None:
-    """Let it happen at its time, and end it; ``kill`` ends the tasks of a client that is killed."""
+    """Start a fault at its time and end it after its duration; ``kill`` is the cancel scope of a client to kill."""
     await anyio.sleep(trouble.at_s)
     network = fabric.network
     network.faults[trouble.kind] += 1

@@ -1,4 +1,4 @@
-"""Work on a flow of samples: they are produced, scored, trained on, and watched."""
+"""Workload on a flow of samples, which are produced, scored, trained on and watched."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Producer", "Scorer", "Trainer", "Watcher"]
 
-#: Groups in the flow above which nobody produces.
+#: Number of waiting groups above which producers pause.
 ENOUGH = 12
-#: Every so many groups one comes in two puts.
+#: Every n-th group of a producer is put in two parts.
 IN_TWO = 4
-#: What says that a sample is gone.
+#: Errors that mean that a sample is gone or claimed by another client.
 GONE = (SampleNotFound, StaleSlotError, ClaimLost)
 
 
 class Producer(Worker):
-    """Puts groups of new samples into the flow."""
+    """A task that puts groups of new samples into the flow."""
 
     role = "produces"
 
     def __init__(self, *args: Any) -> None:
-        """Begin with the first group."""
+        """Start with the first group."""
         super().__init__(*args)
         self.count = self.depth = 0
         self.choices = [self.produce, self.produce, self.look]
 
     async def produce(self) -> None:
-        """Put a group, mostly all of it at once, unless enough is waiting."""
+        """Put a group, mostly in one put, unless enough groups are waiting."""
         if self.depth > ENOUGH:
             await self.look()
             return
@@ -44,7 +44,7 @@ class Producer(Worker):
         size = self.scenario.group_size
         n = size or self.rng.randint(1, 4)
         group = f"{self.name}-{self.count}"
-        # Some groups come in two puts: until the second nobody may claim the first.
+        # Some groups are put in two parts; the first must not be claimable before the second.
         cut = 1 if size is not None and self.count % IN_TWO == 0 else n
         for first, stop in ((0, cut), (cut, n)):
             if first < stop:
@@ -54,24 +54,24 @@ class Producer(Worker):
                 await self.verbs.put_samples(ids, FLOW, {"x": field}, tags, timeout_s=self.patience())
 
     async def look(self) -> None:
-        """See how much is waiting."""
+        """Query how many groups are waiting."""
         self.depth = await self.verbs.call("depth", FLOW, timeout_s=self.patience())
 
 
 class Consumer(Worker):
-    """Claims batches of the flow and does something with each."""
+    """Base of the tasks that claim batches of the flow and process them."""
 
     task: ClassVar[str]
     needs: ClassVar[tuple[str, ...]]
 
     def __init__(self, *args: Any) -> None:
-        """Begin with nothing in hand."""
+        """Start without a claimed batch."""
         super().__init__(*args)
         self.held: list[KVBatchMeta] = []
         self.choices = [self.claim, self.claim, self.go_on]
 
     async def claim(self) -> None:
-        """Claim a batch and work on it."""
+        """Claim a batch and process it."""
         size = 4 * (self.scenario.group_size or 1)
         blocking = self.rng.random() < 0.6  # noqa: PLR2004
         meta = await self.verbs.claim_meta(
@@ -90,16 +90,16 @@ class Consumer(Worker):
             await self.go_on()
 
     async def go_on(self) -> None:
-        """Work on what is in hand, oldest first."""
+        """Continue with the claimed batches, oldest first."""
         if self.held and await self.work(self.held[0]):
             del self.held[0]
 
     async def work(self, meta: KVBatchMeta) -> bool:
-        """Do it; returns whether it is done."""
+        """Process a batch; return whether it is finished."""
         raise NotImplementedError
 
     async def read(self, meta: KVBatchMeta) -> KVBatchMeta | None:
-        """Read a batch; returns the part of it that is there, None where nothing is."""
+        """Read a batch; return a meta of the rows that are still present, None if there are none."""
         try:
             await self.verbs.get_data(meta, timeout_s=self.patience())
         except PartialReadError as err:
@@ -111,7 +111,7 @@ class Consumer(Worker):
         return meta
 
     async def finish(self) -> None:
-        """Finish all that is in hand; what a fault took away is let go."""
+        """Finish all claimed batches; drop those that a fault removed."""
         while self.held:
             meta = self.held[0]
             try:
@@ -123,14 +123,14 @@ class Consumer(Worker):
 
 
 class Scorer(Consumer):
-    """Claims what is produced and adds a field to it."""
+    """A task that claims produced samples and adds a field."""
 
     role = "scores"
     task = "score"
     needs = ("x",)
 
     async def work(self, meta: KVBatchMeta) -> bool:
-        """Read x, put y, to the rows that are still there; sometimes to all of them or none."""
+        """Read ``x`` and put ``y`` to the rows that are still present; sometimes to all rows or none."""
         there = await self.read(meta)
         if there is None:
             return True
@@ -141,17 +141,17 @@ class Scorer(Consumer):
 
 
 class Trainer(Consumer):
-    """Claims what is scored, reads it, pops it; gives some of it back."""
+    """A task that claims scored samples, reads them, and pops or releases them."""
 
     role = "trains"
     task = "train"
     needs = ("x", "y")
 
     async def work(self, meta: KVBatchMeta) -> bool:
-        """Read, then pop or release."""
+        """Read a batch, then pop or release it."""
         await self.read(meta)
         if self.rng.random() < 0.1:  # noqa: PLR2004 - some are given back
-            with suppress(ClaimLost):  # a claim is given back whole, or not at all
+            with suppress(ClaimLost):  # a claim is released as a whole or not at all
                 await self.verbs.release_claim(meta, timeout_s=self.patience())
                 return True
         with suppress(ClaimLost):
@@ -160,17 +160,17 @@ class Trainer(Consumer):
 
 
 class Watcher(Worker):
-    """Looks at the flow and changes nothing, but for an eviction now and then."""
+    """A task that queries the flow and changes nothing, except for an occasional eviction."""
 
     role = "watches"
 
     def __init__(self, *args: Any) -> None:
-        """Know what to ask."""
+        """Set up the queries."""
         super().__init__(*args)
         self.choices = [*[self.look] * 8, self.list, self.evict]
 
     async def look(self) -> None:
-        """Ask one thing."""
+        """Make one query."""
         asked: tuple[Any, ...] = self.rng.choice(
             [
                 ("ping",),
@@ -191,7 +191,7 @@ class Watcher(Worker):
         return groups
 
     async def evict(self) -> None:
-        """Evict the oldest group, sometimes."""
+        """Evict the oldest group, at random."""
         groups = await self.list()
         if len(groups) > 6:  # noqa: PLR2004 - it is no flow without samples
             keys = groups[0] if self.rng.random() < 0.5 else list(groups[0].keys)  # noqa: PLR2004

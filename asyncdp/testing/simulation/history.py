@@ -1,4 +1,4 @@
-"""What happened: every call of every client in one order, and every wire request where somebody sees them."""
+"""The history of a run: all calls of all clients in one order, and all wire requests if they are recorded."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["Budgets", "Event", "History", "Lost"]
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Samples that a fault took away for good: from now on they may be missing, but never wrong.
+    """Samples that a fault removed permanently; from then on they may be missing, but must never be wrong.
 
     Attributes:
-        at: Place in the one order of all events.
-        partition, ids: Which.
-        why: What took them.
-        since: ``at`` in seconds.
+        at: Position in the order of all events.
+        partition, ids: Partition and ids of the samples.
+        why: Description of the fault.
+        since: Time of the fault in seconds.
     """
 
     at: float
@@ -39,7 +39,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that a layer of a client told: ``what`` and its labels."""
+    """An event that a layer of a client emitted, with its name (``what``) and labels."""
 
     at: float
     client: str
@@ -49,13 +49,14 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class Budgets:
-    """What the stack of one client allows itself; None where there is no limit.
+    """Limits of retries and waits in the stack of one client; None means no limit.
 
     Attributes:
-        ratio, floor_per_s, window_s: Its retry budget.
-        per_slot: How often one user call may ask for one slot; as often again after waits for an outage.
-        after_wait: How many requests one wait for an outage that ended may be followed by.
-        patience_s: How long one user call may wait for outages.
+        ratio, floor_per_s, window_s: Parameters of its retry budget.
+        per_slot: Maximum number of requests of one user call for one slot; the same number again after waits for an
+            outage.
+        after_wait: Maximum number of requests that may follow one completed wait for an outage.
+        patience_s: Maximum time in seconds that one user call may wait for outages.
     """
 
     ratio: float = math.inf
@@ -68,31 +69,31 @@ class Budgets:
 
 @dataclass(slots=True)
 class History:
-    """All that the checks need to know.
+    """Records everything that the checks need.
 
-    Record by a :class:`~asyncdp.testing.simulation.recorded.Recorded` client, or by hand::
+    It is filled by a :class:`~asyncdp.testing.simulation.recorded.Recorded` client, or by hand::
 
         history = History()
         op = history.begin("alice", "put_samples", "train", ["a"], values={"x": [1]})
         ...
-        history.ended(op)                     # or history.ended(op, error=err): the error decides what it was
+        history.ended(op)                     # or history.ended(op, error=err): the error determines the outcome
         assert check(history) == []
 
     Events are ordered as they were recorded. Histories of several processes are merged by time with :meth:`merged`.
 
     Attributes:
-        operations: All calls, by their beginning.
-        lost: What faults took away.
-        requests: Wire requests, where they were seen.
-        events: What layers told.
-        budgets: By client, what its stack allows itself.
-        settles: Clients that find out what became of a mutation before their next one on the same samples (the
-            Reconcile layer): what they left open is over when that one is.
-        lease_s: How long claims last; None: until they are released.
-        group_sizes: By partition, the grpo_group_size: groups are claimed whole.
-        calm_since: When the last fault was over, in seconds; None: never.
-        now: The clock; without one, moments are places in the order.
-        derived: What checks have found out already; forgotten when something is recorded.
+        operations: All calls, ordered by their start.
+        lost: Samples that faults removed.
+        requests: Wire requests, if they are recorded.
+        events: Events that layers emitted.
+        budgets: Limits of each client's stack, by client.
+        settles: Clients with the Reconcile layer, which resolve a pending mutation before their next one on the same
+            samples; when that one has ended, the pending one cannot happen any more.
+        lease_s: Duration of claims in seconds; None: claims last until they are released.
+        group_sizes: The grpo_group_size by partition; such groups are claimed whole.
+        calm_since: Time in seconds at which the last fault ended; None: it never did.
+        now: Clock in seconds; None: positions in the order of events serve as times.
+        derived: Cached intermediate results of checks; cleared when something is recorded.
     """
 
     operations: list[Operation] = field(default_factory=list)
@@ -111,27 +112,28 @@ class History:
     # -- recording
 
     def tick(self) -> int:
-        """Return the next place in the order of all events."""
+        """Return the next position in the order of all events."""
         self._count += 1
         if self.derived:
             self.derived.clear()
         return self._count
 
     def time(self) -> float:
-        """Seconds, by the clock that was given; else the place in the order."""
+        """Return the time in seconds by the clock; without a clock, the position in the order."""
         return float(self._count) if self.now is None else self.now()
 
     def begin(self, client: str, verb: str, partition: str = "", ids: Iterable[str] = (), **known: Any) -> Operation:
-        """Record that a call begins; ``known`` are attributes of :class:`Operation`."""
+        """Record the start of a call; ``known`` are attributes of :class:`Operation`."""
         op = Operation(len(self.operations), client, verb, partition, tuple(ids), start=self.tick(), **known)
         op.began = self.time()
         self.operations.append(op)
         return op
 
     def ended(self, op: Operation, error: BaseException | None = None, **known: Any) -> Operation:
-        """Record that it ended: well, or with an error.
+        """Record the end of a call, with its error if it failed.
 
-        A timeout, an ambiguous error, a cancel, and anything that is no error of a data plane, leave it unknown.
+        After a timeout, an ambiguous error, a cancel, or an exception that is not an error of asyncdp, the outcome is
+        unknown.
         """
         op.end = self.tick()
         op.ended = self.time()
@@ -146,14 +148,14 @@ class History:
         return op
 
     def lose(self, partition: str, ids: Iterable[str], why: str = "") -> None:
-        """Record that a fault took samples away."""
+        """Record that a fault removed samples."""
         at = self.tick()
         self.lost.append(Lost(at, partition, frozenset(ids), why, self.time()))
 
-    # -- looking
+    # -- queries
 
     def of(self, partition: str, ids: Sequence[str]) -> Iterator[Operation]:
-        """Iterate over the calls that concern some of these samples, for a trace."""
+        """Iterate over the calls that involve any of these samples, for a trace."""
         wanted = set(ids)
         for op in self.operations:
             if op.partition == partition and (not wanted.isdisjoint(op.ids) or op.verb == "drop_partition"):
@@ -161,15 +163,15 @@ class History:
 
     @property
     def completed(self) -> int:
-        """Calls that came back, well or not."""
+        """Number of calls that returned or raised."""
         return sum(not math.isinf(op.end) for op in self.operations)
 
     def counts(self) -> Counter[tuple[str, str]]:
-        """How many calls there were, by verb and outcome."""
+        """Return the number of calls by verb and outcome."""
         return Counter((op.verb, op.outcome) for op in self.operations)
 
     def digest(self) -> str:
-        """Hash of all that happened: two runs of the same seed have the same."""
+        """Return a hash of the whole history, which is equal for two runs of the same seed."""
         digest = hashlib.blake2b(digest_size=8)
         for op in self.operations:
             told = (
@@ -183,7 +185,7 @@ class History:
 
     @classmethod
     def merged(cls, histories: Iterable[History]) -> History:
-        """Put histories of several processes together, by their clocks, which must agree; moments count as places."""
+        """Merge the histories of several processes by time; their clocks must agree, and times become positions."""
         whole = cls()
         for part in histories:
             for op in part.operations:

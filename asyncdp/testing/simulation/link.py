@@ -1,4 +1,4 @@
-"""The link of one client to the simulated network; stands between its stack and its transport."""
+"""The link of one client to the simulated network: a layer between its stack and its transport."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["Link", "Tap"]
 
 R = TypeVar("R")
 
-#: The directory's place among the hosts.
+#: Host id of the directory in the simulated network.
 DIRECTORY = "directory"
 
 
@@ -37,7 +37,7 @@ def _key(ref: SlotRef) -> SlotKey:
 
 
 def _subject(call: Any) -> object:
-    """What tells two requests of one user call apart."""
+    """Return a value that distinguishes different requests of one user call."""
     host = getattr(call, "host", None)
     rows = getattr(call, "first_row", None)
     refs = tuple((ref.slot, ref.generation) for ref in getattr(call, "refs", ()))
@@ -45,34 +45,34 @@ def _subject(call: Any) -> object:
 
 
 class Link(Layer):
-    """Carries the requests of one client over the network: late, twice, or not at all.
+    """Delivers the requests of one client over the simulated network: late, twice, or not at all.
 
-    What is on its way goes on when its sender gives up: it may arrive, and be executed, long after.
+    A request in transit is not stopped when its sender gives up: it may arrive and be executed much later.
 
     Args:
-        inner: The client's transport.
-        fabric: Where it belongs.
-        name: Who the client is.
+        inner: Transport of the client.
+        fabric: The fabric that it belongs to.
+        name: Name of the client.
     """
 
     def __init__(self, inner: Service | Client, fabric: Fabric, name: str) -> None:
-        """Begin awake."""
+        """Start unpaused."""
         super().__init__(inner)
         self.fabric = fabric
         self.name = name
-        #: The port to which the next request is a probe.
+        #: (host, port) for which a probe was announced; None: no probe is expected.
         self.probing: tuple[Any, Any] | None = None
         self._asleep: anyio.Event | None = None
 
     # -- a client that is paused
 
     def pause(self) -> None:
-        """Hold back whatever the client sends, and what is sent to it."""
+        """Hold back all requests of the client and the replies to it."""
         if self._asleep is None:
             self._asleep = anyio.Event()
 
     def wake(self) -> None:
-        """Let everything go that was held back."""
+        """Release everything that was held back."""
         if self._asleep is not None:
             self._asleep.set()
             self._asleep = None
@@ -80,7 +80,7 @@ class Link(Layer):
     # -- requests
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Send a request, and note how it ended."""
+        """Send a request and record how it ended."""
         note = self._note(call, ctx)
         try:
             result = await self._send(call, ctx, note)
@@ -88,7 +88,7 @@ class Link(Layer):
             answer = isinstance(err, DataPlaneError) and (not err.retryable or isinstance(err, DataPlaneNotReady))
             note.ended, note.fault = type(err).__name__, not answer
             raise
-        except BaseException:  # a timeout of the attempt looks like this, too
+        except BaseException:  # a cancel, or the timeout of the attempt
             note.ended, note.fault = "cancelled", True
             raise
         else:
@@ -102,7 +102,7 @@ class Link(Layer):
     def _note(self, call: Any, ctx: CallContext) -> WireRequest:
         host = getattr(call, "host", None)
         port = getattr(call, "port", None)
-        place = getattr(call, "host_id", None) if host is None else host.id  # a Probe goes where it asks about
+        place = getattr(call, "host_id", None) if host is None else host.id  # a Probe goes to the host that it checks
         note = WireRequest(
             self.fabric.clock.now(), self.name, ctx.op_id, ctx.verb, type(call).__name__, place, port, ctx.attempt
         )
@@ -140,7 +140,7 @@ class Link(Layer):
         if network.strikes(network.conditions.lose_reply):
             network.faults["lost reply"] += 1
             await self._lose(flight)
-        if flight > 2.0 * network.conditions.latency_s:  # slow requests have slow replies; others come back at once
+        if flight > 2.0 * network.conditions.latency_s:  # only slow requests have slow replies
             await anyio.sleep(flight)
         if self._asleep is not None:
             await self._asleep.wait()
@@ -149,9 +149,9 @@ class Link(Layer):
         return answer  # type: ignore[no-any-return]
 
     async def _there(self, call: Call[Any], ctx: CallContext, host: str, state: DoorState | None, flight: float) -> Any:
-        """Bring a request to the plane; returns its answer, which may be an exception."""
+        """Deliver a request to the plane and return the answer, or the exception that it raised."""
         network = self.fabric.network
-        arrives = True  # in the end, if its sender gives up on it
+        arrives = True  # whether it may still arrive after its sender has given up
         try:
             if self._asleep is not None:
                 await self._asleep.wait()
@@ -172,7 +172,7 @@ class Link(Layer):
                 network.faults["late request"] += 1
                 self.fabric.deliver(self.inner, call, ctx, flight, self._asleep)
             raise
-        # A look for samples that found none is no request that was served: it may find some when it comes again.
+        # A claim attempt that found no samples is not duplicated, since the duplicate might claim some.
         found = not isinstance(answer, ClaimTry) or answer.meta.size > 0
         if found and network.strikes(network.conditions.duplicate):
             network.faults["duplicate"] += 1
@@ -180,7 +180,7 @@ class Link(Layer):
         return answer
 
     async def _door(self, state: DoorState | None, flight: float) -> None:
-        """Find a door that does not let in; None: there is no way to it."""
+        """Fail a request to a port that does not accept it, or (None) that is cut off the network."""
         network = self.fabric.network
         network.faults["unreachable" if state is None else f"door {state.value}"] += 1
         if state in (None, DoorState.SILENT):
@@ -203,20 +203,20 @@ class Link(Layer):
 
 
 class Tap:
-    """A sink that also tells the history, and the link of a port that is about to be probed.
+    """A sink of events that also records them, and announces probes to the link.
 
     Args:
-        sink: The stack's own.
-        link: The client's link.
+        sink: The stack's own sink.
+        link: Link of the client.
     """
 
     def __init__(self, sink: Sink, link: Link) -> None:
-        """Keep both."""
+        """Store the sink and the link."""
         self.sink = sink
         self.link = link
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
-        """Pass it on."""
+        """Record the event and forward it to the stack's sink."""
         if name == "probe":
             self.link.probing = (labels.get("host"), labels.get("port"))
         self.link.fabric.tell(self.link.name, name, labels)

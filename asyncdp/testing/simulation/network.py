@@ -1,4 +1,4 @@
-"""The network between clients and the plane: how long, how lossy, and what is broken just now."""
+"""The simulated network between clients and the plane: latency, loss, and the present faults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Door = tuple[str, int | None]
 
 
 class DoorState(Enum):
-    """What is wrong with a port, or with the directory."""
+    """Fault of a port or of the directory."""
 
     REFUSES = "refuses"
     """Connections are refused at once."""
@@ -30,17 +30,17 @@ class DoorState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """The weather of a network.
+    """Latency and fault probabilities of a network.
 
     Attributes:
-        latency_s: Median of the time that a request takes to arrive, in seconds.
-        spread: How much it varies: the standard deviation of its logarithm.
-        lose_request: How likely a request is lost on its way.
-        lose_reply: How likely a reply is lost on its way.
-        noticed: How likely whoever sent what was lost notices at once (a reset connection) instead of never.
-        duplicate: How likely a request that was answered arrives once more.
-        arrives_late: How likely a request whose sender gave up while it was on its way arrives all the same.
-        garble: How likely rows are cut off a payload.
+        latency_s: Median latency of a request in seconds.
+        spread: Standard deviation of the logarithm of the latency.
+        lose_request: Probability that a request is lost.
+        lose_reply: Probability that a reply is lost.
+        noticed: Probability that the sender notices a loss at once (connection reset) instead of never.
+        duplicate: Probability that an answered request arrives a second time.
+        arrives_late: Probability that a request in transit still arrives after its sender gave up.
+        garble: Probability that rows are cut off a payload.
     """
 
     latency_s: float = 0.002
@@ -53,20 +53,20 @@ class Conditions:
     garble: float = 0.0
 
 
-#: What is left of the weather when the faults have stopped.
+#: Conditions after the faults have ended.
 CALM = Conditions(arrives_late=1.0)
 
 
 class Network:
-    """The state of the network; changed by whoever makes trouble, asked by every link.
+    """The state of the network, which scheduled faults change and all links use.
 
     Args:
-        conditions: The weather.
-        rng: Source of all its chance.
+        conditions: Latency and fault probabilities.
+        rng: Random source.
     """
 
     def __init__(self, conditions: Conditions, rng: random.Random) -> None:
-        """Begin with nothing broken."""
+        """Start without faults."""
         self.conditions = conditions
         self.rng = rng
         self.doors: dict[Door, DoorState] = {}
@@ -75,17 +75,17 @@ class Network:
         self.faults: Counter[str] = Counter()
 
     def state(self, host: str, port: int | None) -> DoorState | None:
-        """What is wrong with a door."""
+        """Return the fault of a port (None: of the directory); None if it works."""
         return self.doors.get((host, port))
 
     def latency_s(self, host: str, port: int | None) -> float:
-        """Draw the time that a message takes, in seconds."""
+        """Draw the latency of a message in seconds."""
         conditions = self.conditions
         drawn = conditions.latency_s * math.exp(conditions.spread * self.rng.gauss(0.0, 1.0))
         return drawn * self.slow.get((host, port), 1.0) if self.slow else drawn
 
     def strikes(self, p: float) -> bool:
-        """Draw whether something happens."""
+        """Draw whether an event of probability ``p`` happens."""
         return p > 0.0 and self.rng.random() < p
 
     def calm_down(self) -> None:

@@ -1,4 +1,4 @@
-"""One call of a user, as a history keeps it."""
+"""Record of one user call."""
 
 from __future__ import annotations
 
@@ -18,50 +18,50 @@ READS = frozenset({"get_samples", "get_data"})
 
 
 class _Absent:
-    """Stands for "there is none" among values."""
+    """Type of :data:`ABSENT`."""
 
     def __repr__(self) -> str:
         return "ABSENT"
 
 
-#: The value of a field that is not there.
+#: Value of an absent field.
 ABSENT: Hashable = _Absent()
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """One call: who asked for what, when, and what came of it.
+    """A user call: its client, arguments, times and outcome.
 
     Attributes:
-        number: Its place in the history.
-        client: Who called; one client may have several calls under way.
-        verb: The name of the method.
-        partition: Where.
-        ids: The samples that it names, in order; of a claim, those that it was given.
-        start, end: Places in the one order of all events; ``end`` is infinite while nothing came back.
-        began, ended: The same in seconds.
-        timeout_s: What the caller allowed it, in seconds.
-        cancelled_at: When it was cancelled from outside, if it was, in seconds.
+        number: Number of the call in the history.
+        client: Name of the client; one client may have several calls in flight.
+        verb: Name of the method.
+        partition: Partition id.
+        ids: Sample ids of the call, in order; for a claim, those of the claimed samples.
+        start, end: Positions in the order of all events; ``end`` is infinite while the call runs.
+        began, ended: Times of start and end in seconds.
+        timeout_s: Timeout of the call in seconds.
+        cancelled_at: Time in seconds at which the caller cancelled it; None: not cancelled.
         outcome: ``ok``; ``fail``: an error that says that nothing happened; ``unknown``: a timeout, an ambiguous
             error or a cancel, it may have happened, or may still happen; ``running``.
-        error: What it raised.
-        denied: It changed nothing, says its error (``ambiguous`` is False).
-        values: Of a put and a read: ``{field: one value per row}``. A field that begins with ``#`` is a tag. Of a read,
-            rows are those at ``came``.
-        came: Positions, in ``ids``, of the rows that a read brought.
-        errors: ``{position: error}`` of the rows that it did not.
-        fields: What a read asked for.
-        task: Of a claim.
-        lives, claims: Of a claim, per row: which life of the sample it is, and the claim's id. Of a pop or a release,
-            ``claims`` are those it was made with.
-        only: Of a put: ``existing`` or ``new``, where it was bound so.
-        meant: Of a put or a removal by a meta: the life that each row was meant in, None where any was.
-        created: Of a put: which rows it created.
-        skipped: Of a put that left rows out as stale: ``{sample: life meant}``. They are not among ``ids`` any more.
-        owner: Of ``release_claims``: whose.
-        asked, least: Rows that were asked for, of a claim: at most, at least.
-        groups: Of a claim, the group of each row, by its tag; where a group may be smaller than others: none.
-        notes: What else is worth a line in a trace.
+        error: The exception that it raised.
+        denied: Whether its error says that nothing was changed (``ambiguous`` is False).
+        values: For puts and reads, ``{field: one value per row}``. A field that begins with ``#`` is a tag. For a read,
+            the rows are those at ``came``.
+        came: For a read, the positions in ``ids`` of the rows that it returned.
+        errors: For a read, ``{position: error}`` of the rows that it did not return.
+        fields: For a read, the requested fields.
+        task: For a claim, the task.
+        lives, claims: For a claim, the life and the claim id of each row. For a pop or a release, ``claims`` are the
+            claim ids of its meta.
+        only: For a put bound by ``only``, ``existing`` or ``new``.
+        meant: For a put or a removal by a meta, the life that each row is bound to; None means any.
+        created: For a put, whether it created each row.
+        skipped: For a put that left out stale rows, ``{sample: life}`` of those; they are not in ``ids``.
+        owner: For ``release_claims``, the owner whose claims are released.
+        asked, least: For a claim, the maximum and minimum number of requested rows.
+        groups: For a claim, the group of each row, from its tag; empty if groups may have different sizes.
+        notes: Further text for a trace.
     """
 
     number: int
@@ -96,11 +96,11 @@ class Operation:
     notes: str = ""
 
     def life(self, sample_id: str) -> Hashable:
-        """Return which life of a sample the call told of, None where it told of none."""
+        """Return the life of a sample that the call reported; None if it reported none."""
         return self._at(self.lives, sample_id)
 
     def life_meant(self, sample_id: str) -> Hashable:
-        """Return which life of a sample the call was bound to, None where it was bound to none."""
+        """Return the life of a sample that the call was bound to; None if it was not bound."""
         return self._at(self.meant, sample_id)
 
     def _at(self, rows: Sequence[Hashable], sample_id: str) -> Hashable:
@@ -109,11 +109,11 @@ class Operation:
 
     @property
     def happened(self) -> bool:
-        """Whether it may have changed something."""
+        """Whether the call may have changed something."""
         return self.outcome != "fail"
 
     def __str__(self) -> str:
-        """One line for a trace."""
+        """Describe the call in one line for a trace."""
         until = "..." if math.isinf(self.ended) else f"{self.ended:.4f}"
         said = f" {type(self.error).__name__}" if self.error is not None else ""
         rows = ", ".join(self.ids[:8]) + (", ..." if len(self.ids) > 8 else "")  # noqa: PLR2004 - one line

@@ -1,4 +1,4 @@
-"""A client that writes all its calls into a history."""
+"""A wrapper of a client that records its calls in a history."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _frozen(value: Any) -> Hashable:
 
 
 def row_values(leaf: Any) -> list[Hashable]:
-    """Return one value per row of a field: numbers as they are, rows of many as tuples."""
+    """Return one hashable value per row of a field: a number for single elements, a tuple for longer rows."""
     if isinstance(leaf, torch.Tensor) and leaf.is_nested:
         return [_frozen(row.tolist()) for row in leaf.unbind()]
     rows = leaf.tolist() if hasattr(leaf, "tolist") else list(leaf)
@@ -39,18 +39,18 @@ def row_values(leaf: Any) -> list[Hashable]:
 
 
 class Recorded:
-    """The verbs of a client, each written into a history.
+    """The verbs of a client; each call is recorded in a history.
 
-    The checks tell which put a read saw by its values: **every row of every put must carry a value that no other row
-    of any put carries**, in each field.
+    The checks recognise by its values which put a read returned. So **every row of every put must have a value that no
+    other row of any put has**, in each field.
 
     Args:
         client: Any data plane client.
-        history: Where to write.
-        name: Who this client is.
-        tags: Tags that carry such unique values as well; others are not recorded.
-        timeout_s: What the calls are allowed unless they say otherwise, in seconds; for the check of time.
-        values: Makes the values of a field, one per row.
+        history: History to record in.
+        name: Name of this client.
+        tags: Tags that have unique values as well; other tags are not recorded.
+        timeout_s: Default timeout of the calls in seconds, which the checks compare with their duration.
+        values: Returns the values of a field, one per row.
     """
 
     def __init__(
@@ -63,14 +63,14 @@ class Recorded:
         timeout_s: float = 60.0,
         values: Callable[[Any], Sequence[Hashable]] = row_values,
     ) -> None:
-        """Keep what is given."""
+        """Store the arguments."""
         self.client = client
         self.history = history
         self.name = name
         self.tags = tuple(tags)
         self.timeout_s = timeout_s
         self.values = values
-        #: The call that was recorded last.
+        #: The last recorded call.
         self.latest: Operation | None = None
 
     async def _run(self, op: Operation, call: Awaitable[R]) -> R:
@@ -98,7 +98,7 @@ class Recorded:
         timeout_s: float | None = None,
         **bound: Any,
     ) -> KVBatchMeta:
-        """Put, and record; ``bound`` are ``only`` and ``stale``."""
+        """Put and record; ``bound`` are the arguments ``only`` and ``stale``."""
         ids, meant = _named(sample_ids)
         values: dict[str, Sequence[Hashable]] = {} if fields is None else {n: self.values(v) for n, v in fields.items()}
         for tag in self.tags:
@@ -125,7 +125,7 @@ class Recorded:
         partition_id: str,
         timeout_s: float | None = None,
     ) -> None:
-        """Clear these, and record."""
+        """Clear samples and record."""
         ids, meant = _named(sample_ids)
         op = self._begin("clear_samples", partition_id, ids, timeout_s, meant=meant)
         await self._run(op, self.client.clear_samples(sample_ids, partition_id, timeout_s=timeout_s))
@@ -134,14 +134,14 @@ class Recorded:
     async def evict(
         self, keys: Sequence[str] | KVBatchMeta | DataPlaneGroupMeta, partition_id: str, timeout_s: float | None = None
     ) -> None:
-        """Evict, and record."""
+        """Evict samples and record."""
         ids, meant = _named(keys)
         op = self._begin("evict", partition_id, ids, timeout_s, meant=meant)
         await self._run(op, self.client.evict(keys, partition_id, timeout_s=timeout_s))
         self.history.ended(op)
 
     async def pop(self, meta: KVBatchMeta, timeout_s: float | None = None) -> None:
-        """Pop what a claim gave, and record."""
+        """Pop the samples of a claim and record."""
         claims = _claims(meta)
         known = {"claims": claims, "task": meta.task_name or "", "meant": _lives(meta.handles)}
         op = self._begin("pop", meta.partition_id, meta.sample_ids, timeout_s, **known)
@@ -158,7 +158,7 @@ class Recorded:
         *,
         timeout_s: float | None = None,
     ) -> TensorDict:
-        """Read, and record."""
+        """Read by ids and record."""
         op = self._begin("get_samples", partition_id, sample_ids, timeout_s, fields=tuple(select_fields))
         got = await self._run(op, self.client.get_samples(sample_ids, partition_id, select_fields, timeout_s=timeout_s))
         return self._got(op, got)
@@ -166,7 +166,7 @@ class Recorded:
     async def get_data(
         self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
     ) -> TensorDict:
-        """Read what a meta means, and record."""
+        """Read by a meta and record."""
         fields = tuple(meta.fields or () if select_fields is None else select_fields)
         lives = _lives(meta.handles)
         op = self._begin(
@@ -201,7 +201,7 @@ class Recorded:
         timeout_s: float | None = None,
         **options: Any,
     ) -> KVBatchMeta:
-        """Claim, and record."""
+        """Claim and record."""
         op = self._begin("claim_meta", partition_id, (), timeout_s, task=task_name, asked=batch_size)
         op.fields = tuple(required_fields)
         if options.get("blocking", True):
@@ -223,22 +223,22 @@ class Recorded:
         return meta
 
     async def release_claim(self, meta: KVBatchMeta, *, timeout_s: float | None = None) -> None:
-        """Give a claim back, and record."""
+        """Release a claim and record."""
         op = self._begin("release_claim", meta.partition_id, meta.sample_ids, timeout_s, task=meta.task_name or "")
         op.claims = _claims(meta)
         await self._run(op, self.client.release_claim(meta, timeout_s=timeout_s))
         self.history.ended(op)
 
     async def release_claims(self, partition_id: str, owner: str, *, timeout_s: float | None = None) -> None:
-        """Give back what an owner claimed, and record."""
+        """Release all claims of an owner and record."""
         op = self._begin("release_claims", partition_id, (), timeout_s, owner=owner)
         await self._run(op, self.client.release_claims(partition_id, owner, timeout_s=timeout_s))
         self.history.ended(op)
 
-    # -- the rest
+    # -- other verbs
 
     async def list_metadata(self, partition_id: str, *, timeout_s: float | None = None) -> Any:
-        """List groups, and record which samples there are, with their tags."""
+        """List groups, and record the samples that they contain, with their tags."""
         op = self._begin("list_metadata", partition_id, (), timeout_s)
         groups = await self._run(op, self.client.list_metadata(partition_id, timeout_s=timeout_s))
         ids = tuple(key for group in groups for key in group.keys)
@@ -248,7 +248,7 @@ class Recorded:
         return groups
 
     async def call(self, verb: str, *args: Any, timeout_s: float | None = None, **options: Any) -> Any:
-        """Call any other verb by name; its time and its end are recorded."""
+        """Call any other verb by name, and record its duration and outcome."""
         op = self._begin(verb, args[0] if args and isinstance(args[0], str) else "", (), timeout_s)
         result = await self._run(op, getattr(self.client, verb)(*args, timeout_s=timeout_s, **options))
         self.history.ended(op)
@@ -266,7 +266,7 @@ def _lives(handles: Sequence[RowHandle | None] | None) -> list[int | None]:
 
 
 def _named(given: Any) -> tuple[Sequence[str], list[int | None]]:
-    """Return the ids that are given, plain or by a meta or group, and the lives that these mean."""
+    """Return the ids of an argument (ids, a meta or a group) and the lives that it is bound to."""
     if isinstance(given, KVBatchMeta):
         return given.sample_ids, _lives(given.handles)
     if isinstance(given, DataPlaneGroupMeta):

@@ -1,4 +1,4 @@
-"""What came of one simulated run."""
+"""Report of one simulated run."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 
 __all__ = ["Report"]
 
-#: Lines of a trace that are shown, the first half and the last.
+#: Maximum number of lines of a trace: half of them from its beginning, half from its end.
 SHOWN = 60
 
 
 @dataclass(slots=True)
 class Report:
-    """One run.
+    """Result of one simulated run.
 
     Attributes:
-        scenario: What was run.
-        backend: The event loop.
-        history: What happened.
-        operations: User calls that came back.
-        simulated_s: How long it took, in simulated seconds.
-        faults: How often which fault happened.
-        violations: Broken promises; none where all is well.
+        scenario: The scenario that was run.
+        backend: Name of the event loop.
+        history: Recorded history of the run.
+        operations: Number of user calls that returned.
+        simulated_s: Duration in simulated seconds.
+        faults: Number of faults by kind.
+        violations: The violated promises; empty if all hold.
     """
 
     scenario: Scenario
@@ -41,12 +41,12 @@ class Report:
 
     @property
     def command(self) -> str:
-        """What to type to see the same again."""
+        """Shell command that repeats this run."""
         steps = f" --steps {self.scenario.steps}"
         return f"python -m asyncdp.testing.simulate --once --seed {self.scenario.seed} --backend {self.backend}{steps}"
 
     def trace(self, violation: Violation) -> list[str]:
-        """All calls that concern the samples of a violation, and what befell the fabric; cut in the middle if long."""
+        """Return the calls on the samples of a violation and the faults, in order; long traces are cut in the middle."""
         marked = {op.number for op in violation.operations}
         ids = list(violation.ids)
         about = list(self.history.of(violation.partition, ids)) if ids else list(violation.operations)
@@ -58,7 +58,7 @@ class Report:
         return lines
 
     def told(self) -> list[str]:
-        """Say what is broken, how to see it again, and what led to it."""
+        """Describe the violations, how to repeat the run, and the trace that led to them."""
         lines = []
         for violation in self.violations[:5]:
             lines += [f"VIOLATION {violation}", f"  repeat: {self.command}", *self.trace(violation)]

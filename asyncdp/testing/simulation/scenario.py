@@ -1,4 +1,4 @@
-"""A scenario: what one seed makes of a plane, its clients, their stacks, the network and its troubles."""
+"""Scenarios: the plane, the clients with their stacks, the network and the faults that a seed determines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ClientPlan", "Scenario", "draw"]
 
 @dataclass(frozen=True, slots=True)
 class ClientPlan:
-    """One client: its layers with their settings, its retry budget, the roles that its tasks play."""
+    """Plan of one client: settings of its layers, its retry budget, and the roles of its tasks."""
 
     name: str
     layers: Mapping[str, Mapping[str, Any]]
@@ -25,19 +25,19 @@ class ClientPlan:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """All that a run depends on.
+    """Everything that determines a run.
 
     Attributes:
-        seed: Of everything else as well, such as the order of tasks and the work that they do.
-        hosts, memory: The plane.
-        lease_s: How long claims last; None: until they are released.
-        group_size: Samples of a group of the flow that is produced and consumed; None: no groups.
-        conditions: The weather of the network.
-        clients: Who works.
-        troubles: What happens when.
-        steps: How many things each task does.
-        patience_s: What each call is allowed, in seconds: from, to.
-        cancels: How likely a call is cancelled on its way.
+        seed: Seed of all further random choices, such as the order of tasks and their steps.
+        hosts, memory: Number of hosts, and the ``memory`` settings of the plane.
+        lease_s: Duration of claims in seconds; None: claims last until they are released.
+        group_size: Number of samples per group of the flow; None: no groups.
+        conditions: Latency and fault probabilities of the network.
+        clients: Plans of the clients.
+        troubles: The scheduled faults.
+        steps: Number of steps of each task.
+        patience_s: Minimum and maximum timeout of a call in seconds.
+        cancels: Probability that a call is cancelled.
     """
 
     seed: int
@@ -56,7 +56,7 @@ class Scenario:
 
     @property
     def quiet_s(self) -> float:
-        """Seconds after which nothing of the faults is left: quarantines, leases, reservations."""
+        """Seconds after which no effect of the faults is left, such as quarantines, leases and reservations."""
         longest = max(
             (plan.layers.get("port_rotation", {}).get("quarantine_max_s", 0.0) for plan in self.clients), default=0.0
         )
@@ -64,7 +64,7 @@ class Scenario:
 
 
 def _layers(rng: random.Random) -> dict[str, dict[str, Any]]:
-    """Draw a subset of the default layers, and their settings."""
+    """Draw a subset of the default layers and their settings."""
     layers: dict[str, dict[str, Any]] = {}
     if rng.random() < 0.8:  # noqa: PLR2004 - how often it is there
         layers["batch_retry"] = {"max_rounds": rng.randint(1, 3), "round_backoff_base_s": rng.choice([0.01, 0.1])}
@@ -101,16 +101,16 @@ def _conditions(rng: random.Random) -> Conditions:
     )
 
 
-#: What the tasks of a client may do; those that write registers are what most violations are found by.
+#: Roles that tasks are drawn from; registers are more frequent, since they find most violations.
 ROLES = ("registers", "registers", "registers", "produces", "produces", "scores", "trains", "watches")
 
 
 def draw(seed: int, *, steps: int = 60) -> Scenario:
-    """Draw a scenario; the same seed, the same scenario."""
+    """Draw the scenario of a seed; the result is deterministic."""
     rng = random.Random(f"scenario:{seed}")  # noqa: S311
     hosts, ports = rng.randint(1, 3), rng.randint(1, 4)
     names = [f"c{n}" for n in range(rng.randint(2, 4))]
-    # Each role is played by somebody; the others are as it comes.
+    # Every role is assigned at least once; further roles are drawn.
     casts: dict[str, list[str]] = {name: [] for name in names}
     for at, role in enumerate(("registers", "registers", "produces", "scores", "trains", "watches")):
         casts[names[at % len(names)]].append(role)

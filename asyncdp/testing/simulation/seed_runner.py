@@ -1,4 +1,4 @@
-"""Many seeds on many cores."""
+"""Runs simulations of many seeds on many cores."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from .world import simulate
 __all__ = ["BACKENDS", "SeedRunner", "Tally"]
 
 BACKENDS = ("asyncio", "trio")
-#: Seconds between two lines that say how far it is.
+#: Seconds between two progress lines.
 TOLD_EVERY_S = 10.0
-#: Of every so many seeds one runs on trio, whose loop is slower.
+#: Every n-th seed runs on trio, whose loop is slower.
 TRIO_EVERY = 10
 
 Job = tuple[int, str, int]
@@ -33,7 +33,7 @@ Job = tuple[int, str, int]
 
 @dataclass(slots=True)
 class Tally:
-    """What came of one seed, or of many; small enough to be sent between processes."""
+    """Results of one or more seeds, small enough to be sent between processes."""
 
     seeds: int = 0
     operations: int = 0
@@ -45,7 +45,7 @@ class Tally:
     digest: str = ""
 
     def add(self, other: Tally) -> None:
-        """Count another in."""
+        """Add the results of another tally."""
         self.seeds += other.seeds
         self.operations += other.operations
         self.simulated_s += other.simulated_s
@@ -55,7 +55,7 @@ class Tally:
         self.told += other.told
 
     def line(self) -> str:
-        """Say how far it is."""
+        """Return a progress line."""
         return (
             f"{self.seeds} seeds, {self.operations} operations, {self.simulated_s:.0f} simulated s, "
             f"{self.faults.total()} faults, {self.violations.total()} violations"
@@ -63,15 +63,15 @@ class Tally:
 
 
 def _be_small() -> None:
-    """Keep to one core, and quiet; tensors here are tiny, and nobody reads warnings."""
+    """Limit torch to one thread, since tensors are tiny here, and silence warnings."""
     torch.set_num_threads(1)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    gc.freeze()  # torch's objects never go: not to be looked at again and again
+    gc.freeze()  # torch's objects are permanent and should not be scanned by each collection
     gc.set_threshold(20_000, 20, 50)
 
 
 def _one(job: Job) -> Tally:
-    """Run one seed; an exception of the simulation itself is a violation, too."""
+    """Run one seed; an exception of the simulation itself counts as a violation."""
     seed, backend, steps = job
     began = time.process_time()
     try:
@@ -94,15 +94,15 @@ def _one(job: Job) -> Tally:
 
 @dataclass(slots=True)
 class SeedRunner:
-    """Simulations on all cores.
+    """Runs simulations on all cores.
 
     Attributes:
-        seconds: How long, by the clock on the wall; what has begun then is finished.
-        first: The first seed; None: a random one.
-        runs: How many seeds; None: as many as there is time for.
-        backend: The event loop; None: both in turn.
-        steps: Things that each task does.
-        jobs: Processes; None: one for each core.
+        seconds: Wall-clock time in seconds after which no further seed is started.
+        first: First seed; None: a random one.
+        runs: Number of seeds; None: as many as the time allows.
+        backend: Name of the event loop; None: asyncio, and trio for some seeds.
+        steps: Number of steps of each task.
+        jobs: Number of processes; None: one per core.
     """
 
     seconds: float = 60.0
@@ -113,7 +113,7 @@ class SeedRunner:
     jobs: int | None = None
 
     def run(self, say: Callable[[str], Any]) -> int:
-        """Run, tell ``say`` how far it is and what was found; returns 1 where a promise was broken, else 0."""
+        """Run, and report progress and violations to ``say``; return 1 if a promise was violated, else 0."""
         first = random.SystemRandom().randrange(1_000_000) if self.first is None else self.first
         jobs = len(os.sched_getaffinity(0)) if self.jobs is None else self.jobs
         say(f"seeds from {first} on, {jobs} processes")
@@ -137,7 +137,7 @@ class SeedRunner:
         return 1 if whole.violations else 0
 
     def _jobs(self, first: int, until: float) -> Iterator[Job]:
-        """Yield seeds until there is no time left."""
+        """Yield jobs until the time is over."""
         for seed in islice(count(first), self.runs):
             if self.runs is None and time.monotonic() >= until:
                 return
@@ -149,7 +149,7 @@ class SeedRunner:
             _be_small()
             yield from map(_one, self._jobs(first, until))
             return
-        context = multiprocessing.get_context("fork")  # torch is there already
+        context = multiprocessing.get_context("fork")  # a forked process has torch imported already
         with context.Pool(jobs, _be_small) as pool:
             waiting: list[Any] = []
             for job in self._jobs(first, until):

@@ -1,4 +1,4 @@
-"""Time that the plane takes to serve a request."""
+"""Simulated service time of the plane."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
 
 __all__ = ["slow_to_serve"]
 
-#: How likely a request is not served at once.
+#: Probability that a request is served with a delay.
 SLOW = 0.25
 
 
 def slow_to_serve(kind: type[MemoryTransport], rng: random.Random, most_s: float) -> type[MemoryTransport]:
-    """Return a transport that takes its time, up to ``most_s`` seconds, so that reads and writes of a slot overlap."""
+    """Return a transport class that delays some requests by up to ``most_s`` seconds, so that requests overlap."""
 
     class SlowToServe(kind):  # type: ignore[valid-type,misc]
-        """Serves some requests slowly."""
+        """A memory transport that serves some requests with a delay."""
 
         async def _wire(self, call: Any) -> None:
             del call

@@ -1,4 +1,4 @@
-"""Time in a simulation: the loop's own, and a wall clock that begins at the same moment in every run."""
+"""Clock of a simulation: the time of the event loop, and a wall clock with the same start in every run."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ import anyio.lowlevel
 
 __all__ = ["SimulatedClock"]
 
-#: Unix seconds at which every simulated loop begins.
+#: Wall-clock time in unix seconds at which every simulated loop starts.
 EPOCH_S = 1_700_000_000.0
 
 
 class SimulatedClock:
-    """A clock for stacks and planes whose readings are the same in each run; made within a loop, for that loop."""
+    """A deterministic clock for stacks and planes; it must be created within the event loop that it is used in."""
 
     __slots__ = ("now",)
 
     def __init__(self) -> None:
-        """Ask asyncio's loop directly: it is asked many times on the way of each call."""
+        """Take the time from asyncio's loop directly, because the clock is read many times in each call."""
         loop: object = anyio.lowlevel.current_token().native_token
-        #: Seconds, monotonic.
+        #: Returns the monotonic time in seconds.
         self.now: Callable[[], float] = getattr(loop, "time", anyio.current_time)
 
     def time(self) -> float:
-        """Unix seconds."""
+        """Return the wall-clock time in unix seconds."""
         return EPOCH_S + self.now()
 
     async def sleep(self, seconds: float) -> None:
-        """Sleep."""
+        """Sleep in simulated time."""
         await anyio.sleep(seconds)

@@ -1,4 +1,4 @@
-"""A broken promise."""
+"""Record of a violated promise."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Violation"]
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A promise that a history breaks.
+    """A promise that a history violates.
 
     Attributes:
         check: Name of the check that found it.
-        text: What is wrong, in one line.
-        partition: Where.
-        ids: The samples that it is about.
-        operations: The calls that prove it.
+        text: Description in one line.
+        partition: Partition of the samples; empty if there is none.
+        ids: Ids of the samples.
+        operations: The calls that show the violation.
     """
 
     check: str
@@ -31,5 +31,5 @@ class Violation:
     operations: Sequence[Operation] = ()
 
     def __str__(self) -> str:
-        """Name the check, then say what is wrong."""
+        """Return the name of the check and the description."""
         return f"{self.check}: {self.text}"

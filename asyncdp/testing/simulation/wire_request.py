@@ -1,4 +1,4 @@
-"""One request on the wire, as a history keeps it."""
+"""Record of one request on the wire."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass
 
 __all__ = ["SlotKey", "WireRequest"]
 
-#: A slot as one reader means it: host, epoch, slot, generation, the fields and the rows of it.
+#: A slot as named by a read: host, epoch, slot, generation, and the requested fields and rows.
 SlotKey = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 
 @dataclass(slots=True, eq=False)
 class WireRequest:
-    """One request.
+    """A request on the wire and how it ended.
 
     Attributes:
-        at, done_at: When it was sent and when its sender had an answer or gave up, in seconds.
-        client: Who sent it.
-        op_id: Of the user call that it was sent for.
-        verb: The user's verb.
-        kind: What it asks for, such as ``"ReadSlots"``.
-        host, port: Where it went.
-        attempt: As its sender counts; 1 is the first.
-        subject: What tells two requests of one call apart; the same twice is the same request sent again.
-        slots: Of a read: what it asked for.
-        stale: Of a read: what of it was answered to be stale.
-        failed: Of a read: slots that failed otherwise.
-        ended: How it ended: ``""`` while it runs, ``"ok"``, the name of an error, ``"cancelled"``.
-        fault: Whether it ended by a fault, as opposed to an answer.
-        probe: Whether its sender meant it to find out whether a port works again.
+        at, done_at: Times in seconds when it was sent, and when its sender got an answer or gave up.
+        client: Name of the sender.
+        op_id: op_id of the user call that it was sent for.
+        verb: User's verb that it was sent for.
+        kind: Type name of the request, such as ``"ReadSlots"``.
+        host, port: Host id and port number that it was sent to.
+        attempt: Number of the attempt, counted by the sender from 1.
+        subject: Distinguishes requests of one call; an equal subject means that the request was sent again.
+        slots: For a read, the requested slots.
+        stale: For a read, the slots that were answered as stale.
+        failed: For a read, the slots that failed with another retryable error.
+        ended: ``""`` while it runs, ``"ok"``, the name of an error, or ``"cancelled"``.
+        fault: Whether it ended by a fault instead of an answer.
+        probe: Whether the sender meant it as a probe of a quarantined port.
     """
 
     at: float

@@ -1,4 +1,4 @@
-"""What all tasks of a simulation have in common."""
+"""Base class of the tasks of a simulated workload."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ if TYPE_CHECKING:
 
 __all__ = ["FLOW", "REGISTERS", "TAGS", "Values", "Worker"]
 
-#: The partition whose few samples everybody writes.
+#: Partition with a few samples that all clients write.
 REGISTERS = "registers"
-#: The partition through which samples flow.
+#: Partition through which samples pass from producers to trainers.
 FLOW = "flow"
 #: Tags that carry unique values.
 TAGS = ("v",)
 
 
 class Values:
-    """Values that no other row has."""
+    """Source of unique row values."""
 
     def __init__(self) -> None:
-        """Begin at 1."""
+        """Start at 1."""
         self._next = 1
 
     def take(self, n: int) -> tuple[list[int], torch.Tensor]:
-        """Return n of them, as numbers and as a field."""
+        """Return n new values, as numbers and as a tensor of a field."""
         first = self._next
         self._next += n
         return list(range(first, first + n)), torch.arange(first, first + n)
 
 
 class Worker:
-    """One task of one client: does one thing after the other, gives up on some of them.
+    """A task of one client that executes random steps, some of which it cancels.
 
     Args:
-        verbs: The client's verbs, recorded.
-        scenario: What is going on.
-        values: Where values come from.
-        name: Makes its ids and its chance different from others'.
+        verbs: Recorded verbs of the client.
+        scenario: The scenario of the run.
+        values: Source of unique values.
+        name: Unique name, used in sample ids and as part of the seed.
     """
 
     role: ClassVar[str]
 
     def __init__(self, verbs: Recorded, scenario: Scenario, values: Values, name: str) -> None:
-        """Take a place."""
+        """Store the arguments and seed the random source."""
         self.verbs = verbs
         self.scenario = scenario
         self.values = values
@@ -63,14 +63,14 @@ class Worker:
         self.choices: list[Callable[[], Awaitable[Any]]] = []
 
     async def run(self) -> None:
-        """Do what there is to do."""
+        """Execute the steps."""
         for _ in range(self.scenario.steps):
             if self.rng.random() < 0.7:  # noqa: PLR2004 - sometimes one thing follows the other at once
                 await anyio.sleep(self.rng.uniform(0.0, 0.04))
             await self.try_(self.rng.choice(self.choices)())
 
     async def try_(self, doing: Awaitable[Any]) -> None:
-        """Do one thing; errors are recorded already, and some things are cancelled on their way."""
+        """Execute one step, cancelling some at random; errors are ignored, because they are recorded already."""
         try:
             if self.rng.random() >= self.scenario.cancels:
                 await doing
@@ -83,8 +83,8 @@ class Worker:
             pass
 
     async def finish(self) -> None:
-        """End what is still to be ended, once the faults are over."""
+        """Finish open work after the faults have ended."""
 
     def patience(self) -> float:
-        """What a call is allowed, in seconds."""
+        """Draw the timeout of a call in seconds."""
         return self.rng.uniform(*self.scenario.patience_s)

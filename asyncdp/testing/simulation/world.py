@@ -1,4 +1,4 @@
-"""One run of a scenario: work under faults, then calm, then the books are closed."""
+"""One run of a scenario: the workload under faults, a phase without faults, and the final audit."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ if TYPE_CHECKING:
 
 __all__ = ["World", "simulate"]
 
-#: Who plays which role.
+#: Worker classes by role.
 WORKERS: dict[str, type[Worker]] = {kind.role: kind for kind in (Registers, Producer, Scorer, Trainer, Watcher)}
-#: Simulated seconds after which a run is taken for hung.
+#: Simulated seconds after which a run counts as hung.
 LIMIT_S = 4000.0
 
 
 class World:
-    """A fabric with its clients at work.
+    """A fabric whose clients execute the workload of a scenario.
 
     Args:
-        scenario: What is to happen.
-        group: Where requests live on whose sender has given up.
+        scenario: The scenario to run.
+        group: Task group that runs requests whose sender has given up.
         replace: As :class:`~asyncdp.testing.simulation.fabric.Fabric` takes it.
     """
 
     def __init__(
         self, scenario: Scenario, group: TaskGroup, replace: Mapping[type[Any], type[Any]] | None = None
     ) -> None:
-        """Set it up."""
+        """Create the fabric, its clients and their workers."""
         self.scenario = scenario
         self.values = Values()
         lease = {} if scenario.lease_s is None else {"claim_lease_s": scenario.lease_s}
@@ -73,7 +73,7 @@ class World:
             ]
 
     async def run(self) -> list[Violation]:
-        """Do all of it; returns what the books say."""
+        """Run the scenario and return the violations that the final audit found."""
         await self._open()
         async with anyio.create_task_group() as troubles:
             for trouble in self.scenario.troubles:
@@ -93,7 +93,7 @@ class World:
         return await audit.run()
 
     async def _open(self) -> None:
-        """Declare the partitions, before anything goes wrong."""
+        """Declare the partitions before the first fault."""
         plane = Client(self.fabric.transport)
         await plane.register_partition(REGISTERS, ["x", "y"], 8, ["nobody"])
         await plane.register_partition(FLOW, ["x", "y"], 100, ["score", "train"], self.scenario.group_size)
@@ -126,16 +126,16 @@ def simulate(
     replace: Mapping[type[Any], type[Any]] | None = None,
     scenario: Scenario | None = None,
 ) -> Report:
-    """Run what a seed stands for, and check what happened.
+    """Run the scenario of a seed and check its history.
 
     The same seed, backend and number of steps give the same history, event by event.
 
     Args:
-        seed: Of everything.
+        seed: Seed of the scenario, the scheduling and all random choices.
         backend: ``"asyncio"`` or ``"trio"``.
-        steps: Things that each task does.
-        replace: Classes to be used instead of others, see :class:`~asyncdp.testing.simulation.fabric.Fabric`.
-        scenario: To be run instead of the one that the seed stands for.
+        steps: Number of steps of each task.
+        replace: Replacement classes, see :class:`~asyncdp.testing.simulation.fabric.Fabric`.
+        scenario: Scenario to run instead of the one drawn from the seed.
     """
     from .history import History
 

@@ -1,10 +1,10 @@
-"""The cancellation sweep: cancels a verb at each of its checkpoints and looks at what is left.
+"""The cancellation sweep: cancels a verb at each of its checkpoints and checks that nothing is left behind.
 
 ::
 
-    from .. import run_virtual
-    from ..contract import by_config
-    from . import cancellation_sweep
+    from asyncdp.testing import run_virtual
+    from asyncdp.testing.contract import by_config
+    from asyncdp.testing.sweep import cancellation_sweep
 
     async def main() -> None:
         swept = await cancellation_sweep(by_config(MyTransport), "put_samples")
@@ -12,7 +12,8 @@
 
     run_virtual(main)
 
-A real transport polls, so that two runs of a verb have different numbers of checkpoints: ``polls=True`` then.
+On a transport that polls, such as one with real sockets, the number of checkpoints differs from run to run: use
+``polls=True`` there.
 """
 
 from __future__ import annotations

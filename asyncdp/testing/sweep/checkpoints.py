@@ -1,4 +1,4 @@
-"""Checkpoints of a call: each time that it, or a request that a child task makes for it, gives way to the loop."""
+"""Checkpoints of a call: the points where it, or a child task that makes a request for it, yields to the event loop."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["Checkpoints"]
 
 
 class Checkpoints:
-    """Counts, and at the chosen checkpoint cancels.
+    """Counts the checkpoints of a call and cancels it at a chosen one.
 
     Args:
-        at: Which one, from 1; None: none, count only.
+        at: Number of the checkpoint to cancel at, from 1; None: only count.
     """
 
     def __init__(self, at: int | None) -> None:
@@ -31,24 +31,24 @@ class Checkpoints:
 
     @property
     def reached(self) -> bool:
-        """Whether the call came to the chosen one."""
+        """Whether the call reached the chosen checkpoint."""
         return self.at is not None and self.passed >= self.at
 
     async def run(self, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Await a call with its checkpoints counted."""
+        """Await a call and count its checkpoints."""
         self._home = anyio.get_current_task().id
         return await self._watched(call().__await__())
 
     @contextmanager
     def on_wire(self, client: Client) -> Iterator[None]:
-        """Count those of child tasks as well, where they wait for the transport."""
+        """Also count the checkpoints at which child tasks wait for the transport."""
         *_, transport = layers_of(client)
         before = transport.execute
 
         def execute(call: Any, ctx: Any) -> Coroutine[Any, Any, Any]:
             going = before(call, ctx)
             if anyio.get_current_task().id == self._home:
-                return going  # counted already
+                return going  # its checkpoints are counted by run()
             return self._awaited(going)
 
         transport.execute = execute  # type: ignore[method-assign]
@@ -70,7 +70,7 @@ class Checkpoints:
 
 
 class _Watched:
-    """Awaits, and tells of each time that what is awaited gives way."""
+    """Awaits an awaitable and reports each of its checkpoints."""
 
     def __init__(self, inner: Generator[Any, Any, Any], told: Callable[[], None]) -> None:
         self._inner = inner

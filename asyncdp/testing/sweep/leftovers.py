@@ -1,4 +1,4 @@
-"""What calls have left in a client: empty after every call, however it ended."""
+"""What calls left behind in a client; this must be empty after every call, even after a cancelled one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ __all__ = ["leftovers"]
 
 
 def leftovers(client: Client) -> dict[str, Any]:
-    """Return what calls have left behind in a stack, by name; empty where there is nothing.
+    """Return what calls left behind in a stack, by name; empty if there is nothing.
 
-    Permits and probes of ports, waits that close() would have to end, calls in flight, what a transport holds for a
-    call that has ended (connections in use, copies, reads, waiters). Debts are none of it: what needs I/O after a
-    cancel is owed until the next mutation or close(), and can be seen in ``client.env.pending_outcomes``.
+    This covers permits and probes of ports, waits that close() would have to end, calls in flight, and what a transport
+    holds for a call that has ended (used connections, copies, reads, waiters). Pending outcomes are not included: they
+    need I/O and are kept in ``client.env.pending_outcomes`` until the next mutation or close().
     """
     found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_in_flight"]}
     for layer in layers_of(client):
@@ -28,7 +28,7 @@ def leftovers(client: Client) -> dict[str, Any]:
     return {name: count for name, count in found.items() if count}
 
 
-# The insides of our own layers and transports: no user could do anything with these numbers.
+# These read private attributes of our own layers and transports, which are of no use to users.
 def _of(layer: Any) -> Iterator[tuple[str, int]]:
     if isinstance(layer, PortRotation):
         states = {} if layer._quarantine is None else layer._quarantine._states  # noqa: SLF001
@@ -37,7 +37,7 @@ def _of(layer: Any) -> Iterator[tuple[str, int]]:
             yield f"probe of port {key}", int(state.probe is not None)
     elif isinstance(layer, SlotRetry):
         yield "watches of ids", len(layer._touches._watches)  # noqa: SLF001
-    kinds = {kind.__name__ for kind in type(layer).__mro__}  # by name: what is not installed is not imported
+    kinds = {kind.__name__ for kind in type(layer).__mro__}  # by name, without importing optional transports
     if "MemoryTransport" in kinds and not layer._closed:  # noqa: SLF001
         yield "waiters of the plane", len(layer.plane._wakers)  # noqa: SLF001
         for host in layer.plane.hosts.values():

@@ -1,4 +1,4 @@
-"""The sweep itself."""
+"""The cancellation sweep of one verb."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ if TYPE_CHECKING:
 
 __all__ = ["Swept", "cancellation_sweep"]
 
-#: A transport that polls takes another number of steps each time: some more than were counted are tried.
+#: Factor by which more checkpoints are tried than were counted, for transports whose number of checkpoints varies.
 OVER = 1.5
-#: Retries wait as short as they can, and so does a close that settles what it can.
+#: Layer settings with the shortest pauses between retries and a short limit for reconciliation in ``close()``.
 FAST = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 2.0}
-#: Seconds until a step that hangs fails.
+#: Seconds after which a hanging step fails.
 PATIENCE_S = 30.0
-#: Seconds in which a transport with real sockets may still tidy up behind a cancelled call.
+#: Seconds that a transport with real sockets has to clean up after a cancelled call.
 GRACE_S = 2.0
-#: Failures that the message tells; the first ones say what is wrong.
+#: Maximum number of failures in the message.
 TOLD = 5
 
 
 @dataclass
 class Swept:
-    """What a sweep did.
+    """Result of a sweep.
 
     Attributes:
-        verb: Which verb.
-        steps: Checkpoints of a clean run.
-        cancels: How many cancels, by way.
-        early: How many of these runs ended before their checkpoint came.
+        verb: Name of the verb.
+        steps: Number of checkpoints of an undisturbed run.
+        cancels: Number of cancelled runs, by way of cancelling.
+        early: Number of runs that ended before their checkpoint.
     """
 
     verb: str
@@ -58,7 +58,7 @@ class Swept:
     early: int = 0
 
     def __str__(self) -> str:
-        """Sum it up in a line."""
+        """Summarize the sweep in one line."""
         ways = ", ".join(f"{way} {count}" for way, count in sorted(self.cancels.items()))
         return f"{self.verb}: {self.steps} steps, {self.cancels.total()} cancels ({ways}), {self.early} ended earlier"
 
@@ -74,28 +74,29 @@ async def cancellation_sweep(
     faults: Callable[[], FaultPlan] | None = None,
     **settings: Any,
 ) -> Swept:
-    """Count the checkpoints of a clean run of a verb; then run it again for each of them and cancel there.
+    """Count the checkpoints of an undisturbed run of a verb; then run it again for each of them and cancel it there.
 
-    Each run has a fresh client and a fresh partition on one plane. After each: no permit, probe, wait, connection in
-    use, copy, task is left; the next call on the same client gets its own reply; after its close nothing is owed, the
-    plane holds no slot for it, no claim is forgotten, a mutation happened as a whole or not at all.
+    Each run has a fresh client and a fresh partition on one plane. After each run, the sweep checks that no permit,
+    probe, wait, used connection, copy or task is left, and that the next call on the same client gets its own reply.
+    After the client's close, no outcome is pending, the plane holds no slot for it, no claim is lost, and a mutation
+    happened as a whole or not at all.
 
     Args:
-        open_plane: As the contract's fixture: ``open_plane({})`` is an async context manager that gives a
-            :class:`~asyncdp.testing.contract.Plane`. ``asyncdp.testing.contract.by_config`` makes one.
-        verb: One of :data:`VERBS`, or one of your own.
-        polls: Whether runs may take different numbers of steps, as on real sockets: then up to 1.5 times the counted
-            ones are tried, a run may end before its step comes, and the client has a moment to tidy up.
-        every: Cancel at each n-th checkpoint only.
-        most: Cancel at so many checkpoints at most; the last ones are left out.
-        ways: How to cancel: ``"scope"`` (anyio), ``"native"`` (task.cancel()), ``"wait_for"`` (asyncio.wait_for runs
-            out of time). Default: all that the running event loop has.
-        faults: Makes the faults of a run, below the layers of the client that is swept: more to be cancelled in.
-        **settings: Settings of the layers, as for ``stack()``.
+        open_plane: The same as the contract's fixture: ``open_plane({})`` is an async context manager that returns a
+            :class:`~asyncdp.testing.contract.Plane`; see ``asyncdp.testing.contract.by_config``.
+        verb: Name in :data:`VERBS`, or a verb of your own.
+        polls: Whether the number of checkpoints varies between runs, as on real sockets. Then up to 1.5 times the
+            counted ones are tried, a run may end before its checkpoint, and the client has time to clean up.
+        every: Cancel only at each n-th checkpoint.
+        most: Maximum number of checkpoints to cancel at; the last ones are left out.
+        ways: Ways to cancel: ``"scope"`` (anyio), ``"native"`` (task.cancel()), ``"wait_for"`` (timeout of
+            asyncio.wait_for). None: all that the running event loop supports.
+        faults: Returns a fault plan for each run, so that retries and recovery are cancelled as well.
+        **settings: Layer settings, as for ``stack()``.
 
     Raises:
-        AssertionError: Something was left, forgotten or torn; the message says at which checkpoints, and how cancelled.
-        ValueError: There is no such verb or way.
+        AssertionError: A check failed; the message names the checkpoints and the ways of cancelling.
+        ValueError: The verb or a way does not exist.
     """
     if isinstance(verb, str) and verb not in VERBS:
         raise ValueError(f"verb: {verb!r} is not one of {sorted(VERBS)}")
@@ -133,7 +134,7 @@ async def cancellation_sweep(
 
 
 class _Run:
-    """Runs the verb once, on a fresh client and partition."""
+    """Runs the verb on a fresh client and partition."""
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class _Run:
         self._name = f"sweep-{uuid.uuid4().hex[:8]}"
 
     async def once(self, at: int | None, way: str) -> tuple[Checkpoints, str]:
-        """Run it; returns what was wrong afterwards as well, empty where nothing was."""
+        """Run the verb once; return its checkpoints and a description of what was wrong, empty if nothing was."""
         self._number += 1
         problem = ""
         points = Checkpoints(at)
@@ -213,7 +214,7 @@ class _Run:
             await self._verb.check(self._observer, partition, cancelled)
 
     async def _until_empty(self, look: Callable[[], Any]) -> Any:
-        """Look until there is nothing; at once, unless real sockets need a moment. Returns what is left."""
+        """Call ``look`` until it returns nothing, or once without real sockets; return what is left."""
         found = look()
         if not found or not self._polls:
             return found
@@ -225,7 +226,7 @@ class _Run:
 
 
 def _tasks() -> set[str]:
-    """Return the tasks of this loop, but those that a client names as its own: they end with it."""
+    """Return the tasks of this loop, except those named as belonging to a client, which end with the client."""
     return {
         f"{task.name} ({task.id})" for task in anyio.get_running_tasks() if not (task.name or "").startswith("asyncdp ")
     }

@@ -1,4 +1,4 @@
-"""Every verb, ready to be swept: on a partition with four samples, of which none is claimed."""
+"""All verbs in a form that can be swept, for a partition with four unclaimed samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["IDS", "VERBS", "SweptVerb"]
 
 IDS = ("s0", "s1", "s2", "s3")
 TASK = "t"
-#: Seconds that a wait for what never comes lasts: long enough to be cancelled in it.
+#: Timeout in seconds of waits that never succeed; long enough to be cancelled during the wait.
 WAIT_S = 0.3
 
 
@@ -29,12 +29,12 @@ class SweptVerb:
     """A verb to sweep.
 
     Attributes:
-        act: What is cancelled: ``act(client, partition)``. What it raises without a cancel is a failure.
-        prepare: Done before, by the same client; what it returns comes to ``act`` as its third argument.
-        check: Done afterwards, when the swept client has been closed: ``check(observer, partition, cancelled)`` raises
-            AssertionError where the plane is in a state that cannot be.
-        ends: Whether it ends the client.
-        shields: Whether its end is shielded from cancels: cancelled there it may end as if nothing had been.
+        act: The call to cancel: ``act(client, partition)``. An exception without a cancel is a failure.
+        prepare: Called before ``act`` with the same client; its result is the third argument of ``act``.
+        check: Called after the swept client was closed: ``check(observer, partition, cancelled)`` raises
+            AssertionError if the plane is in an inconsistent state.
+        ends: Whether the verb closes the client.
+        shields: Whether the end of the verb is shielded from cancels, so that it may complete although cancelled.
     """
 
     act: Callable[[Client, str, Any], Awaitable[Any]]
@@ -45,7 +45,7 @@ class SweptVerb:
 
 
 async def _values(observer: Client, partition: str) -> dict[str, float]:
-    """Return what x of each sample is; of those that are there."""
+    """Return the value of ``x`` of each present sample."""
     there = sorted(key for group in await observer.list_metadata(partition) for key in group.keys)
     if not there:
         return {}
@@ -61,7 +61,7 @@ async def _claim(client: Client, partition: str) -> KVBatchMeta:
 
 
 async def _unless_late(call: Awaitable[Any]) -> None:
-    """Await what runs out of time if nobody cancels it, whatever its last look met."""
+    """Await a call that times out if it is not cancelled; accept any error of its last look."""
     try:
         await call
     except (DataPlaneTimeout, DataPlaneNotReady, DataPlaneUnavailable):
@@ -69,7 +69,7 @@ async def _unless_late(call: Awaitable[Any]) -> None:
 
 
 async def _owing(client: Client, partition: str) -> None:
-    """Let the client owe an answer, as after a cancel: its close has something to do."""
+    """Leave a pending outcome in the client, as after a cancel, so that its close has to reconcile it."""
     client.env.pending_outcomes.record(
         PendingOutcome(Resolve(client.env.next_op_id(), partition), "", partition_id=partition)
     )
@@ -82,11 +82,11 @@ async def _batches(client: Client, partition: str, prefetch: int) -> None:
             break
 
 
-# --- what must be so afterwards
+# --- checks after the run
 
 
 async def unharmed(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001 - one protocol
-    """Nothing has changed."""
+    """Check that nothing has changed."""
     del cancelled
     found = await _values(observer, partition)
     if found != OLD:
@@ -94,7 +94,7 @@ async def unharmed(observer: Client, partition: str, cancelled: bool) -> None:  
 
 
 async def claimed_once(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
-    """No claim is forgotten: what was claimed and cancelled can be claimed again, each sample once."""
+    """Check that no claim is lost: samples of a cancelled claim can be claimed again, each once."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
     if cancelled and held:
@@ -105,7 +105,7 @@ async def claimed_once(observer: Client, partition: str, cancelled: bool) -> Non
 
 
 async def some_claims(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
-    """A claim that was to be released is held or free, with each sample once; all are there."""
+    """Check after a release that each sample is either claimed or claimable, and that none is missing."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
     free = list((await observer.claim_meta(partition, TASK, ["x"], 4, blocking=False)).sample_ids)
@@ -114,7 +114,7 @@ async def some_claims(observer: Client, partition: str, cancelled: bool) -> None
 
 
 async def handed_over(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
-    """Of an iterator that was left, at most the one batch is held that it handed over; the others were given back."""
+    """Check that an iterator that was left holds at most the batch that it yielded; the others are released."""
     await unharmed(observer, partition, cancelled)
     held = [name for claim in await observer.list_claims(partition, TASK) for name in claim.sample_ids]
     free = list((await observer.claim_meta(partition, TASK, ["x"], 4, blocking=False)).sample_ids)
@@ -123,7 +123,7 @@ async def handed_over(observer: Client, partition: str, cancelled: bool) -> None
 
 
 def whole_or_absent(new: Mapping[str, float]) -> Callable[[Client, str, bool], Awaitable[None]]:
-    """Return a check that the samples are as before, or all as in ``new``; without a cancel the latter."""
+    """Return a check that the samples are all as before or all as in ``new``; the latter if nothing was cancelled."""
 
     async def check(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
         found = await _values(observer, partition)
@@ -134,7 +134,7 @@ def whole_or_absent(new: Mapping[str, float]) -> Callable[[Client, str, bool], A
 
 
 async def gone_or_whole(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
-    """The partition is gone, or nothing of it is."""
+    """Check that the partition is either removed or complete."""
     there = any(info.partition_id == partition for info in await observer.list_partitions())
     if there and not cancelled:
         raise AssertionError("the partition was dropped and is there")
@@ -143,7 +143,7 @@ async def gone_or_whole(observer: Client, partition: str, cancelled: bool) -> No
 
 
 async def absent(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
-    """Samples that were taken are gone or there, whole; and their claims with them."""
+    """Check that the removed samples are all gone and unreadable or, after a cancel, all unchanged."""
     found = await _values(observer, partition)
     rest = {name: value for name, value in OLD.items() if name not in IDS[:2]}
     if found != rest and not (cancelled and found == OLD):
@@ -166,13 +166,13 @@ def _put(first: str, second: str) -> Callable[[Client, str, Any], Awaitable[Any]
 
 
 async def _listed(client: Client, partition: str) -> KVBatchMeta:
-    """Return a meta of the first two samples, in the lives that a listing names."""
+    """Return a meta of the first two samples, bound to the lives of a listing."""
     groups = [group for group in await client.list_metadata(partition) if group.keys[0] in IDS[:2]]
     return groups[0].meta().concat(groups[1].meta())
 
 
 def _by(client: Client, meta: KVBatchMeta) -> Any:
-    """Return what names rows: their meta, or their ids where the backend cannot bind to lives."""
+    """Return the meta of rows, or their ids if the backend cannot bind to lives."""
     return meta if client.get_capabilities().bound_mutations else meta.sample_ids
 
 
@@ -180,7 +180,7 @@ def _put_bound(client: Client, partition: str, meta: KVBatchMeta) -> Awaitable[A
     return client.put_samples(_by(client, meta), partition, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
 
 
-#: {name: verb}; some verbs are there several times.
+#: {name: verb}; some verbs have several variants.
 VERBS: Mapping[str, SweptVerb] = {
     "register_partition": SweptVerb(lambda c, p, _: c.register_partition(p, ["z"], 8, [TASK]), check=unharmed),
     "claim_meta": SweptVerb(lambda c, p, _: _claim(c, p), check=claimed_once),

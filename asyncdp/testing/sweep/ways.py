@@ -1,4 +1,4 @@
-"""The ways in which users cancel."""
+"""The ways in which a call can be cancelled."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
 __all__ = ["ASYNCIO_ONLY", "WAYS"]
 
-#: Runs a call; whether it was cancelled. A call that ended before, or all the same, was not.
+#: A function that runs a call and returns whether it was cancelled; False for a call that completed.
 Way = Callable[["Checkpoints", Callable[[], Awaitable[Any]]], Awaitable[bool]]
-#: Seconds given to asyncio.wait_for; odd, so that its timer is known again among others. It never comes.
+#: Timeout in seconds for asyncio.wait_for. The unusual value identifies its timer among others; it never elapses.
 ODD_S = 86_399.123
 
 
 async def by_scope(points: Checkpoints, call: Callable[[], Awaitable[Any]]) -> bool:
-    """Cancel the scope of anyio around the call."""
+    """Cancel an anyio cancel scope around the call."""
     with anyio.CancelScope() as scope:
         points.cancel = scope.cancel
         await points.run(call)
@@ -29,7 +29,7 @@ async def by_scope(points: Checkpoints, call: Callable[[], Awaitable[Any]]) -> b
 
 
 async def by_task(points: Checkpoints, call: Callable[[], Awaitable[Any]]) -> bool:
-    """Cancel the task that makes the call, as asyncio does."""
+    """Cancel the task that makes the call by task.cancel()."""
     task = asyncio.create_task(points.run(call))
     points.cancel = task.cancel
     await asyncio.wait([task])
@@ -40,28 +40,28 @@ async def by_task(points: Checkpoints, call: Callable[[], Awaitable[Any]]) -> bo
 
 
 async def by_wait_for(points: Checkpoints, call: Callable[[], Awaitable[Any]]) -> bool:
-    """Let the time of asyncio.wait_for run out at the checkpoint."""
+    """Make the timeout of asyncio.wait_for elapse at the checkpoint."""
     with _timer() as timer:
         points.cancel = timer.expire
         try:
-            # Banned in asyncdp; its users use it, and it has cancelled and raced in its own way in each Python.
+            # asyncdp itself must not use wait_for, but its users do, and its races differ between Python versions.
             await asyncio.wait_for(points.run(call), ODD_S)  # noqa: TID251
         except TimeoutError as err:
             if type(err) is not TimeoutError or not timer.expired:
-                raise  # the call's own
+                raise  # this is the TimeoutError of the call itself
             return True
     return False
 
 
 class _Timer:
-    """The timer that wait_for sets."""
+    """The timer that wait_for started."""
 
     def __init__(self) -> None:
         self.set: list[Callable[[], object]] = []
         self.expired = False
 
     def expire(self) -> None:
-        """Do now what its end would do."""
+        """Make the timer elapse now."""
         self.expired = True
         for run in self.set:
             run()
@@ -69,7 +69,7 @@ class _Timer:
 
 @contextmanager
 def _timer() -> Iterator[_Timer]:
-    """Catch the timer: every loop sets timers by call_at."""
+    """Capture the timer of wait_for, by wrapping ``call_at`` of the loop."""
     loop: Any = asyncio.get_running_loop()
     timer = _Timer()
     call_at = loop.call_at
@@ -94,5 +94,5 @@ def _timer() -> Iterator[_Timer]:
 
 
 WAYS: Mapping[str, Way] = {"scope": by_scope, "native": by_task, "wait_for": by_wait_for}
-#: Those that trio has not.
+#: Ways that trio does not support.
 ASYNCIO_ONLY = frozenset({"native", "wait_for"})
