@@ -46,7 +46,7 @@ class Report:
         return f"python -m asyncdp.testing.simulate --once --seed {self.scenario.seed} --backend {self.backend}{steps}"
 
     def trace(self, violation: Violation) -> list[str]:
-        """Return the calls on the samples of a violation and the faults, in order; long traces are cut in the middle."""
+        """Return the calls on the samples of a violation in order, one per line; a long trace is cut in the middle."""
         marked = {op.number for op in violation.operations}
         ids = list(violation.ids)
         about = list(self.history.of(violation.partition, ids)) if ids else list(violation.operations)

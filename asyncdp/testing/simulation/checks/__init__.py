@@ -1,4 +1,4 @@
-"""What a history must fulfil, one promise each."""
+"""Checks of a history, each for one promise."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["CHECKS", "Check", "check"]
 
 Check = Callable[["History"], "Iterable[Violation]"]
 
-#: All checks, by what they look for.
+#: All checks by name.
 CHECKS: Final[Mapping[str, Check]] = {
     "wrong reads": wrong_reads,
     "torn rows": torn_rows,
@@ -59,10 +59,10 @@ CHECKS: Final[Mapping[str, Check]] = {
 
 
 def check(history: History, checks: Iterable[str] | None = None) -> list[Violation]:
-    """Check a history, by all checks or by some of :data:`CHECKS`; returns what is broken, nothing where all is well.
+    """Check a history, by all or some of :data:`CHECKS`, and return the violations; empty if all promises hold.
 
     Raises:
-        KeyError: There is no such check.
+        KeyError: A check does not exist.
     """
 
     def found() -> Iterator[Violation]:

@@ -1,4 +1,4 @@
-"""Claims: each task gets each life of a sample once, and only its holder may pop it."""
+"""Checks of claims: each task gets each life of a sample once, and only the holder of a claim can pop its samples."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["doubled_claims", "foreign_pops", "misshapen_batches", "untagged_claims"]
 
 NAME = "claim"
-#: Verbs that end a claim, by what they do.
+#: Verbs that end a claim, with the text for messages.
 ENDS = {"pop": "popped", "release_claim": "given back"}
 
 
 class Held(NamedTuple):
-    """One row of one claim."""
+    """One claimed row."""
 
     op: Operation
     sample_id: str
@@ -33,7 +33,7 @@ class Held(NamedTuple):
 
 
 def _holdings(history: History) -> dict[tuple[str, str, str, Hashable], list[Held]]:
-    """Rows that were claimed, by partition, task, sample and life."""
+    """Return the claimed rows by (partition, task, sample, life)."""
     held: dict[tuple[str, str, str, Hashable], list[Held]] = {}
     for op in history.operations:
         if op.verb == "claim_meta" and op.outcome == "ok":
@@ -45,16 +45,16 @@ def _holdings(history: History) -> dict[tuple[str, str, str, Hashable], list[Hel
 
 
 def doubled_claims(history: History) -> Iterator[Violation]:
-    """Find samples that a task was given twice in one life, without a release or the end of a lease in between."""
+    """Find samples that a task got twice in one life without a release or an expired lease in between."""
     releases = [op for op in history.operations if op.verb in ("release_claim", "release_claims") and op.happened]
     rows = rows_of(history)
     for (partition, task, sample_id, life), held in _holdings(history).items():
         held.sort(key=lambda each: each.op.end)
         for one, two in pairwise(held):
             if one.claim_id is not None and one.claim_id == two.claim_id:
-                continue  # the same claim, answered again
+                continue  # the repeated answer of one claim
             lease = history.lease_s
-            # Of two claims at once the one that was answered later may have been made first.
+            # Of two concurrent claims, the one that returned later may have been made first.
             apart = max(two.op.ended - one.op.began, one.op.ended - two.op.began)
             if lease is not None and apart >= lease - 1e-6:
                 continue
@@ -65,7 +65,7 @@ def doubled_claims(history: History) -> Iterator[Violation]:
                 and (op.verb == "release_claims" or _gives_back(op, one, task))
                 for op in releases
             )
-            if life is None and (row := rows.get((partition, sample_id))) is not None:  # it may be another life
+            if life is None and (row := rows.get((partition, sample_id))) is not None:  # the lives may differ
                 freed = freed or any(r.start < two.op.end and r.end > one.op.start for r in row.may_remove())
             if not freed:
                 text = f"task {task!r} was given sample {sample_id!r} twice"
@@ -73,7 +73,7 @@ def doubled_claims(history: History) -> Iterator[Violation]:
 
 
 def _gives_back(op: Operation, held: Held, task: str) -> bool:
-    """Whether a release is of this row of this claim, as far as it says what it is of."""
+    """Whether a call releases this row of this claim, as far as the call names it."""
     if held.sample_id not in op.ids or (op.task and op.task != task):
         return False
     named = op.claims[op.ids.index(held.sample_id)] if op.claims else None
@@ -81,14 +81,14 @@ def _gives_back(op: Operation, held: Held, task: str) -> bool:
 
 
 def foreign_pops(history: History) -> Iterator[Violation]:
-    """Find pops and releases that went well although the claim they were made with had passed to another."""
+    """Find pops and releases that succeeded although another claim had taken over the samples."""
     later: dict[tuple[str, str, str | None], tuple[str, Operation]] = {}
     for (partition, _, sample_id, _), held in _holdings(history).items():
         held.sort(key=lambda each: each.op.end)
         for one, two in pairwise(held):
             if (
                 one.claim_id != two.claim_id and one.op.end < two.op.start
-            ):  # of two at once nobody knows which took over
+            ):  # of two concurrent claims, either may be the later one
                 later[partition, sample_id, one.claim_id] = (sample_id, two.op)
     for op in history.operations:
         if op.verb not in ENDS or op.outcome != "ok" or not op.claims:
@@ -101,7 +101,7 @@ def foreign_pops(history: History) -> Iterator[Violation]:
 
 
 def untagged_claims(history: History) -> Iterator[Violation]:
-    """Find samples that were claimed before the tags of the put that made them claimable were there."""
+    """Find samples that were claimed without the tags of the put that made them claimable."""
     rows = rows_of(history)
     for op in history.operations:
         if op.verb != "claim_meta" or op.outcome != "ok":
@@ -117,7 +117,7 @@ def untagged_claims(history: History) -> Iterator[Violation]:
 
 
 def _always_tagged(row: Rows, fields: Sequence[str], tag: str) -> Operation | None:
-    """Return a put that wrote a field together with a tag, if every put of that field did."""
+    """Return a put that wrote a field together with a tag, provided that every put of the field did."""
     for name in fields:
         puts = [span.op for span in row.registers[name].puts.values()] if name in row.registers else []
         if puts and all(tag in put.values for put in puts):
@@ -126,7 +126,7 @@ def _always_tagged(row: Rows, fields: Sequence[str], tag: str) -> Operation | No
 
 
 def misshapen_batches(history: History) -> Iterator[Violation]:
-    """Find batches that are too large or too small, hold a sample twice, or a part of a group."""
+    """Find batches that are too large or too small, or contain a sample twice or only a part of a group."""
     members = _members(history)
     for op in history.operations:
         if op.verb != "claim_meta" or op.outcome != "ok":
@@ -147,7 +147,7 @@ def misshapen_batches(history: History) -> Iterator[Violation]:
 
 
 def _members(history: History) -> dict[tuple[str, str], set[str]]:
-    """Return the samples of each group, as far as claims told."""
+    """Return the samples of each group, as far as claims reported them."""
     members: dict[tuple[str, str], set[str]] = {}
     for op in history.operations:
         for sample_id, group in zip(op.ids, op.groups, strict=False):
@@ -156,7 +156,7 @@ def _members(history: History) -> dict[tuple[str, str], set[str]]:
 
 
 def _removed_meanwhile(history: History, op: Operation, ids: Collection[str] | None) -> bool:
-    """Whether some samples may have gone during a claim: one that is answered again tells of what still lives."""
+    """Whether samples may have been removed during a claim; a repeated answer contains only rows that still live."""
     return any(
         removal.start < op.end and removal.end > op.start
         for (partition, sample_id), row in rows_of(history).items()

@@ -1,4 +1,4 @@
-"""Liveness: once the faults are over, every call goes well."""
+"""Check of liveness: after the faults have ended, every call succeeds."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["still_failing"]
 
-#: Answers, as opposed to failures; whether they are right is for other checks.
+#: Errors that are valid answers and not failures; other checks decide whether they are correct.
 ANSWERS = (ClaimLost, ClaimNotReady, SampleNotFound, StaleSlotError)
-#: What may be said of a sample that a fault took away.
+#: Valid errors for a sample that a fault removed.
 OF_LOST = (*ANSWERS, DataPlaneUnavailable)
 
 
 def still_failing(history: History) -> Iterator[Violation]:
-    """Find calls that failed although no fault was left."""
+    """Find calls that failed after the faults had ended."""
     calm = history.calm_since
     if calm is None:
         return

@@ -1,4 +1,4 @@
-"""Lives: a put that is bound to lives writes those, creates nothing, and leaves out only what is gone."""
+"""Checks of lives: a put bound to lives writes only those, creates no row, and leaves out only rows that are gone."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["groundless_refusals", "unbound_puts"]
 
 NAME = "life"
 
-#: By partition, sample and life: the first call that told of it.
+#: The first call that reported a life, by (partition, sample, life).
 Told = dict[tuple[str, str, Hashable], "Operation"]
 
 
 def unbound_puts(history: History) -> Iterator[Violation]:
-    """Find puts that wrote to another life than they were bound to, or to one that had ended, or created what lived."""
+    """Find puts that wrote to another life than theirs or to an ended one, or that created a row that already lived."""
     told = first_told(history)
     ends = _ended(history, told)
     for op in history.operations:
@@ -53,7 +53,7 @@ def unbound_puts(history: History) -> Iterator[Violation]:
 
 
 def _ended(history: History, told: Told) -> dict[tuple[str, str, Hashable], Operation]:
-    """By which acknowledged call each life was certainly over: a removal of it, or one that told of a later life."""
+    """Return, for each life, the acknowledged call by which it had ended: a removal, or a report of a later life."""
     ends: dict[tuple[str, str, Hashable], Operation] = {}
     rows = rows_of(history)
     by_row: dict[tuple[str, str], list[tuple[Hashable, Operation]]] = {}
@@ -72,7 +72,7 @@ def _ended(history: History, told: Told) -> dict[tuple[str, str, Hashable], Oper
 
 
 def groundless_refusals(history: History) -> Iterator[Violation]:
-    """Find puts that were told that a row is stale, or left it out, although nothing can have ended its life."""
+    """Find puts that refused or left out a row as stale although nothing can have ended its life."""
     rows = rows_of(history)
     told = first_told(history)
     for op in history.operations:
@@ -84,7 +84,7 @@ def groundless_refusals(history: History) -> Iterator[Violation]:
             if row is None:
                 continue
             first = told.get((op.partition, sample_id, meant))
-            if meant is None or first is None:  # any life would have done
+            if meant is None or first is None:  # not bound to a known life
                 before = is_there(row, sample_id, op)
                 if before is None:
                     continue

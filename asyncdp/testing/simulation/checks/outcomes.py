@@ -1,4 +1,4 @@
-"""Outcomes: every sample asked for has exactly one, in time."""
+"""Checks of outcomes: each requested sample has exactly one outcome, in time and with an error of asyncdp."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["SLACK_S", "late_calls", "raw_errors", "short_batches"]
 
-#: A call may end this much later than it should, in seconds: a tick of a loop.
+#: Tolerance in seconds for the end of a call: one tick of the loop.
 SLACK_S = 0.02
 
 
 def short_batches(history: History) -> Iterator[Violation]:
-    """Find reads that answer for a sample twice, or not at all."""
+    """Find reads that return a sample twice, or neither a row nor an error for it."""
     for op in history.operations:
         if op.verb not in READS or not (op.outcome == "ok" or op.errors):
             continue
@@ -39,7 +39,7 @@ def short_batches(history: History) -> Iterator[Violation]:
 
 
 def late_calls(history: History) -> Iterator[Violation]:
-    """Find calls that outlived their time, or did not end when they were cancelled, or not at all."""
+    """Find calls that exceeded their timeout, did not end when they were cancelled, or never ended."""
     for op in history.operations:
         if math.isinf(op.end):
             yield Violation("time", f"{op.verb} never ended", op.partition, op.ids, (op,))
@@ -54,7 +54,7 @@ def late_calls(history: History) -> Iterator[Violation]:
 
 
 def raw_errors(history: History) -> Iterator[Violation]:
-    """Find errors that are none of a data plane."""
+    """Find errors that are not errors of asyncdp."""
     for op in history.operations:
         if op.error is not None and not isinstance(op.error, DataPlaneError):
             text = f"{op.verb} raised {type(op.error).__name__}: {op.error}"

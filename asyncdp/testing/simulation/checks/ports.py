@@ -1,4 +1,4 @@
-"""Ports: one probe at a time finds out whether a quarantined one works again."""
+"""Check of ports: a client probes a quarantined port with one request at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["doubled_probes"]
 
 
 def doubled_probes(history: History) -> Iterator[Violation]:
-    """Find probes that were sent to a port while another probe of the same client was out."""
+    """Find probes that were sent to a port while another probe of the same client was in flight."""
     probes: dict[tuple[str, str | None, int | None], list[WireRequest]] = defaultdict(list)
     for request in history.requests:
         if request.probe:

@@ -1,4 +1,4 @@
-"""Presence: claims and listings name the samples that are there."""
+"""Checks of presence: claims and listings name exactly the samples that exist."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["is_there", "phantom_claims", "wrong_listings"]
 
 
 def phantom_claims(history: History) -> Iterator[Violation]:
-    """Find samples that were claimed although they, or what the claim requires of them, cannot have been there.
+    """Find samples that were claimed although they, or the fields that the claim requires, cannot have existed.
 
-    Samples of which no put was recorded are left out: whoever records trainers only knows nothing of them.
+    Samples without a recorded put are skipped, so that a history of trainers alone can be checked.
     """
     rows = rows_of(history)
     for op in history.operations:
@@ -38,7 +38,7 @@ def phantom_claims(history: History) -> Iterator[Violation]:
 
 
 def wrong_listings(history: History) -> Iterator[Violation]:
-    """Find listings that lack a sample that is there, or show one that is gone."""
+    """Find listings that lack a present sample, or contain a removed one."""
     rows = rows_of(history)
     for op in history.operations:
         if op.verb != "list_metadata" or op.outcome != "ok":
@@ -58,7 +58,7 @@ def wrong_listings(history: History) -> Iterator[Violation]:
 
 
 def _may_be_there(puts: Iterable[Span], row: Rows, op: Operation) -> bool:
-    """Whether what one of these puts wrote can have been there at some moment of a call."""
+    """Whether the content of one of these puts can have been present at some moment of a call."""
     removals = [r for r in row.removals if r.op.outcome == "ok" and r.end < op.start]
     return any(
         put.start < op.end and not put.op.denied and not any(put.end < removal.start for removal in removals)
@@ -67,7 +67,7 @@ def _may_be_there(puts: Iterable[Span], row: Rows, op: Operation) -> bool:
 
 
 def is_there(row: Rows, sample_id: str, op: Operation) -> Operation | None:
-    """Return a put that was acknowledged before a call and that nothing can have undone before its end."""
+    """Return a put that was acknowledged before a call and that nothing can have removed before the call's end."""
     put = max((p for p in row.puts if p.op.outcome == "ok" and p.end < op.start), key=lambda p: p.start, default=None)
     if put is None or any(put.start < at < op.end for at in row.lost):
         return None

@@ -1,11 +1,11 @@
-"""Reads: each value is one that a linearizable register may show.
+"""Checks of reads: each field of each sample must behave as a linearizable register.
 
-Every field of every sample is a register of its own. Since every put carries values of its own, it is known which put a
-read saw, and linearizability can be decided by *zones* (P. Gibbons, E. Korach, "Testing Shared Memories", SIAM J.
-Comput. 26, 1997): all calls about one value form a cluster; from the earliest end to the latest beginning of its calls
-the value was certainly there (a forward zone) or, the other way round, at some moment in between (a backward zone). Two
-forward zones must not overlap, and no backward zone may lie within a forward one. A clear, and a read that found
-nothing, is a moment at which no value was there: a backward zone.
+Every put has unique values, so it is known which put a read saw, and linearizability can be decided by *zones* (P.
+Gibbons, E. Korach, "Testing Shared Memories", SIAM J. Comput. 26, 1997). All calls on one value form a cluster. If the
+earliest end of its calls precedes their latest start, the value was certainly present between the two (a forward zone);
+otherwise it was present at some moment between the two (a backward zone). Two forward zones must not overlap, and no
+backward zone may lie within a forward one. A clear, and a read that found nothing, is a backward zone in which no value
+was present.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Finding = tuple[str, tuple["Operation", ...]]
 
 
 def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, str]]) -> Iterator[Finding]:
-    """Find values that nobody put there, or not yet, or in vain."""
+    """Find values that no put wrote, or that were read before their put began or although it failed."""
     for value, op in known.reads:
         put = known.puts.get(value)
         if put is None:
@@ -65,12 +65,12 @@ def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, s
 
 
 def _changes(op: Operation, name: str) -> bool:
-    """Whether a mutation ends the time of a field's former value."""
+    """Whether a mutation replaces or removes the former value of a field."""
     return (op.verb in REMOVALS and not any(op.meant)) or name in op.values
 
 
 class Zone(NamedTuple):
-    """From ``first`` to ``last`` a value was certainly there (forward), or some time in between (backward)."""
+    """Interval in which a value was present: throughout (forward zone) or at some moment (backward zone)."""
 
     first: float
     last: float
@@ -79,7 +79,7 @@ class Zone(NamedTuple):
 
 
 def _zones(known: Register, row: Rows) -> tuple[list[Zone], list[Zone]]:
-    """Return forward and backward zones."""
+    """Return the forward and the backward zones of a register."""
     earliest: dict[Hashable, tuple[float, Operation]] = {}
     latest: dict[Hashable, tuple[float, Operation]] = {}
     for value, put in known.puts.items():
@@ -89,7 +89,7 @@ def _zones(known: Register, row: Rows) -> tuple[list[Zone], list[Zone]]:
     for value, op in known.reads:
         if value not in known.puts:
             continue
-        if value not in earliest:  # its put never came back, but it happened
+        if value not in earliest:  # its put never returned, but it took effect
             put = known.puts[value]
             earliest[value] = (put.end, put.op)
             latest[value] = (put.start, put.op)
@@ -111,7 +111,7 @@ def _zones(known: Register, row: Rows) -> tuple[list[Zone], list[Zone]]:
 
 
 def _out_of_order(known: Register, row: Rows) -> Iterator[Finding]:
-    """Find values that came back after another value, or after none, was there."""
+    """Find values that reappeared after another value, or no value, was present."""
     forward, backward = _zones(known, row)
     for before, after in pairwise(forward):
         if after.first < before.last:
@@ -128,9 +128,9 @@ def _out_of_order(known: Register, row: Rows) -> Iterator[Finding]:
 
 
 def _vanished(known: Register, row: Rows, sample_id: str) -> Iterator[Finding]:
-    """Find reads of nothing where an acknowledged put stood and nothing can have removed it.
+    """Find reads that found nothing although a put was acknowledged and nothing can have removed it.
 
-    A removal that alone explains two such reads, with a put in between, would have happened twice.
+    If one removal is the only explanation of two such reads with a put in between, it would have happened twice.
     """
     done = [put for put in known.puts.values() if put.op.outcome == "ok"]
     alone: dict[int, list[tuple[Span, Operation]]] = {}
@@ -141,7 +141,7 @@ def _vanished(known: Register, row: Rows, sample_id: str) -> Iterator[Finding]:
         put = max(before, key=lambda put: put.start)
         if any(put.start < at < op.end for at in row.lost):
             continue
-        # What the put itself settled was over before it.
+        # Mutations that the put itself reconciled had ended before it.
         may = row.may_remove(put.op.life(sample_id))
         removals = [r.op for r in may if r.start < op.end and r.end > put.start and r.settler is not put.op]
         if not removals:

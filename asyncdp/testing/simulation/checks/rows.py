@@ -1,4 +1,4 @@
-"""A history sorted by samples: what was put, read and removed of each."""
+"""Index of a history by sample: the puts, reads and removals of each."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Register", "Rows", "Span", "rows_of"]
 
 
 class Span(NamedTuple):
-    """A call, and the places between which it took effect, if it did; before ``settler`` did, where that is known."""
+    """A call and the interval in which it took effect, if it did; ``settler`` is the call that reconciled it."""
 
     start: float
     end: float
@@ -27,13 +27,13 @@ class Span(NamedTuple):
     settler: Operation | None = None
 
 
-#: By number of an operation and sample: the call that settled it.
+#: The call that reconciled an operation, by (number of the operation, sample).
 Settlers = dict[tuple[int, str], "Operation"]
 
 
 @dataclass(slots=True)
 class Register:
-    """One field of one sample."""
+    """The puts and reads of one field of one sample."""
 
     puts: dict[Hashable, Span] = field(default_factory=dict)
     reads: list[tuple[Hashable, Operation]] = field(default_factory=list)
@@ -42,9 +42,9 @@ class Register:
 
 @dataclass(slots=True)
 class Rows:
-    """One sample: its registers, what put and removed it. ``lost``: from when on a fault may have taken it away.
+    """One sample: its registers, puts and removals. ``lost`` is the position from which a fault may have removed it.
 
-    ``removals`` removed whatever there was; ``bound`` ones what was there of one life, where there may be others.
+    ``removals`` apply to any life; ``bound`` removals only to one life of a sample that may have several.
     """
 
     registers: dict[str, Register] = field(default_factory=dict)
@@ -54,15 +54,15 @@ class Rows:
     lost: list[float] = field(default_factory=list)
 
     def may_remove(self, life: Hashable = None) -> list[Span]:
-        """Return what may have removed a life of the sample; None: a life that is not known."""
+        """Return the removals that may apply to a life of the sample; None: an unknown life."""
         return self.removals + [span for span, meant in self.bound if life is None or meant == life]
 
 
 def rows_of(history: History) -> dict[tuple[str, str], Rows]:
-    """Sort a history by samples; several checks begin with that, so it is done once.
+    """Index a history by sample; the result is cached, since several checks need it.
 
     Raises:
-        ValueError: Two rows of puts carry the same value, so that nobody can tell which of them a read saw.
+        ValueError: Two rows of puts have the same value, so that it is unknown which of them a read saw.
     """
     rows: dict[tuple[str, str], Rows] | None = history.derived.get("rows")
     if rows is None:
@@ -88,7 +88,7 @@ def _sorted(history: History) -> dict[tuple[str, str], Rows]:
                 span = Span(op.start, ends[op.number], op, settlers.get((op.number, key[1])))
                 row = rows.setdefault(key, Rows())
                 meant = op.life_meant(key[1])
-                if meant is None or sum(put.op.only != "existing" for put in row.puts) <= 1:  # it has one life
+                if meant is None or sum(put.op.only != "existing" for put in row.puts) <= 1:  # a single life
                     row.removals.append(span)
                 else:
                     row.bound.append((span, meant))
@@ -125,7 +125,7 @@ def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows], set
 
 def _enter_read(op: Operation, rows: dict[tuple[str, str], Rows]) -> None:
     for name, values in op.values.items() if op.came else ():
-        for at, value in zip(op.came, values, strict=False):  # too few values are another check's finding
+        for at, value in zip(op.came, values, strict=False):  # another check reports too few values
             row = rows.setdefault((op.partition, op.ids[at]), Rows())
             known = row.registers.setdefault(name, Register())
             if value is None:
@@ -138,7 +138,7 @@ def _enter_read(op: Operation, rows: dict[tuple[str, str], Rows]) -> None:
 
 
 def _missing(op: Operation) -> Iterator[tuple[str, str]]:
-    """Name the (sample, field) pairs that a read found not to be there."""
+    """Yield the (sample, field) pairs that a read found absent."""
     if op.verb not in READS:
         return
     for at, err in op.errors.items():
@@ -146,7 +146,7 @@ def _missing(op: Operation) -> Iterator[tuple[str, str]]:
             for name in op.fields if err.field is None else (err.field,):
                 yield op.ids[at], name
     if isinstance(op.error, SampleNotFound) and not op.errors:
-        # Of several rows each may lack something else, and the error names what one of them lacks.
+        # Several rows may lack different fields, and the error names the field of only one of them.
         if len(op.ids) == 1:
             for name in op.fields if op.error.field is None else (op.error.field,):
                 yield op.ids[0], name
@@ -156,10 +156,10 @@ def _missing(op: Operation) -> Iterator[tuple[str, str]]:
 
 
 def _ends(history: History) -> tuple[dict[int, float], Settlers]:
-    """Until when each mutation may still happen, and by which other one it was settled.
+    """Return until when each mutation may still take effect, and which call reconciled it.
 
-    A client that settles finds out before its next mutation of the same samples what became of the one before, and in
-    close() what became of all.
+    A client with the Reconcile layer resolves a pending mutation before its next one on the same samples, and all
+    pending ones in close().
     """
     ends: dict[int, float] = {}
     settlers: Settlers = {}
@@ -185,7 +185,7 @@ def _settled(
     op: Operation,
     found: tuple[dict[int, float], Settlers],
 ) -> None:
-    """Note what a call that went well has settled: what had come back before it began."""
+    """Record which mutations a successful call reconciled: those that had returned before it began."""
     ends, settlers = found
     for before in unsure.pop(key, ()):
         if before.end < op.start:

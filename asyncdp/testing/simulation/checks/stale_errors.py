@@ -1,4 +1,4 @@
-"""StaleSlotError: where something happened to the data meanwhile, and only there."""
+"""Checks of StaleSlotError: it is raised only if the data changed meanwhile, and never omitted for a later life."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ NAME = "stale"
 
 
 def groundless_stale_errors(history: History) -> Iterator[Violation]:
-    """Find reads that were told that a slot is stale although nobody touched the samples.
+    """Find reads that got StaleSlotError although no call can have changed the samples.
 
-    A read by ids begins when it was called; one by a meta when the meta was made, since the meta says which life of the
-    sample it means.
+    For a read by ids, changes since its start count; for a read by a meta, changes since the meta was made, because the
+    meta is bound to a life of the sample.
     """
     rows = rows_of(history)
     mutations: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -47,7 +47,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
         if op.verb == "get_data":
             told = [made.get((op.partition, i, life), op).start for i, life in zip(op.ids, op.lives, strict=False)]
             since = min(told, default=op.start)
-        # Any sample of the request may share the slot.
+        # The slot may be shared by any samples of the request.
         touched = any(
             start < op.end and end > since for i in op.ids for start, end in mutations.get((op.partition, i), ())
         )
@@ -57,7 +57,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
 
 
 def other_lives(history: History) -> Iterator[Violation]:
-    """Find reads by a meta that brought a value of a later life than the meta's."""
+    """Find reads by a meta that returned a value of a later life than the meta's."""
     rows = rows_of(history)
     made = first_told(history)
     for op in history.operations:
@@ -77,7 +77,7 @@ def other_lives(history: History) -> Iterator[Violation]:
 
 
 def first_told(history: History) -> dict[tuple[str, str, object], Operation]:
-    """By which call each life of each sample was first told to somebody."""
+    """Return, for each life of each sample, the call that first reported it."""
     made: dict[tuple[str, str, object], Operation] = {}
     for op in history.operations:
         if op.verb in ("claim_meta", "put_samples") and op.outcome == "ok":

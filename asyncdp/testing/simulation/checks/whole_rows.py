@@ -1,4 +1,4 @@
-"""Rows: what one read brings of a sample is of one life, and of whole puts."""
+"""Checks of rows: the fields of a sample in one read are of the same life and of whole puts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAME = "whole"
 
 
 def torn_rows(history: History) -> Iterator[Violation]:
-    """Find rows whose fields cannot have been there at the same time."""
+    """Find rows whose fields cannot have been present at the same time."""
     rows = rows_of(history)
     for op in history.operations:
         if op.verb not in READS or len(op.values) < 2:  # noqa: PLR2004 - one field is always whole
@@ -53,7 +53,7 @@ def _torn(row: Rows, a: str, one: Hashable, b: str, other: Hashable) -> tuple[st
 
 
 def half_puts(history: History) -> Iterator[Violation]:
-    """Find listings that show one half of a put that made new samples."""
+    """Find listings that contain only a part of the samples that one put created."""
     once = _put_once(history)
     removed: dict[tuple[str, str], float] = {}
     for op in history.operations:
@@ -74,7 +74,7 @@ def half_puts(history: History) -> Iterator[Violation]:
 
 
 def _put_once(history: History) -> dict[tuple[str, str], Operation]:
-    """Return the puts of samples that were put a single time."""
+    """Return the puts of samples that were put only once."""
     puts: dict[tuple[str, str], list[Operation]] = {}
     for op in history.operations:
         if op.verb == "put_samples":

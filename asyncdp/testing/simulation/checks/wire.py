@@ -1,4 +1,4 @@
-"""The wire: retries within the budget and the ceiling, a stale slot asked once, outages asked about by one."""
+"""Checks of wire requests: limits of retries, of requests for stale slots, and of probes and waits in outages."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["crowded_outages", "endless_waits", "overspent_budgets", "stale_asked_again", "too_many_requests"]
 
-#: Lengths of time over which retries are counted, in seconds.
+#: Lengths in seconds of the time spans in which retries are counted.
 WINDOWS_S = (0.5, 2.0, 10.0)
-#: Requests that pay what an earlier call owes, or look again for what is not there yet: they are no retries.
+#: Requests that reconcile an earlier call or poll for samples; repeated ones are no retries unless their attempt is
+#: above 1.
 UNPAID = frozenset({"Abort", "AbandonClaim", "Resolve", "TryClaim", "TryPartition"})
-#: Asks whether what does not answer does so again.
+#: The request that checks whether a host or port answers again.
 PROBE = "Probe"
-#: The request that follows a wait for an outage comes after a short pause, of so many seconds at most.
+#: Maximum pause in seconds between the end of an outage and the request that waited for it.
 PAUSE_S = 2.0
 
 
 def _retries(requests: Sequence[WireRequest]) -> list[float]:
-    """When one client asked again for what had failed, or whether what did not answer does so again."""
+    """Return the times at which one client sent retries or probes."""
     failed: set[object] = set()
     again: list[float] = []
     for request in sorted(requests, key=lambda request: request.at):
@@ -53,8 +54,8 @@ def _retries(requests: Sequence[WireRequest]) -> list[float]:
 def overspent_budgets(history: History) -> Iterator[Violation]:
     """Find clients that retried more often than their budget allows.
 
-    It promises: retries within any time t are at most ratio x (calls in t and in two windows before)
-    + floor x (window + t). A probe costs as much as a retry; the request that follows an outage's end is free.
+    The budget guarantees that the retries within any time span t are at most ratio x (calls in t and in the two windows
+    before it) + floor x (window + t). A probe costs as much as a retry; the request after the end of an outage is free.
     """
     free = _outages_over(history)
     by_client: dict[str, list[WireRequest]] = defaultdict(list)
@@ -77,7 +78,7 @@ def overspent_budgets(history: History) -> Iterator[Violation]:
 def _worst(
     calls: Sequence[float], retries: Sequence[float], free: Sequence[float], budget: Budgets, length: float
 ) -> tuple[float, int, float] | None:
-    """Return the first time span in which the budget was overspent."""
+    """Return the first time span in which the budget was exceeded; None if there is none."""
     first = early = late = 0
     for last, now in enumerate(retries):
         while retries[first] < now - length:
@@ -95,9 +96,9 @@ def _worst(
 
 
 def too_many_requests(history: History) -> Iterator[Violation]:
-    """Find user calls that asked for one slot more often than rounds x attempts x ports tried.
+    """Find user calls that requested one slot more often than rounds x attempts x ports tried.
 
-    After each wait for an outage that ended it may be tried once more, and as often again in all.
+    Each completed wait for an outage allows one more request, up to the same number again in total.
     """
     asked: dict[tuple[str, str, SlotKey], list[float]] = defaultdict(list)
     for request in history.requests:
@@ -116,7 +117,7 @@ def too_many_requests(history: History) -> Iterator[Violation]:
 
 
 def crowded_outages(history: History) -> Iterator[Violation]:
-    """Find clients that asked twice at once whether what does not answer does so again."""
+    """Find clients that sent concurrent probes to the same unresponsive target."""
     last: dict[tuple[str, str | None], WireRequest] = {}
     for request in sorted(history.requests, key=lambda request: request.at):
         if request.kind != PROBE:
@@ -132,9 +133,9 @@ def crowded_outages(history: History) -> Iterator[Violation]:
 
 
 def endless_waits(history: History) -> Iterator[Violation]:
-    """Find user calls that waited for outages longer than they may.
+    """Find user calls that waited for outages longer than allowed.
 
-    One that asked, was not answered, and asked the same again without another request waited meanwhile.
+    A call waits in the time between an unanswered request and its repetition if it sent no other request in between.
     """
     waited: dict[tuple[str, str], float] = defaultdict(float)
     last: dict[tuple[str, str], WireRequest] = {}
@@ -152,7 +153,7 @@ def endless_waits(history: History) -> Iterator[Violation]:
 
 
 def _outages_over(history: History) -> Mapping[str, Sequence[float]]:
-    """When calls of each client were told that what they had waited for answers again."""
+    """Return, by client, the times at which calls were notified of the end of the outage that they waited for."""
     over: dict[str, list[float]] = defaultdict(list)
     for event in history.events:
         if event.what == "outage_over":
@@ -165,9 +166,9 @@ def _within(moments: Sequence[float], since: float, until: float) -> int:
 
 
 def stale_asked_again(history: History) -> Iterator[Violation]:
-    """Find slots that were asked for again by a call that had been told that they are stale.
+    """Find slots that a call requested again after they had been answered as stale.
 
-    A call whose second look-up failed does not know where its rows lie, and begins anew.
+    A call whose second look-up failed does not know the new location of its rows and is allowed to start over.
     """
     told: dict[tuple[str, str], dict[SlotKey, float]] = defaultdict(dict)
     for request in sorted(history.requests, key=lambda request: request.at):
