@@ -1,4 +1,4 @@
-"""Promise 11 under asyncio's own ways to cancel: task.cancel(), wait_for, timeout()."""
+"""Promise 11 under asyncio's own means of cancelling: task.cancel(), wait_for, timeout()."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .base import Contract, asyncio_only
 
 __all__ = ["AsyncioNative"]
 
-#: Pauses that no test sits out.
+#: Layer settings with pauses between retries that are too long for any test to wait for.
 SLOW = {f"{prefix}backoff_{what}_s": 60.0 for prefix in ("", "round_") for what in ("base", "cap")}
 
 
 async def fill(rig: Rig) -> None:
-    """Put ``x`` of a few ids, the number of each row."""
+    """Put ``x`` for a few ids; the value is the number of the row."""
     await declare(rig.client)
     await rig.client.put_samples(["a", "s1", "s2"], "p", {"x": torch.arange(3.0)})
 
@@ -41,13 +41,13 @@ def _two_ports(rig: Rig) -> dict[str, Any]:
 
 
 class AsyncioNative(Contract):
-    """Promise 11 under asyncio's own ways to cancel: task.cancel(), wait_for, timeout()."""
+    """Promise 11 under asyncio's own means of cancelling: task.cancel(), wait_for, timeout()."""
 
     @asyncio_only
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "release_claim"])
     async def test_task_cancel_ends_any_verb_at_once(self, rig: Rig, verb: str, *, after: bool) -> None:
-        """T2: CancelledError, no task left; the next call on the client gets its own reply; the plane keeps nothing."""
+        """T2: the call raises CancelledError and leaves no task or slot; the client's next call gets its own reply."""
         hold = Hold(after=after)
         client = await rig.attach(hold)
         await fill(rig)
@@ -57,7 +57,7 @@ class AsyncioNative(Contract):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        # What a client runs for itself is named so, and ends with it.
+        # Tasks of a client have this prefix and end with the client.
         assert not [left for left in asyncio.all_tasks() - before if not left.get_name().startswith("asyncdp ")]
         check_same((await client.get_samples(["s2"], "p", ["x"], timeout_s=5))["x"], torch.tensor([2.0]))
         await client.close()
@@ -67,7 +67,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_a_cancel_in_the_same_tick_as_the_answer_is_a_cancel(self, rig: Rig) -> None:
-        """T4: the answer is there and the task is cancelled in the same tick: cancelled."""
+        """T4: a task that is cancelled in the tick in which the answer arrives is cancelled."""
         hold = Hold(GET, after=True)
         client = await rig.attach(hold)
         await fill(rig)
@@ -81,7 +81,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_a_claim_cancelled_in_the_tick_of_its_answer_is_not_lost(self, rig: Rig) -> None:
-        """T4, C2: claimed, and cancelled in the same tick: the sample is claimable again for the same client."""
+        """T4, C2: the sample of a claim that is cancelled in the tick of its answer can be claimed again."""
         rig.need("claim_dedup")
         client = await rig.attach(owner="c")
         await declare(rig.client)
@@ -100,7 +100,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_cancelled_during_an_attempt_there_is_one_attempt(self, rig: Rig) -> None:
-        """T5: CancelledError at once; nothing is sent again."""
+        """T5: the call raises CancelledError at once and sends no further request."""
         hold = Hold(GET, times=9)
         client = await rig.attach(hold)
         await fill(rig)
@@ -116,7 +116,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_cancelled_during_backoff_nothing_is_sent_any_more(self, rig: Rig) -> None:
-        """T5: tenacity does not swallow a cancel that comes while it waits."""
+        """T5: tenacity does not swallow a cancel that arrives during its wait."""
         fail = Fail(GET, times=99)
         client = await rig.attach(fail, settings=SLOW)
         await fill(rig)
@@ -135,7 +135,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_two_cancels_in_a_row_still_clean_up(self, rig: Rig) -> None:
-        """T7: the second one comes while the first is being dealt with."""
+        """T7: the second cancel arrives during the clean-up of the first."""
         rig.need("mutation_dedup")
         late, hold = Straggle(PUT), Hold(Resolve)
         client = await rig.attach(late, hold)
@@ -156,7 +156,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_a_users_wait_for_ends_a_claim_and_loses_nothing(self, rig: Rig) -> None:
-        """C2: asyncio.wait_for around a claim, timing out at any moment: each sample is got, claimable or reported."""
+        """C2: whenever wait_for cancels a claim, each sample is returned, claimable, or listed by list_claims."""
         rig.need("claim_dedup")
         client = await rig.attach(owner="w")
         await declare(rig.client)
@@ -183,7 +183,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_a_users_timeout_wins_over_the_calls_own(self, rig: Rig) -> None:
-        """asyncio.timeout() around a call is the user's TimeoutError, not the plane's."""
+        """asyncio.timeout() around a call raises the user's TimeoutError, not DataPlaneTimeout."""
         client = await rig.attach(Hold(GET, times=9))
         await fill(rig)
         with pytest.raises(TimeoutError) as caught:
@@ -196,7 +196,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_gathered_calls_fail_alone(self, rig: Rig) -> None:
-        """asyncio.gather over one client: the one that fails disturbs no other."""
+        """With asyncio.gather over one client, a failing call does not affect the others."""
         await fill(rig)
         calls = [rig.client.get_samples([name], "p", ["x"]) for name in ("a", "nobody", "s2")]
         results: list[Any] = await asyncio.gather(*calls, return_exceptions=True)
@@ -207,7 +207,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_two_hundred_tasks_cancelled_at_random(self, rig: Rig) -> None:
-        """T6: by task.cancel(), with two ports to share: afterwards each is usable, and the replies are right."""
+        """T6: after random task.cancel() calls, each of the two ports is usable, and every reply was the right one."""
         client = await rig.open(num_storage_units=1, **_two_ports(rig))
         await declare(client)
         await client.put_samples(["a", "b"], "p", {"x": torch.arange(2)})
@@ -229,7 +229,7 @@ class AsyncioNative(Contract):
 
     @asyncio_only
     async def test_the_client_starts_no_task_of_its_own(self, rig: Rig) -> None:
-        """Promise 11: between calls nothing runs, and a claim that waits runs in its caller's task."""
+        """Promise 11: no task runs between calls, and a waiting claim runs in its caller's task."""
         before = asyncio.all_tasks()
         await fill(rig)
         await rig.client.get_samples(["a", "s1"], "p", ["x"])

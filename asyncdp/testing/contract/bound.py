@@ -1,4 +1,4 @@
-"""Promise 3a: puts and removals by a meta or a group mean the lives that it names, and no others."""
+"""Promise 3a: puts and removals by a meta or a group apply only to the lives that it names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REMOVALS = ["clear_samples", "pop", "evict"]
 
 
 async def _by_meta(client: Client, meta: KVBatchMeta, value: float = 9.0) -> Any:
-    """Put ``y`` of the rows of a meta."""
+    """Put ``y`` for the rows of a meta."""
     return await client.put_samples(meta, "p", {"y": torch.full((meta.size,), value)})
 
 
@@ -58,7 +58,7 @@ async def _by_ids(client: Client, meta: KVBatchMeta) -> Any:
     return await client.put_samples(ids, "p", {"y": torch.full((len(ids),), 9.0)}, only="existing")
 
 
-#: The ways of a scorer to write; the last one cannot tell two lives of one id apart.
+#: The ways in which a scorer can write; the last one cannot distinguish two lives of one id.
 WRITERS: dict[str, Callable[[Client, KVBatchMeta], Awaitable[Any]]] = {
     "meta": _by_meta,
     "columns": _by_columns,
@@ -68,7 +68,7 @@ WRITERS: dict[str, Callable[[Client, KVBatchMeta], Awaitable[Any]]] = {
 
 
 async def there(rig: Rig) -> dict[str, set[str]]:
-    """Return {sample: fields it has, and the tag ``score`` where it has one}."""
+    """Return {sample: its fields, and ``score`` if it has that tag}."""
     found: dict[str, set[str]] = {}
     for group in await rig.mate.list_metadata("p"):
         for key, tags in zip(group.keys, group.tags, strict=True):
@@ -83,7 +83,7 @@ async def there(rig: Rig) -> dict[str, set[str]]:
 
 
 async def claimed(rig: Rig, *ids: str, by: Client | None = None) -> KVBatchMeta:
-    """Declare fields and two tasks, put ``x`` of some ids, and claim them for the task ``score``."""
+    """Declare fields and two tasks, put ``x`` for these ids, and claim them for the task ``score``."""
     await declare(rig.client, "x", "y", tasks=("score", "train"))
     await put(rig.client, *ids)
     meta = await (by or rig.mate).claim_meta("p", "score", ["x"], len(ids))
@@ -92,16 +92,16 @@ async def claimed(rig: Rig, *ids: str, by: Client | None = None) -> KVBatchMeta:
 
 
 async def group_of(rig: Rig, name: str = "g") -> Any:
-    """Return the group of this name."""
+    """Return the group with this id."""
     return next(group for group in await rig.client.list_metadata("p") if group.group_id == name)
 
 
 class Bound(Contract):
-    """Promise 3a: puts and removals by a meta or a group mean the lives that it names, and no others."""
+    """Promise 3a: puts and removals by a meta or a group apply only to the lives that it names."""
 
     @pytest.fixture(autouse=True)
     def able(self, rig: Rig, request: pytest.FixtureRequest) -> None:
-        """Skip these tests where the backend cannot; those of other themes in one class with them go on."""
+        """Skip only the tests of this theme if the backend lacks the capability ``bound_mutations``."""
         if request.function.__name__ in vars(Bound):
             rig.need("bound_mutations")
 
@@ -110,7 +110,7 @@ class Bound(Contract):
     @pytest.mark.parametrize("removal", REMOVALS)
     @pytest.mark.parametrize("writer", WRITERS)
     async def test_a_score_that_comes_late_revives_nothing(self, rig: Rig, writer: str, removal: str) -> None:
-        """U1: claimed, removed, scored: StaleSlotError that names the rows, and nothing is written, of no row."""
+        """U1: scoring rows that were removed after the claim raises StaleSlotError with their ids and writes no row."""
         meta = await claimed(rig, *"abc")
         await getattr(rig.client, removal)(["c", "a"], "p")
         with pytest.raises(StaleSlotError, match="'a'") as caught:
@@ -123,7 +123,7 @@ class Bound(Contract):
 
     @pytest.mark.parametrize("writer", ["meta", "columns", "tags"])
     async def test_a_score_that_comes_late_is_not_written_to_the_next_life(self, rig: Rig, writer: str) -> None:
-        """U1: the id lives again: its new row gets no field and no tag of the old one's scorer."""
+        """U1: if the id was put anew, the scorer of the old row writes no field and no tag to the new one."""
         meta = await claimed(rig, *"ab")
         await rig.client.evict(["a"], "p")
         await put(rig.client, "a")
@@ -134,7 +134,7 @@ class Bound(Contract):
         assert await claim(rig.client, 9, "score") == ["a"]
 
     async def test_a_meta_of_a_partition_declared_anew_is_stale(self, rig: Rig) -> None:
-        """U1: dropped and declared anew, with the same ids: other rows."""
+        """U1: after a partition was dropped and declared anew, the same ids are different rows."""
         meta = await claimed(rig, "a")
         await rig.client.drop_partition("p")
         with pytest.raises(DataPlaneBadRequest, match="'p'"):
@@ -145,9 +145,9 @@ class Bound(Contract):
         assert await there(rig) == {"a": {"x"}}
 
     async def test_rows_that_live_are_written(self, rig: Rig) -> None:
-        """A put by meta writes what it is given, keeps the claims, and makes the rows ready for who needs the field."""
+        """A put by meta writes the fields, keeps the claims, and makes the rows ready for tasks that need the field."""
         meta = await claimed(rig, *"ab")
-        await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)})  # replaced: the same life
+        await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)})  # replacing a field keeps the life
         done = await rig.mate.put_samples(meta, "p", {"y": torch.tensor([1.0, 2.0])}, [{"k": 1}, {"k": 2}])
         check_same((await rig.client.get_samples(["b", "a"], "p", ["y"]))["y"], torch.tensor([2.0, 1.0]))
         assert done.created == [False, False]
@@ -155,7 +155,7 @@ class Bound(Contract):
         assert await claim(rig.client, 9, "train", "x", "y") == ["a", "b"]
 
     async def test_the_meta_of_a_put_by_meta_goes_on_from_it(self, rig: Rig) -> None:
-        """It names the fields written, has the task, the claims and the tags, and can be put by, read and popped."""
+        """The returned meta has the written fields, the task, claims and tags, and can be put by, read and popped."""
         await declare(rig.client, "x", "y", tasks=("score",))
         await put(rig.client, "a", "b", input_lengths=3, k=0)
         meta = await rig.mate.claim_meta("p", "score", ["x"], 2)
@@ -174,7 +174,7 @@ class Bound(Contract):
 
     @pytest.mark.parametrize("writer", ["fields", "tags"])
     async def test_stale_rows_can_be_left_out(self, rig: Rig, writer: str) -> None:
-        """stale="skip" writes the rows that live, whole, and returns a meta of just those, with task and claims."""
+        """stale="skip" writes the rows that live and returns a meta of only those, with task and claims."""
         meta = await claimed(rig, *"abcd")
         await rig.client.evict(["a", "c"], "p")
         await put(rig.client, "c")
@@ -194,7 +194,7 @@ class Bound(Contract):
         assert set(await there(rig)) == {"c"}
 
     async def test_where_all_rows_are_stale_skipping_writes_nothing(self, rig: Rig) -> None:
-        """An empty meta, no row, no bytes, and the field's type is not fixed by rows that nobody wrote."""
+        """The put returns an empty meta, writes no row and no bytes, and does not fix the type of the field."""
         meta = await claimed(rig, *"ab")
         await rig.client.clear_samples(["a", "b"], "p")
         done = await rig.mate.put_samples(meta, "p", {"y": torch.zeros(2, 3)}, stale="skip")
@@ -205,7 +205,7 @@ class Bound(Contract):
         await rig.client.put_samples(["a"], "p", {"y": torch.tensor([1])})
 
     async def test_rows_left_out_keep_no_space(self, rig: Rig) -> None:
-        """Fifty puts, each leaving out half of its rows: nothing is left of them but what lives."""
+        """After fifty puts that each leave out half of their rows, only the rows that live occupy space."""
         await declare(rig.client, "x", "y")
         for _ in range(50):
             meta = await put(rig.client, *"abcd")
@@ -218,7 +218,7 @@ class Bound(Contract):
         assert not rig.leftovers()
 
     async def test_a_meta_without_handles_means_rows_that_live(self, rig: Rig) -> None:
-        """As only="existing": any life will do, and nothing is created."""
+        """A put by such a meta is like only="existing": it writes to any life and creates no row."""
         await claimed(rig, *"ab")
         meta = KVBatchMeta("p", sample_ids=["a", "ghost"])
         with pytest.raises(StaleSlotError) as caught:
@@ -230,7 +230,7 @@ class Bound(Contract):
         assert (await _by_meta(rig.mate, meta.subset([0]))).handles[0] is not None
 
     async def test_new_rows_only(self, rig: Rig) -> None:
-        """only="new" on an id that lives, tagged only or claimed too, names it, and nothing is written."""
+        """only="new" is refused with the ids that live, also if tagged only or claimed, and writes nothing."""
         await claimed(rig, "a")
         await rig.client.put_samples(["t"], "p", tags=[{"k": 1}])
         for living in ("a", "t"):
@@ -247,7 +247,7 @@ class Bound(Contract):
         assert not rig.leftovers()
 
     async def test_of_many_that_create_a_row_one_does(self, rig: Rig) -> None:
-        """only="new" from eight tasks of two clients at once: one wins, the others are told."""
+        """Of eight concurrent puts with only="new" from two clients, one succeeds and the others are refused."""
         await declare(rig.client)
         clients = [rig.client, rig.mate] * 4
         puts = [c.put_samples(["a"], "p", {"x": torch.tensor([n])}, only="new") for n, c in enumerate(clients)]
@@ -257,7 +257,7 @@ class Bound(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.tensor([winner]))
 
     async def test_a_put_says_which_rows_it_created(self, rig: Rig) -> None:
-        """Promise 3: what a put replaced is not its own to remove when a later step fails."""
+        """Promise 3: a caller that has to undo a put must not remove the rows that the put only replaced."""
         await declare(rig.client)
         await put(rig.client, *"ac")
         done = await put(rig.mate, *"abcd")
@@ -269,7 +269,7 @@ class Bound(Contract):
         assert set(await there(rig)) == {"a", "c"}
 
     async def test_a_full_plane_takes_puts_to_rows_that_live(self, rig: Rig) -> None:
-        """A put by meta needs no room for samples: written where rows live, stale where not, never "full"."""
+        """A put by meta needs no capacity: it writes to rows that live and is stale for others, but never "full"."""
         client = await rig.open(storage_capacity=2)
         await declare(client, "x", "y")
         meta = await put(client, "a", "b")
@@ -281,7 +281,7 @@ class Bound(Contract):
         assert caught.value.sample_ids == ("a",)
 
     async def test_groups_are_full_without_the_rows_left_out(self, rig: Rig) -> None:
-        """grpo_group_size counts rows that are there: those left out do not make a group too large."""
+        """grpo_group_size counts present rows: those left out do not make a group too large."""
         await declare(rig.client, "x", "y", grpo_group_size=2)
         ids = ["g_g0", "g_g1"]
         meta = await put(rig.client, *ids, group_id="g")
@@ -293,7 +293,7 @@ class Bound(Contract):
         assert (await group_of(rig)).keys == ("g_g2", "g_g3")
 
     async def test_what_contradicts_itself_is_refused_by_name(self, rig: Rig) -> None:
-        """Checked before anything is sent: only, stale, the partition of a meta, ids that are there twice."""
+        """The combinations of only, stale, a meta's partition and duplicate ids are checked before anything is sent."""
         watch = Watch(PUT, CLEAR)
         client = await rig.attach(watch)
         meta = await claimed(rig, *"ab")
@@ -314,7 +314,7 @@ class Bound(Contract):
         assert not watch.seen
 
     async def test_a_put_of_no_rows_by_meta_is_no_request(self, rig: Rig) -> None:
-        """P0: an empty shard of a claim."""
+        """P0: this happens with an empty shard of a claim."""
         meta = await claimed(rig, "a")
         done = await rig.mate.put_samples(meta.subset([]), "p", {"y": torch.zeros(0)})
         assert (done.size, done.task_name, done.created) == (0, "score", [])
@@ -347,7 +347,7 @@ class Bound(Contract):
         assert done.sample_ids == ["c"]
 
     async def test_metas_of_batches_are_bound(self, rig: Rig) -> None:
-        """What batches() gives can be put by, and is stale once its rows are gone."""
+        """The metas of batches() can be put by, and are stale after their rows were removed."""
         await declare(rig.client, "x", "y")
         await put(rig.client, *"ab")
         async for meta, _ in rig.mate.batches("p", "train", ["x"], 1):
@@ -361,7 +361,7 @@ class Bound(Contract):
         assert await there(rig) == {"a": {"x", "y"}}
 
     async def test_metas_of_other_projects_are_taken(self, rig: Rig) -> None:
-        """An object with a meta's attributes is one, on every verb; without handles it means ids that live."""
+        """Every verb accepts an object with the attributes of a meta; without handles it refers to any life."""
         meta = await claimed(rig, *"abcd")
         assert meta.handles is not None
         like: dict[str, Any] = {
@@ -397,7 +397,7 @@ class Bound(Contract):
     @pytest.mark.parametrize("removal", REMOVALS)
     @pytest.mark.parametrize("by", ["put", "claim", "group"])
     async def test_a_removal_that_comes_late_spares_the_next_life(self, rig: Rig, by: str, removal: str) -> None:
-        """U27: named by a meta or a group, removed by another, put anew, then removed as named: the new rows live."""
+        """U27: rows that were removed and put anew survive a removal by a meta or group of their former life."""
         rig.need("claim_release")
         await declare(rig.client)
         keys: Any = await put(rig.client, "a", "b", "c", group_id="g")
@@ -418,7 +418,7 @@ class Bound(Contract):
         assert await there(rig) == {}
 
     async def test_a_removal_counts_what_it_removed(self, rig: Rig) -> None:
-        """The account of live bytes keeps a row that a bound removal spared, and forgets what it removed."""
+        """The live bytes still count a row that a bound removal spared, and no longer the rows that it removed."""
         await declare(rig.client)
         count = rig.client.snapshot
         first = await rig.client.put_samples(["a", "b"], "p", {"x": torch.zeros(2, 4)})
@@ -430,7 +430,7 @@ class Bound(Contract):
         assert (count()["bytes_outstanding"], count()["n_keys_outstanding"]) == (32, 1)
 
     async def test_a_pop_by_a_claim_of_a_former_life_is_no_loss(self, rig: Rig) -> None:
-        """The row is gone, and another's claim of its next life is none of this one's business: no ClaimLost."""
+        """The row is gone already, and another client's claim of its next life does not cause ClaimLost."""
         meta = await claimed(rig, "a")
         await rig.client.evict(["a"], "p")
         await put(rig.client, "a")
@@ -440,7 +440,7 @@ class Bound(Contract):
         await rig.client.pop(other, "p")
 
     async def test_a_pop_by_group_minds_the_claim_that_was_lost(self, rig: Rig) -> None:
-        """C9: a group names no claims; those that this client was given are checked all the same."""
+        """C9: a group names no claims, but the claims that this client holds are checked as well."""
         rig.need("claim_release")
         await claimed(rig, "a")
         (group,) = await rig.mate.list_metadata("p")
@@ -451,7 +451,7 @@ class Bound(Contract):
         assert await there(rig) == {}
 
     async def test_claims_of_a_spared_row_are_remembered(self, rig: Rig) -> None:
-        """A bound removal of a former life takes no claim of this client's from the next one."""
+        """A bound removal of a former life does not drop this client's claim of the next life."""
         rig.need("claim_release")
         first = await claimed(rig, "a", by=rig.client)
         await rig.mate.evict(["a"], "p")
@@ -464,7 +464,7 @@ class Bound(Contract):
         assert set(await there(rig)) == {"a"}
 
     async def test_metas_of_two_lives_joined_remove_the_one_that_lives(self, rig: Rig) -> None:
-        """Joined, each row keeps its own life, also one id that is there twice."""
+        """Each row of a joined meta keeps its own life, even if an id occurs twice."""
         await declare(rig.client)
         old = await put(rig.client, *"ab")
         await rig.client.evict(["a"], "p")
@@ -475,7 +475,7 @@ class Bound(Contract):
         assert await there(rig) == {}
 
     async def test_some_keys_of_a_group_are_removed_by_its_meta(self, rig: Rig) -> None:
-        """group.meta(keys) is bound as the group is; a key that it has not is refused by name."""
+        """group.meta(keys) is bound like the group; a key that the group does not have is refused by name."""
         await declare(rig.client)
         await put(rig.client, *"abc", group_id="g")
         group = await group_of(rig)
@@ -489,7 +489,7 @@ class Bound(Contract):
             group.meta(["z"])
 
     async def test_a_group_can_be_put_by(self, rig: Rig) -> None:
-        """A controller that stamps what it listed revives nothing."""
+        """A controller that tags listed rows does not recreate removed ones."""
         await declare(rig.client)
         await put(rig.client, *"ab", group_id="g")
         group = await group_of(rig)
@@ -504,7 +504,7 @@ class Bound(Contract):
     @pytest.mark.parametrize("again", [False, True], ids=["gone", "lives again"])
     @pytest.mark.parametrize("stale", ["raise", "skip"])
     async def test_lives_are_decided_at_the_publish(self, rig: Rig, stale: Any, *, again: bool) -> None:
-        """The row is removed while the payload is on its way: the put has not begun before that."""
+        """A row that is removed while the payload is in transit counts as removed before the put."""
         hold = Hold(PUT)
         client = await rig.attach(hold)
         meta = await claimed(rig, *"ab")
@@ -530,7 +530,7 @@ class Bound(Contract):
     async def test_a_put_that_is_sent_again_does_not_take_its_own_rows_for_others(
         self, rig: Rig, only: Any, fault: Any
     ) -> None:
-        """The answer is lost, the put is sent again: it ends well, once, and says the same of what it created."""
+        """If its answer is lost, the repeated put succeeds, happens once, and reports the same rows as created."""
         rig.need("mutation_dedup")
         lost = fault(PUT)
         client = await rig.attach(lost)
@@ -540,7 +540,7 @@ class Bound(Contract):
         assert (lost.struck, done.created) == (1, [only == "new"] * 2)
 
     async def test_who_survived_is_decided_once(self, rig: Rig) -> None:
-        """The answer of a skipping put is lost, a row that it wrote is removed, it is sent again: the first answer."""
+        """A put with stale="skip" that is sent again after one of its rows was removed gets its first answer."""
         rig.need("mutation_dedup")
 
         async def meanwhile() -> None:
@@ -557,7 +557,7 @@ class Bound(Contract):
         assert await there(rig) == {"b": {"x"}, "c": {"x", "y"}, "d": {"x"}}
 
     async def test_a_put_that_left_all_out_stays_empty(self, rig: Rig) -> None:
-        """The answer "none of them lives" is lost, the ids are put, it is sent again: it writes nothing to them."""
+        """A put that left out all rows writes nothing when it is sent again after the ids were put anew."""
         rig.need("mutation_dedup")
         lost = LoseReply(PUT, meanwhile=lambda: put(rig.mate, "a", "b"))
         client = await rig.attach(lost)
@@ -568,7 +568,7 @@ class Bound(Contract):
         assert not rig.leftovers()
 
     async def test_a_bound_put_that_is_sent_again_revives_nothing(self, rig: Rig) -> None:
-        """P14: it had happened, its rows are gone since; the first answer, and no row."""
+        """P14: a bound put that is sent again after its rows were removed gets its first answer and creates no row."""
         rig.need("mutation_dedup")
         lost = LoseReply(PUT, meanwhile=lambda: rig.client.evict(["a"], "p"))
         client = await rig.attach(lost)
@@ -578,7 +578,7 @@ class Bound(Contract):
 
     @pytest.mark.parametrize("only", ["meta", "existing", "new"])
     async def test_an_abandoned_bound_put_does_not_come_back(self, rig: Rig, only: Any) -> None:
-        """P15: cancelled, another mutation of the ids, then it arrives: refused, whatever lives by then."""
+        """P15: a cancelled put that arrives after another mutation of the ids is refused, in any state of the rows."""
         rig.need("mutation_dedup")
         late = Straggle(PUT)
         client = await rig.attach(late)
@@ -596,7 +596,7 @@ class Bound(Contract):
         assert not rig.leftovers()
 
     async def test_a_bound_put_that_was_cancelled_after_it_happened_is_found(self, rig: Rig) -> None:
-        """Promise 3: the next one settles it; what it left out kept no space."""
+        """Promise 3: the next put reconciles it; the rows that it left out occupy no space."""
         rig.need("mutation_dedup")
         hold = Hold(PUT, after=True)
         client = await rig.attach(hold)
@@ -609,7 +609,7 @@ class Bound(Contract):
         assert not rig.leftovers()
 
     async def test_a_bound_put_that_is_never_answered_is_ambiguous(self, rig: Rig) -> None:
-        """P5: nobody knows; the next one on these ids finds out, and holds."""
+        """P5: the error is ambiguous; the next put on these ids reconciles the outcome and takes effect."""
         lost = LoseReply(PUT, times=99)
         client = await rig.attach(lost)
         meta = await claimed(rig, *"ab", by=client)
@@ -622,7 +622,7 @@ class Bound(Contract):
 
     @pytest.mark.parametrize("removal", REMOVALS)
     async def test_a_bound_removal_that_is_sent_again_spares_a_newer_row(self, rig: Rig, removal: str) -> None:
-        """P13: by its op_id, and by its life where the backend forgot it."""
+        """P13: it is recognised by its op_id, or by the life if the backend has forgotten the op_id."""
         lost = LoseReply(CLEAR, meanwhile=lambda: put(rig.mate, "a"))
         client = await rig.attach(lost)
         await declare(client)
@@ -631,7 +631,7 @@ class Bound(Contract):
         assert set(await there(rig)) == {"a"}
 
     async def test_scorers_and_removers_at_once_revive_nothing(self, rig: Rig) -> None:
-        """U1 under concurrency: every row that is left has the field its producer put, whoever scored meanwhile."""
+        """U1 under concurrency: every remaining row has the field that its producer put, whatever was scored."""
         await declare(rig.client, "x", "y", tasks=("score",))
         rounds = 12
 

@@ -31,14 +31,14 @@ __all__ = ["Cancels"]
 
 
 async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x``, the number of each row, one put per row."""
+    """Put ``x`` with the number of the row as value, in one put per row."""
     await declare(rig.client)
     for i in range(n):
         await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 def tasks() -> int:
-    """Count the tasks of this loop, but those that a client names as its own: they end with it."""
+    """Count the tasks of this loop, except those named as belonging to a client, which end with the client."""
     return sum(not (task.name or "").startswith("asyncdp ") for task in anyio.get_running_tasks())
 
 
@@ -50,7 +50,7 @@ class Cancels(Contract):
     async def test_a_cancelled_call_leaves_nothing_and_the_next_gets_its_own_reply(
         self, rig: Rig, verb: str, *, after: bool
     ) -> None:
-        """T2, promise 11: no task, slot, permit stays; the same client goes on at once."""
+        """T2, promise 11: no task, slot or permit is left, and the client can be used at once."""
         hold = Hold(after=after)
         client = await rig.attach(hold)
         await fill(rig, 3)
@@ -65,7 +65,7 @@ class Cancels(Contract):
         assert len(client.env.pending_outcomes) == 0
 
     async def test_of_many_cancelled_calls_none_disturbs_the_others(self, rig: Rig) -> None:
-        """T2, T6: 200 reads cancelled at random; every reply is its own; every port and slot is free afterwards."""
+        """T2, T6: with 200 randomly cancelled reads, each reply is the right one, and ports and slots become free."""
         await fill(rig)
         rng = random.Random(1)
         client = rig.mate
@@ -91,7 +91,7 @@ class Cancels(Contract):
 
     @pytest.mark.parametrize("step", [Reserve, WriteSlots, PUT], ids=["reserve", "write", "publish"])
     async def test_puts_cancelled_at_random_leave_no_slot(self, rig: Rig, step: Any) -> None:
-        """T6: after fifty cancelled puts and one more, nothing is reserved and each id is whole or absent."""
+        """T6: after fifty cancelled puts and one more put, no slot is reserved and each id is whole or absent."""
         rig.need("slot_writes", "mutation_dedup")
         await declare(rig.client, "x", "y")
         rng = random.Random(2)
@@ -116,7 +116,7 @@ class Cancels(Contract):
                 check_same(got["y"], torch.full((2, 2), float(i)))
 
     async def test_a_cancel_during_clean_up_waits_for_no_io(self, rig: Rig) -> None:
-        """T7: cancelled while an earlier cancelled put is being settled: at once, and the clean-up is not forgotten."""
+        """T7: a cancel during the reconciliation of an earlier put takes effect at once; the clean-up happens later."""
         rig.need("mutation_dedup")
         late, hold = Straggle(PUT), Hold(Resolve, times=2)
         client = await rig.attach(late, hold)

@@ -1,4 +1,4 @@
-"""Forked children of a test."""
+"""Forks of a test process, and control of the children."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ import sniffio
 
 __all__ = ["Child", "fork", "forked"]
 
-#: Seconds that a child may live: then it prints where it hangs, and its test fails.
+#: Seconds after which a child prints its stack and ends, and its test fails.
 PATIENCE_S = 90.0
 
 
 class Child:
-    """A forked child.
+    """Handle of a forked child.
 
     Attributes:
-        pid: Its process id.
+        pid: Process id of the child.
     """
 
     def __init__(self, pid: int, go: int) -> None:
@@ -37,13 +37,13 @@ class Child:
         self._code: int | None = None
 
     def go_on(self) -> None:
-        """Let it go on that waits for that."""
+        """Let a child continue that was forked with ``waits``."""
         if self._go >= 0:
             os.close(self._go)
             self._go = -1
 
     async def code(self) -> int:
-        """Return its exit code, or minus a signal; the event loop goes on meanwhile."""
+        """Wait for the child without blocking the event loop; return its exit code, or the negative signal number."""
         self.go_on()
         with anyio.fail_after(2 * PATIENCE_S):
             while (code := self.poll()) is None:  # noqa: ASYNC110 - a process sets no event
@@ -51,7 +51,7 @@ class Child:
         return code
 
     def wait(self) -> int:
-        """Return its exit code as :meth:`code` does, in a thread or outside of any event loop."""
+        """Wait for the child, blocking, and return the same as :meth:`code`."""
         self.go_on()
         until = time.monotonic() + 2 * PATIENCE_S
         while (code := self.poll()) is None:
@@ -62,7 +62,7 @@ class Child:
         return code
 
     def poll(self) -> int | None:
-        """Return its exit code, None while it lives."""
+        """Return the exit code of the child; None while it runs."""
         if self._code is None:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -70,7 +70,7 @@ class Child:
         return self._code
 
     def kill(self) -> None:
-        """End it, if it still lives."""
+        """Kill the child if it still runs."""
         self.go_on()
         if self._code is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -79,12 +79,12 @@ class Child:
 
 @asynccontextmanager
 async def forked(work: Callable[[], Any], *, waits: bool = False) -> AsyncIterator[Child]:
-    """Fork a child that runs ``work`` and ends by os._exit; at the end of the block it has to have ended well.
+    """Fork a child that runs ``work`` and ends by os._exit; fail at the end of the block if its exit code is not 0.
 
     Args:
-        work: A function, or a coroutine function, which runs in an event loop of its own. It ends the child by code 0,
-            or by what it returns.
-        waits: Whether the child begins only once it is told to go on, or at the end of the block.
+        work: A function, or a coroutine function, which runs in a new event loop. The exit code is its return value,
+            or 0.
+        waits: Whether the child starts the work only after ``go_on()``, or at the end of the block.
     """
     child = fork(work, waits=waits)
     try:
@@ -95,27 +95,27 @@ async def forked(work: Callable[[], Any], *, waits: bool = False) -> AsyncIterat
 
 
 def fork(work: Callable[[], Any], *, waits: bool = False, exits: bool = False) -> Child:
-    """Fork a child as in :func:`forked`, which the caller waits for.
+    """Fork a child as :func:`forked` does; the caller has to wait for it.
 
     Args:
-        work: As there; with ``exits`` a plain function.
-        waits: As there.
-        exits: The child ends as this program would: by sys.exit, which takes down an event loop that runs, and by all
-            exit handlers. Not in a process of pytest.
+        work: As in :func:`forked`; with ``exits``, a plain function.
+        waits: As in :func:`forked`.
+        exits: Whether the child ends by sys.exit, which closes a running event loop and runs all exit handlers. Must
+            not be used in a process of pytest.
     """
     library = sniffio.current_async_library() if inspect.iscoroutinefunction(work) else ""
     sys.stdout.flush()
     sys.stderr.flush()
     reading, writing = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, from Python 3.12 on: that is what is tested
+        warnings.simplefilter("ignore", DeprecationWarning)  # forks of multithreaded processes, from Python 3.12 on
         pid = os.fork()
     if not pid:
         os.close(writing)
         if waits:
             os.read(reading, 1)
         if exits:
-            faulthandler.dump_traceback_later(PATIENCE_S, exit=True)  # by code 1
+            faulthandler.dump_traceback_later(PATIENCE_S, exit=True)  # exits with code 1
             work()
             sys.exit(0)
         _be_a_child(work, library)
@@ -124,7 +124,7 @@ def fork(work: Callable[[], Any], *, waits: bool = False, exits: bool = False) -
 
 
 def _be_a_child(work: Callable[[], Any], library: str) -> NoReturn:
-    """Run it in a thread, where no event loop of the parent counts as running."""
+    """Run the work in a thread, where asyncio does not consider the parent's event loop to be running."""
     codes = [1]
 
     def run() -> None:
@@ -137,7 +137,7 @@ def _be_a_child(work: Callable[[], Any], library: str) -> NoReturn:
     try:
         thread = threading.Thread(target=run)
         thread.start()
-        # Not by faulthandler's own timer: where pytest has set one, it cannot even be cancelled in a child.
+        # faulthandler's timer cannot be used: one that pytest has set cannot even be cancelled in a child.
         thread.join(PATIENCE_S)
         if thread.is_alive():
             faulthandler.dump_traceback(2, all_threads=True)

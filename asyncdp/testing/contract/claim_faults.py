@@ -1,4 +1,4 @@
-"""Promises 4 and 5 under lost answers, refusals and cancels: no sample twice, none lost."""
+"""Promises 4 and 5 under lost answers, refusals and cancels: no sample is claimed twice, and none is lost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["ClaimFaults"]
 
 
 async def claim_until_cancelled(client: Client, got: list[str], checkpoints: int) -> None:
-    """Claim one sample into ``got``; cancelled after some checkpoints."""
+    """Claim one sample and append it to ``got``; cancel the claim after some checkpoints."""
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
 
@@ -42,10 +42,10 @@ async def claim_until_cancelled(client: Client, got: list[str], checkpoints: int
 
 
 class ClaimFaults(Contract):
-    """Promises 4 and 5 under lost answers, refusals and cancels: no sample twice, none lost."""
+    """Promises 4 and 5 under lost answers, refusals and cancels: no sample is claimed twice, and none is lost."""
 
     async def test_eight_claimers_get_each_of_a_thousand_samples_once(self, rig: Rig) -> None:
-        """C4: with lost requests, lost answers and refusals all the way, each exactly once."""
+        """C4: in spite of lost requests, lost answers and refusals, each sample is claimed exactly once."""
         rig.need("claim_dedup")
         await declare(rig.client)
         numbers = count()
@@ -67,7 +67,7 @@ class ClaimFaults(Contract):
                 try:
                     meta = await client.claim_meta("p", "train", ["x"], 20, blocking=False)
                 except (DataPlaneTimeout, DataPlaneUnavailable):
-                    continue  # what nobody got is given back before this client's next claim
+                    continue  # an undelivered batch is released before this client's next claim
                 got.extend(meta.sample_ids)
                 await anyio.sleep(0.0005)
 
@@ -82,7 +82,7 @@ class ClaimFaults(Contract):
         assert await rig.client.check_consumption_status("p", ["train"])
 
     async def test_a_claim_survives_faults_until_its_time_is_up(self, rig: Rig) -> None:
-        """Refusals that the layers give up on do not end a blocking claim; of the last look the error is raised."""
+        """A blocking claim continues after looks that the layers gave up on; only the last look's error is raised."""
         fail = Fail(CLAIM, times=9)
         client = await rig.attach(fail)
         await declare(rig.client)
@@ -95,7 +95,7 @@ class ClaimFaults(Contract):
         assert set(await claimed_by(rig.client)) == {"a"}
 
     async def test_a_claim_whose_answer_is_lost_is_the_same_batch(self, rig: Rig) -> None:
-        """C3: asked again, the same batch; never a second one."""
+        """C3: a repeated claim returns the same batch and never a second one."""
         rig.need("claim_dedup")
         lost = LoseReply(CLAIM)
         client = await rig.attach(lost)
@@ -108,7 +108,7 @@ class ClaimFaults(Contract):
         assert await claim(rig.client) == ["c", "d"]
 
     async def test_a_claim_that_is_never_answered_is_ambiguous_and_given_back(self, rig: Rig) -> None:
-        """C3: nobody knows, says the error; list_claims shows the batch; the client's next claim gives it back."""
+        """C3: the error is ambiguous; list_claims shows the batch, and the client's next claim releases it."""
         rig.need("claim_dedup")
         lost = LoseReply(CLAIM, times=10_000)
         client = await rig.attach(lost, owner="unlucky")
@@ -123,7 +123,7 @@ class ClaimFaults(Contract):
         assert len(await rig.client.list_claims("p", "train")) == 1
 
     async def test_closing_gives_back_what_nobody_got(self, rig: Rig) -> None:
-        """C2: a client that closes after a cancelled claim returns its samples."""
+        """C2: a client that is closed after a cancelled claim releases the samples."""
         rig.need("claim_dedup")
         hold = Hold(CLAIM, after=True)
         client = await rig.attach(hold)
@@ -137,7 +137,7 @@ class ClaimFaults(Contract):
 
     @pytest.mark.parametrize("after", [None, False, True], ids=["anywhere", "before", "after"])
     async def test_cancelled_at_any_point_no_sample_of_a_claim_is_lost(self, rig: Rig, after: bool | None) -> None:  # noqa: FBT001
-        """C2: each sample was returned, is claimable again, or is reported by list_claims."""
+        """C2: each sample was returned, is claimable again, or is listed by list_claims."""
         rig.need("claim_dedup", "claim_release")
         await declare(rig.client)
         got: list[str] = []

@@ -1,4 +1,4 @@
-"""Promise 5: claims are final unless released, or a lease ends; whose they are is checked."""
+"""Promise 5: claims are final unless they are released or their lease expires, and their owner is checked."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ __all__ = ["ClaimRelease"]
 
 
 class ClaimRelease(Contract):
-    """Promise 5: claims are final unless released, or a lease ends; whose they are is checked."""
+    """Promise 5: claims are final unless they are released or their lease expires, and their owner is checked."""
 
     async def test_claims_are_listed_by_owner(self, rig: Rig) -> None:
-        """C8: who took what when; final, without a lease."""
+        """C8: list_claims returns owner, samples and time; without a lease the claims never expire."""
         await declare(rig.client)
         await put(rig.client, *"abc")
         await rig.client.claim_meta("p", "train", ["x"], 2)
@@ -40,7 +40,7 @@ class ClaimRelease(Contract):
         assert one.claimed_at <= two.claimed_at
 
     async def test_claims_of_a_dead_consumer_are_released_by_owner(self, rig: Rig) -> None:
-        """C8: release_claims gives them back, and only them."""
+        """C8: release_claims releases the claims of this owner only."""
         rig.need("claim_release")
         await declare(rig.client, tasks=("train", "log"))
         await put(rig.client, *"abc")
@@ -57,7 +57,7 @@ class ClaimRelease(Contract):
         await rig.client.release_claims("nowhere", "mate")
 
     async def test_a_released_claim_is_claimable_again(self, rig: Rig) -> None:
-        """release_claim gives back all rows of a meta, or a part of them; then it is lost."""
+        """release_claim releases all rows of a meta or a part of them; their claim is then lost."""
         rig.need("claim_release")
         await declare(rig.client)
         await put(rig.client, *"abc")
@@ -72,7 +72,7 @@ class ClaimRelease(Contract):
         assert await claim(rig.mate) == ["a", "c"]
 
     async def test_a_meta_without_a_claim_cannot_be_released(self, rig: Rig) -> None:
-        """What a put returned, or a meta made by hand, is DataPlaneBadRequest."""
+        """Releasing a meta that a put returned, or one made by hand, raises DataPlaneBadRequest."""
         rig.need("claim_release")
         await declare(rig.client)
         meta = await put(rig.client, "a")
@@ -82,7 +82,7 @@ class ClaimRelease(Contract):
 
     @pytest.mark.parametrize("by", ["ids", "meta"])
     async def test_pop_checks_that_the_claim_is_still_ones_own(self, rig: Rig, by: str) -> None:
-        """Promise 5: popped by ids or by meta, rows that another claimed meanwhile are ClaimLost, and all stay."""
+        """Promise 5: a pop of rows that another client has claimed since raises ClaimLost and removes no row."""
         rig.need("claim_release")
         await declare(rig.client)
         await put(rig.client, *"ab")
@@ -97,7 +97,7 @@ class ClaimRelease(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_pop_of_ids_that_were_never_claimed_goes_unchecked(self, rig: Rig) -> None:
-        """A controller pops what others claimed and trained."""
+        """A controller can pop samples that other clients claimed and trained on."""
         await declare(rig.client)
         await put(rig.client, *"ab")
         await rig.client.claim_meta("p", "train", ["x"], 1)
@@ -105,7 +105,7 @@ class ClaimRelease(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_a_popped_sample_may_be_popped_again(self, rig: Rig) -> None:
-        """Promise 7: gone is gone: no ClaimLost for what this claim or an evict removed."""
+        """Promise 7: popping samples that this claim or an evict removed raises no ClaimLost."""
         await declare(rig.client)
         await put(rig.client, *"ab")
         meta = await rig.client.claim_meta("p", "train", ["x"], 2)
@@ -115,7 +115,7 @@ class ClaimRelease(Contract):
         assert await rig.client.list_claims("p", "train") == []
 
     async def test_a_consumer_that_outlives_its_lease_has_lost_its_claim(self, rig: Rig) -> None:
-        """C9: another claims; the first one's release and pop are refused, and touch nothing."""
+        """C9: after another client claimed the samples, the first one's release and pop are refused without effect."""
         rig.need("claim_release")
         client = await rig.open(claim_lease_s=0.1, owner="slow")
         mate = await rig.attach(to=client, owner="fast")
@@ -125,7 +125,7 @@ class ClaimRelease(Contract):
         (info,) = await mate.list_claims("p", "train")
         assert info.expires_at is not None
         assert info.expires_at == pytest.approx(info.claimed_at + 0.1)
-        with anyio.fail_after(5):  # a waiting claim is woken by the end of the lease
+        with anyio.fail_after(5):  # the end of the lease wakes a waiting claim
             again = await mate.claim_meta("p", "train", ["x"], 2)
         assert again.sample_ids == ["a", "b"]
         with pytest.raises(ClaimLost):
@@ -137,7 +137,7 @@ class ClaimRelease(Contract):
         await mate.pop(rig.rows_of(again), "p")
 
     async def test_closing_while_a_claim_waits_gives_up_nothing(self, rig: Rig) -> None:
-        """Final claims stay with a client that closed in order: list_claims still shows them."""
+        """The claims of a client stay after an orderly close; list_claims still lists them."""
         client = await rig.attach(owner="gone")
         await declare(rig.client)
         await put(rig.client, "a")
@@ -146,7 +146,7 @@ class ClaimRelease(Contract):
         assert await claimed_by(rig.client) == {"a": "gone"}
 
     async def test_batches_iterates_over_claims_with_their_data(self, rig: Rig) -> None:
-        """batches() yields metas with data, ahead of the caller where asked; leaving gives back what was not taken."""
+        """batches() yields metas with data, optionally prefetched; leaving the loop releases batches not yielded."""
         await declare(rig.client)
         await put(rig.client, *"abcdef")
         seen = []
@@ -154,7 +154,7 @@ class ClaimRelease(Contract):
             async for meta, data in batches:
                 seen += meta.sample_ids
                 assert data.batch_size == torch.Size([2])
-                await until(lambda: len(batches._ready) == 2)  # a claim cut off on its way would be settled later
+                await until(lambda: len(batches._ready) == 2)  # a claim in flight would be reconciled only later
                 break
         assert seen == ["a", "b"]
         rig.need("claim_release")

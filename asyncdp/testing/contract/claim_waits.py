@@ -1,4 +1,4 @@
-"""Promise 5: a claim returns what was asked for, or says what it waits for."""
+"""Promise 5: a claim returns the requested batch, or an error that says what is missing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["ClaimWaits"]
 
 
 class ClaimWaits(Contract):
-    """Promise 5: a claim returns what was asked for, or says what it waits for."""
+    """Promise 5: a claim returns the requested batch, or an error that says what is missing."""
 
     async def test_a_claim_returns_at_most_batch_size(self, rig: Rig) -> None:
-        """The rest stays for the next one."""
+        """The remaining samples stay claimable."""
         await declare(rig.client)
         await put(rig.client, *"abcde")
         meta = await rig.client.claim_meta("p", "train", ["x"], 2)
@@ -41,7 +41,7 @@ class ClaimWaits(Contract):
         assert await claim(rig.client) == ["e"]
 
     async def test_min_batch_size_returns_what_is_ready(self, rig: Rig) -> None:
-        """C7: 3 asked, 2 ready, min_batch_size=1: 2, at once."""
+        """C7: a claim of 3 with min_batch_size=1 returns the 2 ready samples at once."""
         await declare(rig.client)
         await put(rig.client, "a", "b")
         with anyio.fail_after(10):
@@ -58,7 +58,7 @@ class ClaimWaits(Contract):
         assert (await rig.client.claim_meta("p", "train", ["x"], 3, blocking=False)).sample_ids == ["a"]
 
     async def test_a_blocking_claim_waits_for_the_whole_batch(self, rig: Rig) -> None:
-        """C5: it takes nothing until batch_size are ready; the plane serves others meanwhile; then it returns."""
+        """C5: it claims nothing until batch_size samples are ready, and does not block other calls meanwhile."""
         await declare(rig.client)
         pings: list[float] = []
 
@@ -77,7 +77,7 @@ class ClaimWaits(Contract):
         assert min(pings) < 8.0, "they waited for the claim"
 
     async def test_too_few_in_time_is_claim_not_ready_with_nothing_claimed(self, rig: Rig) -> None:
-        """C6: it says what was required, how many were ready, who waits and how long; no port, no retry, no claim."""
+        """C6: the error has the required and ready counts and the waiting ids; nothing is retried or claimed."""
         watch = Watch(CLAIM)
         client = await rig.attach(watch)
         await declare(rig.client, "x", "y")
@@ -98,7 +98,7 @@ class ClaimWaits(Contract):
         assert await claim(rig.client, 9, "train", "x", "y") == ["full"]
 
     async def test_claim_not_ready_names_the_fields_that_are_missing(self, rig: Rig) -> None:
-        """U14: with how many of those that wait lack each, in the message too; claimed and ready ones do not count."""
+        """U14: for each field, the error has the number of waiting samples that lack it; ready ones do not count."""
         await declare(rig.client, "x", "y", "reward")
         ids = [f"s{at}" for at in range(6)]
         await rig.client.put_samples(ids, "p", {"x": torch.zeros(6), "rewrad": torch.zeros(6)}, [{"n": 1}] * 6)
@@ -114,7 +114,7 @@ class ClaimWaits(Contract):
             assert pickle.loads(pickle.dumps(err)).missing_fields == err.missing_fields
 
     async def test_claim_not_ready_names_no_field_where_none_is_missing(self, rig: Rig) -> None:
-        """U14: rows that wait for their group, or to be committed, lack nothing."""
+        """U14: rows that wait for their group or to be committed lack no field."""
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "g_g0")
         await put(rig.client, "h_g0", "h_g1", committed=False)
@@ -123,7 +123,7 @@ class ClaimWaits(Contract):
         assert "missing" not in err.message
 
     async def test_a_claim_on_an_empty_partition_says_that_nothing_waits(self, rig: Rig) -> None:
-        """C6: no oldest, no ids."""
+        """C6: the error has no oldest wait and no ids."""
         await declare(rig.client)
         err = await not_ready(lambda: rig.client.claim_meta("p", "train", ["x"], 1, timeout_s=SHORT_S))
         assert (err.ready, err.oldest_wait_s, err.waiting_ids) == (0, None, ())
@@ -137,7 +137,7 @@ class ClaimWaits(Contract):
     async def test_a_misspelt_name_is_refused_at_once(
         self, rig: Rig, partition: str, task: str, field: str, *, blocking: bool
     ) -> None:
-        """C1: unknown partition, task or field: DataPlaneBadRequest that names it, without any wait."""
+        """C1: an unknown partition, task or field raises DataPlaneBadRequest with its name, without waiting."""
         await declare(rig.client)
         await put(rig.client, "a")
         with anyio.fail_after(10), pytest.raises(DataPlaneBadRequest, match="'mistyped'") as caught:
@@ -146,7 +146,7 @@ class ClaimWaits(Contract):
         assert await claimed_by(rig.client) == {}
 
     async def test_a_field_that_was_only_written_may_be_required(self, rig: Rig) -> None:
-        """Declared or ever written: either will do."""
+        """A required field has to be declared or to have been written once."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", {"new": torch.zeros(1)})
         assert await claim(rig.client, 9, "train", "new") == ["a"]
@@ -154,7 +154,7 @@ class ClaimWaits(Contract):
         assert await claim(rig.client, 9, "train", "new") == []
 
     async def test_tasks_and_fields_may_be_declared_while_a_claim_waits(self, rig: Rig) -> None:
-        """A second registration adds a task; samples that were there before are claimable by it."""
+        """A second registration adds a task, which can claim samples that were put before."""
         await declare(rig.client)
         await put(rig.client, "a")
         assert await claim(rig.client) == ["a"]
@@ -162,7 +162,7 @@ class ClaimWaits(Contract):
         assert await claim(rig.mate, 9, "late") == ["a"]
 
     async def test_a_claim_that_overslept_says_what_its_last_look_saw(self, rig: Rig) -> None:
-        """Promise 10: the loop is blocked beyond the deadline between two looks: the real error, not just a timeout."""
+        """Promise 10: if the loop is blocked beyond the deadline, the claim raises the error of its last look."""
         fail = Fail(CLAIM, times=10_000)
         client = await rig.attach(fail, settings={"max_attempts": 1})
         await declare(rig.client)

@@ -1,4 +1,4 @@
-"""Promise 4: each task gets each sample once, when all of it is there."""
+"""Promise 4: each task gets each sample once, when all required fields are present."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["Claims"]
 
 
 class Claims(Contract):
-    """Promise 4: each task gets each sample once, when all of it is there."""
+    """Promise 4: each task gets each sample once, when all required fields are present."""
 
     async def test_a_claim_tells_what_was_claimed(self, rig: Rig) -> None:
-        """The meta has partition, task, ids, fields, tags, lengths; it reads its data, pickled as well."""
+        """The meta has partition, task, ids, fields, tags and lengths, and reads its data, also after pickling."""
         await declare(rig.client, "x", "y")
         await rig.client.put_samples(
             ["a", "b"],
@@ -41,7 +41,7 @@ class Claims(Contract):
         check_same((await rig.client.get_data(again))["x"], torch.arange(2))
 
     async def test_a_claim_right_after_a_put_has_the_tags(self, rig: Rig) -> None:
-        """P6: not once in fifty times does a claim see a sample before its tags."""
+        """P6: in fifty trials, no claim returns a sample without its tags."""
         await declare(rig.client)
         for i in range(25):
             claimed, _ = await at_once(
@@ -51,7 +51,7 @@ class Claims(Contract):
             assert [tags.get("i") for tags in claimed.tags] == [i, i]
 
     async def test_a_sample_is_claimable_once_all_required_fields_are_there(self, rig: Rig) -> None:
-        """Fields may come from different puts and clients; each task waits for its own."""
+        """Fields may come from different puts and clients, and each task waits for its own required fields."""
         await declare(rig.client, "x", "y", tasks=("one", "both"))
         await put(rig.client, "a", "b")
         assert await claim(rig.client, 9, "both", "x", "y") == []
@@ -63,7 +63,7 @@ class Claims(Contract):
 
     @pytest.mark.parametrize("tags", [{"committed": False}, {"status": "failed"}], ids=str)
     async def test_uncommitted_and_failed_samples_are_skipped(self, rig: Rig, tags: dict[str, Any]) -> None:
-        """A tag-only put commits them; then they are claimable."""
+        """After a put of tags commits them, they are claimable."""
         await declare(rig.client)
         await put(rig.client, "a", **tags)
         await put(rig.client, "b")
@@ -72,7 +72,7 @@ class Claims(Contract):
         assert await claim(rig.mate) == ["a"]
 
     async def test_what_was_ready_first_is_claimed_first(self, rig: Rig) -> None:
-        """Readiness counts, not the order of the first put; given back, a sample is the first again."""
+        """The order is that in which samples became ready, not that of puts; a released sample is first again."""
         await declare(rig.client, "x", "y")
         for name in "abc":
             await put(rig.client, name)
@@ -85,14 +85,14 @@ class Claims(Contract):
         assert await claim(rig.mate, 3, "train", "x", "y") == ["c", "a", "b"]
 
     async def test_rows_of_one_put_are_claimed_in_their_order(self, rig: Rig) -> None:
-        """Within one put the order of the ids counts."""
+        """Within one put, samples are claimed in the order of the ids."""
         await declare(rig.client)
         await put(rig.client, "d", "b", "c", "a")
         assert await claim(rig.client, 3) == ["d", "b", "c"]
         assert await claim(rig.client, 3) == ["a"]
 
     async def test_each_task_gets_each_sample_once(self, rig: Rig) -> None:
-        """Cursors of tasks are their own; put again, a claimed sample is not claimable again."""
+        """Tasks claim independently, and a claimed sample that is put again does not become claimable again."""
         await declare(rig.client, tasks=("train", "log"))
         await put(rig.client, "a", "b")
         assert await claim(rig.client) == ["a", "b"]
@@ -104,7 +104,7 @@ class Claims(Contract):
         assert await claim(rig.client, 9, "log") == ["b"]
 
     async def test_a_sample_put_again_while_it_waits_is_claimed_once(self, rig: Rig) -> None:
-        """Replaced before anybody claimed it, a sample is still one sample."""
+        """A sample that is replaced before it is claimed is still claimed only once."""
         await declare(rig.client)
         for _ in range(3):
             await put(rig.client, "a")
@@ -112,7 +112,7 @@ class Claims(Contract):
         assert await claim(rig.client) == []
 
     async def test_cleared_and_put_anew_a_sample_is_claimable_again(self, rig: Rig) -> None:
-        """C10: another life of the id is another sample."""
+        """C10: another life of an id is a different sample."""
         await declare(rig.client)
         await put(rig.client, "a")
         assert await claim(rig.client) == ["a"]
@@ -121,7 +121,7 @@ class Claims(Contract):
         assert await claim(rig.client) == ["a"]
 
     async def test_a_cleared_sample_is_not_claimed(self, rig: Rig) -> None:
-        """What was cleared while it waited is gone from the queue."""
+        """A sample that was cleared while it was ready is not claimable any more."""
         await declare(rig.client)
         await put(rig.client, "a", "b")
         await rig.client.clear_samples(["a"], "p")

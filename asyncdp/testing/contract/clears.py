@@ -1,4 +1,4 @@
-"""Promise 7: removing what is not there is no error; what was removed is gone."""
+"""Promise 7: removing absent samples is no error, and removed samples are gone."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ VERBS = ["clear_samples", "pop", "evict"]
 
 
 async def put(client: Client, *ids: str) -> None:
-    """Put ``x`` of some ids."""
+    """Put ``x`` for these ids."""
     await client.put_samples(ids, "p", {"x": torch.ones(len(ids))})
 
 
 async def ids_of(rig: Rig) -> set[str]:
-    """Return the ids that are there."""
+    """Return the present ids."""
     return {key for group in await rig.client.list_metadata("p") for key in group.keys}
 
 
 class Clears(Contract):
-    """Promise 7: removing what is not there is no error; what was removed is gone."""
+    """Promise 7: removing absent samples is no error, and removed samples are gone."""
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_what_is_removed_is_gone(self, rig: Rig, verb: str) -> None:
-        """Rows, tags, claims, groups: nothing of it is seen by anybody, and the others stay."""
+        """No client sees rows, tags, claims or groups of removed samples; other samples stay."""
         await declare(rig.client)
         await put(rig.client, *"abc")
         await getattr(rig.mate, verb)(["a", "c"], "p")
@@ -52,7 +52,7 @@ class Clears(Contract):
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_what_is_not_there_is_no_error(self, rig: Rig, verb: str) -> None:
-        """P9: twice, known and unknown together, an unknown partition, a tag-only sample: no error, all gone."""
+        """P9: no error for a repeated removal, a mix of known and unknown ids, an unknown partition, or tags only."""
         await declare(rig.client)
         await put(rig.client, "a")
         await rig.client.put_samples(["t"], "p", tags=[{"k": 1}])
@@ -63,7 +63,7 @@ class Clears(Contract):
         await remove(["a"], "nowhere")
 
     async def test_a_claimed_sample_is_gone_from_its_claim(self, rig: Rig) -> None:
-        """list_claims shows what is there."""
+        """list_claims lists only present samples."""
         await declare(rig.client)
         await put(rig.client, *"ab")
         await rig.client.claim_meta("p", "train", ["x"], 2)
@@ -74,7 +74,7 @@ class Clears(Contract):
         assert await rig.client.list_claims("p", "train") == []
 
     async def test_clearing_all_clears_what_this_owner_put(self, rig: Rig) -> None:
-        """clear_samples(None): what this client's owner put there and still lives; others' rows and partitions stay."""
+        """clear_samples(None) removes the samples that this owner put in the partition, and no others."""
         await declare(rig.client)
         await rig.client.register_partition("q", ["x"], 1, ["train"])
         await put(rig.client, *"abc")
@@ -86,7 +86,7 @@ class Clears(Contract):
         assert (await rig.client.describe("q")).size == 1
 
     async def test_clearing_all_of_nothing_warns(self, rig: Rig) -> None:
-        """clear_samples(None) that finds nothing is most likely a mistake: RuntimeWarning, not an error."""
+        """clear_samples(None) that finds nothing is likely a mistake and warns with RuntimeWarning."""
         await declare(rig.client)
         await put(rig.mate, "a")
         with pytest.warns(RuntimeWarning, match="found nothing"):
@@ -96,7 +96,7 @@ class Clears(Contract):
         assert await ids_of(rig) == {"a"}
 
     async def test_a_clear_gives_the_space_back(self, rig: Rig) -> None:
-        """Put and clear a hundred times in a plane for two samples."""
+        """A plane with a capacity of two samples takes a hundred puts and clears."""
         client = await rig.open(storage_capacity=2)
         await declare(client)
         for i in range(100):
@@ -107,7 +107,7 @@ class Clears(Contract):
     @pytest.mark.parametrize("fault", [LoseRequest, LoseReply])
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_clear_whose_answer_is_lost_is_sent_again(self, rig: Rig, fault: Any, verb: str) -> None:
-        """Whether the request or the answer was lost, the rows are gone when it returns."""
+        """Whether the request or the answer was lost, the rows are gone when the call returns."""
         lost = fault(CLEAR)
         client = await rig.attach(lost)
         await declare(client)
@@ -118,7 +118,7 @@ class Clears(Contract):
 
     @pytest.mark.parametrize(("fault", "left"), [(LoseRequest, {"a", "b"}), (LoseReply, {"b"})])
     async def test_a_clear_that_is_never_answered_is_ambiguous(self, rig: Rig, fault: Any, left: set[str]) -> None:
-        """The error says that nobody knows; the next put on these ids finds out first, and holds."""
+        """The error is ambiguous; the next put on these ids first reconciles the outcome and then takes effect."""
         rig.need("mutation_dedup")
         lost = fault(CLEAR, times=99)
         client = await rig.attach(lost)
@@ -133,7 +133,7 @@ class Clears(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.zeros(1))
 
     async def test_a_clear_that_fails_keeps_the_rows(self, rig: Rig) -> None:
-        """Refused by the backend: a clear error, the rows are there, nothing is ambiguous."""
+        """If the backend refuses, the error is not ambiguous and the rows are still present."""
         client = await rig.attach(Fail(CLEAR, make=lambda: DataPlaneClearError("no"), times=9))
         await declare(client)
         await put(client, "a")
@@ -143,7 +143,7 @@ class Clears(Contract):
         assert await ids_of(rig) == {"a"}
 
     async def test_dropping_a_partition_drops_all_of_it(self, rig: Rig) -> None:
-        """Samples, claims, tasks; dropped again it is no error; used, it is unknown; declared anew, it is empty."""
+        """Samples, claims and tasks are gone, a second drop is no error, and a partition declared anew is empty."""
         await declare(rig.client)
         await put(rig.client, *"ab")
         await rig.client.claim_meta("p", "train", ["x"], 1)
@@ -161,7 +161,7 @@ class Clears(Contract):
         assert (info.size, info.size_bytes, info.consumer_tasks) == (0, 0, ("other",))
 
     async def test_live_bytes_are_accounted_for(self, rig: Rig) -> None:
-        """The snapshot's account follows puts, replacing puts and every kind of removal."""
+        """The live bytes of the snapshot follow puts, replacing puts and every kind of removal."""
         await declare(rig.client)
         count = rig.client.snapshot
         await rig.client.put_samples(["a", "b"], "p", {"x": torch.zeros(2, 4)})

@@ -1,4 +1,4 @@
-"""Promise 11: close() ends every call, settles what it can, and is bounded."""
+"""Promise 11: close() ends every call, reconciles pending outcomes if possible, and is bounded in time."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ __all__ = ["Closing"]
 
 
 async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x``, the number of each row, one put per row."""
+    """Put ``x`` with the number of the row as value, in one put per row."""
     await declare(rig.client)
     for i in range(n):
         await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 class Closing(Contract):
-    """Promise 11: close() ends every call, settles what it can, and is bounded."""
+    """Promise 11: close() ends every call, reconciles pending outcomes if possible, and is bounded in time."""
 
     async def test_close_is_idempotent(self, rig: Rig) -> None:
-        """X2: twice, and from two tasks at once."""
+        """X2: close() may be called twice, and from two tasks concurrently."""
         client = await rig.attach()
         await client.ping()
         assert await at_once(client.close(), client.close()) == [None, None]
@@ -49,7 +49,7 @@ class Closing(Contract):
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_closed_client_says_so(self, rig: Rig, verb: str) -> None:
-        """X2: use after close is DataPlaneClosed, at once, naming the verb."""
+        """X2: use after close raises DataPlaneClosed at once, with the name of the verb."""
         await fill(rig, 1)
         await rig.mate.close()
         with pytest.raises(DataPlaneClosed) as caught:
@@ -59,9 +59,9 @@ class Closing(Contract):
     @pytest.mark.parametrize("kinds", [CLAIM, GET, PUT, CLEAR, ()], ids=["claim", "read", "publish", "clear", "any"])
     @pytest.mark.parametrize("verb", ["claim_meta", "get_samples", "put_samples", "clear_samples"])
     async def test_closing_under_a_call_ends_it_promptly(self, rig: Rig, verb: str, kinds: Any) -> None:
-        """X2: whatever it waits for, the call raises DataPlaneClosed, and nothing of it is left in the plane."""
+        """X2: in any state, a running call raises DataPlaneClosed and leaves nothing in the plane."""
         hold = Hold(*kinds, times=9)
-        client = await rig.attach(hold, settings={"close_timeout_s": 60.0})  # of a backend that is merely slow
+        client = await rig.attach(hold, settings={"close_timeout_s": 60.0})  # enough for a slow backend
         await fill(rig, 1)
         ended: list[Any] = []
 
@@ -117,7 +117,7 @@ class Closing(Contract):
         assert time.monotonic() - began < 0.1 + 2 * TICK_S
 
     async def test_a_close_that_cannot_settle_is_bounded(self, rig: Rig) -> None:
-        """Promise 11: close() ends within its limit though the plane never answers, and the client stays closed."""
+        """Promise 11: close() ends within its limit even if the plane never answers, and the client stays closed."""
         rig.need("mutation_dedup")
         late, hang = Straggle(CLEAR), Hold(Resolve, times=99)
         client = await rig.attach(late, hang, settings={"close_timeout_s": 0.1})
@@ -132,7 +132,7 @@ class Closing(Contract):
             await client.ping()
 
     async def test_a_cancelled_close_still_ends_the_plane(self, rig: Rig) -> None:
-        """T7: an owner whose close is cancelled while it settles leaves no plane behind."""
+        """T7: an owner whose close is cancelled during reconciliation still ends its plane."""
         rig.need("mutation_dedup")
         late, hang = Straggle(CLEAR), Hold(Resolve, times=99)
         owner = await rig.open(late, hang)

@@ -1,4 +1,4 @@
-"""Promise 10: every call ends within its time, with the real error."""
+"""Promise 10: every call ends within its timeout, with the actual error."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ LIMIT_S = 0.15
 
 
 async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x``, the number of each row, one put per row."""
+    """Put ``x`` with the number of the row as value, in one put per row."""
     await declare(rig.client)
     for i in range(n):
         await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 class Deadlines(Contract):
-    """Promise 10: every call ends within its time, with the real error."""
+    """Promise 10: every call ends within its timeout, with the actual error."""
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_backend_that_never_answers_hangs_no_verb(self, rig: Rig, verb: str) -> None:
-        """T1, promise 10: DataPlaneTimeout in time, ambiguous where it changes something; the loop ticks on."""
+        """T1, promise 10: the call raises DataPlaneTimeout in time, ambiguous for mutations; the loop goes on."""
         hang = Hold(times=10_000)
         client = await rig.attach(hang)
         await fill(rig, 1)
@@ -74,7 +74,7 @@ class Deadlines(Contract):
 
     @pytest.mark.parametrize("verb", VERBS)
     async def test_no_time_at_all_is_a_timeout(self, rig: Rig, verb: str) -> None:
-        """timeout_s=0: a claim and wait_partition look once, all others are DataPlaneTimeout and nothing is sent."""
+        """With timeout_s=0, claims and wait_partition look once; others raise DataPlaneTimeout without a request."""
         watch = Watch()
         client = await rig.attach(watch)
         await fill(rig, 1)
@@ -90,7 +90,7 @@ class Deadlines(Contract):
 
     @pytest.mark.parametrize("least", [None, 2])
     async def test_a_claim_without_time_takes_one_look(self, rig: Rig, least: int | None) -> None:
-        """U12: what is ready is claimed, else ClaimNotReady says how much is; the backend is asked once."""
+        """U12: it claims the ready samples or raises ClaimNotReady with their number, after one request."""
         watch = Watch(CLAIM)
         client = await rig.attach(watch)
         await declare(rig.client)
@@ -108,7 +108,7 @@ class Deadlines(Contract):
 
     @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "at once"])
     async def test_a_claim_without_time_says_why_its_look_failed(self, rig: Rig, *, blocking: bool) -> None:
-        """U12: a plane that is not there is that look's own error, after one attempt; nothing is claimed by it."""
+        """U12: if the plane is gone, the claim raises the error of its one attempt and claims nothing."""
         fail = Fail(CLAIM, times=10_000)
         client = await rig.attach(fail)
         await fill(rig, 1)
@@ -119,7 +119,7 @@ class Deadlines(Contract):
         assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=0)).sample_ids == ["a"]
 
     async def test_the_one_look_of_a_claim_without_time_ends_with_its_attempt(self, rig: Rig) -> None:
-        """U12: a plane that never answers costs attempt_timeout_s: DataPlaneTimeout; the batch is not lost."""
+        """U12: without an answer, it raises DataPlaneTimeout after attempt_timeout_s; the batch is not lost."""
         hold = Hold(CLAIM)
         client = await rig.attach(hold, settings={"attempt_timeout_s": 0.1})
         await fill(rig, 1)
@@ -131,14 +131,14 @@ class Deadlines(Contract):
         assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=9)).sample_ids == ["a"]
 
     async def test_waiting_for_a_partition_without_time_looks_once(self, rig: Rig) -> None:
-        """U12: it is there, or DataPlaneTimeout says that nobody registered it."""
+        """U12: the partition exists, or DataPlaneTimeout says that it was not registered."""
         with pytest.raises(DataPlaneTimeout, match="'p'"):
             await rig.client.wait_partition("p", timeout_s=0)
         await declare(rig.mate)
         await rig.client.wait_partition("p", timeout_s=0)
 
     async def test_endless_time_is_time(self, rig: Rig) -> None:
-        """timeout_s=inf is allowed on every kind of call."""
+        """timeout_s=inf is accepted by every kind of call."""
         await fill(rig, 2)
         await rig.client.put_samples(["b"], "p", {"x": torch.zeros(1)}, timeout_s=float("inf"))
         assert (await rig.client.claim_meta("p", "train", ["x"], 3, timeout_s=float("inf"))).size == 3
@@ -146,7 +146,7 @@ class Deadlines(Contract):
         await rig.client.clear_samples(["b"], "p", timeout_s=float("inf"))
 
     async def test_one_slow_answer_costs_an_attempt_not_the_call(self, rig: Rig) -> None:
-        """An attempt that outlives its time is given up; the next one is asked, and answers."""
+        """An attempt that exceeds its timeout is given up, and the next attempt succeeds."""
         rig.need("slot_addressable")
         hold = Hold(GET)
         client = await rig.attach(hold, settings={"attempt_timeout_s": 0.05})
@@ -156,7 +156,7 @@ class Deadlines(Contract):
         assert hold.struck == 1
 
     async def test_retries_stay_within_the_calls_time(self, rig: Rig) -> None:
-        """T10: each attempt, round and pause lives inside the one deadline of the call."""
+        """T10: all attempts, rounds and pauses end before the deadline of the call."""
         client = await rig.attach(Hold(GET, times=10_000), settings={"attempt_timeout_s": 0.02, "backoff_base_s": 0.05})
         await fill(rig)
         began = time.monotonic()
@@ -165,11 +165,11 @@ class Deadlines(Contract):
         assert time.monotonic() - began <= LIMIT_S + TICK_S
 
     async def test_a_reply_that_is_there_is_returned_though_the_loop_was_blocked(self, rig: Rig) -> None:
-        """T8: the loop is blocked beyond the deadline just after the reply came: the reply."""
+        """T8: if the loop is blocked beyond the deadline just after the reply arrived, the call returns the reply."""
         hold = Hold(GET, after=True)
         client = await rig.attach(hold)
         await fill(rig, 1)
-        # A first connection may take longer than the call below.
+        # Opening the first connection may take longer than the call below.
         await client.put_samples(["b"], "p", {"x": torch.zeros(1)})
 
         async def block() -> None:
@@ -181,7 +181,7 @@ class Deadlines(Contract):
         check_same(got["x"], torch.tensor([0.0]))
 
     async def test_the_default_timeout_is_the_configs(self, rig: Rig) -> None:
-        """call_timeout_s of the config bounds a call that says nothing."""
+        """call_timeout_s of the config applies to a call without a timeout."""
         client = await rig.attach(Hold(GET, times=99), call_timeout_s=LIMIT_S)
         await fill(rig, 1)
         began = time.monotonic()

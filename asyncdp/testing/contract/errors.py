@@ -1,4 +1,4 @@
-"""Errors travel between processes (Ray ships them) and stay what they are."""
+"""Errors keep their type and attributes when they are pickled, as Ray does between processes."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["Errors"]
 
 
 class Errors(Contract):
-    """Errors travel between processes (Ray ships them) and stay what they are."""
+    """Errors keep their type and attributes when they are pickled, as Ray does between processes."""
 
     async def test_errors_of_a_real_client_survive(self, rig: Rig) -> None:
-        """What calls raise, with all that the layers wrote on it."""
+        """The errors of real calls survive, with all attributes that the layers added."""
         await declare(rig.client, "x", "y")
         float8 = torch.zeros(2, dtype=torch.uint8).view(torch.float8_e4m3fn)
         data = table(x=torch.arange(2, dtype=torch.bfloat16), y=float8)
@@ -58,7 +58,7 @@ class Errors(Contract):
     async def test_an_uncaught_error_prints_its_verb_and_its_cause(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch, *, full: bool
     ) -> None:
-        """The verb, the cause's text and the frame that raised it; all frames and causes where they are asked for."""
+        """The traceback shows verb, cause and raising frame; on request, all frames and causes."""
         monkeypatch.setenv(FULL, "1" if full else "")
         await fill(rig)
         client = await rig.attach(Fail(GET, make=lambda: deep(40), times=99))
@@ -80,7 +80,7 @@ class Errors(Contract):
 
 
 def deep(frames: int) -> Any:
-    """Raise an error with a cause, so many frames down."""
+    """Raise an error with a cause, at a depth of ``frames`` frames."""
     if frames:
         return deep(frames - 1)
     raise RuntimeError("bare metal") from ValueError("rust")

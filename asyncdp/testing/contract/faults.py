@@ -1,7 +1,7 @@
-"""Faults that a test puts between a transport and its layers.
+"""Fault layers that a test places between a transport and its default layers.
 
-Each is given to ``rig.attach`` or ``rig.open``, strikes the calls of some kinds, and tells what it saw. Backends are
-asked in one piece or in slot calls: ``PUT``, ``GET``, ``CLAIM`` and ``CLEAR`` name the one call that does it.
+Each is passed to ``rig.attach`` or ``rig.open``, affects calls of some types, and records what it saw. Backends get
+either whole verbs or slot calls: ``PUT``, ``GET``, ``CLAIM`` and ``CLEAR`` contain the deciding call of both kinds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
     "Watch",
 ]
 
-#: Seconds until a test that waits for a call which never comes fails.
+#: Seconds after which a test fails that waits for a call which never arrives.
 PATIENCE_S = 10.0
 PUT = (Publish, PutSamples)
 GET = (ReadSlots, GetSamples)
@@ -54,15 +54,15 @@ CLEAR = (ClearSamples, PopSamples, EvictSamples)
 
 
 class Fault:
-    """Strikes the first ``times`` calls of some kinds (none given: of all) that come after ``skip`` others.
+    """Affects the first ``times`` calls of some types (none given: of all types) after ``skip`` others.
 
     Attributes:
-        seen: Every call of these kinds, in order.
-        struck: How many of them it struck.
+        seen: All calls of these types, in order.
+        struck: Number of affected calls.
     """
 
     def __init__(self, *kinds: Any, times: int = 1, skip: int = 0) -> None:
-        """Keep what to strike."""
+        """Store the types and counts of calls to affect."""
         self.kinds = tuple(kind for group in kinds for kind in (group if isinstance(group, tuple) else (group,)))
         self.times = times
         self.skip = skip
@@ -70,11 +70,11 @@ class Fault:
         self.struck = 0
 
     def __call__(self, inner: Client) -> Layer:
-        """Become a layer."""
+        """Return the layer around ``inner``."""
         return _Layer(inner, self)
 
     async def serve(self, call: Any, ctx: Any, send: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Strike, or pass on."""
+        """Affect a call or pass it on."""
         if self.kinds and type(call) not in self.kinds:
             return await send(call, ctx)
         self.seen.append(call)
@@ -84,7 +84,7 @@ class Fault:
         return await self.strike(call, ctx, send)
 
     async def strike(self, call: Any, ctx: Any, send: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        """Do harm; a plain Fault only watches."""
+        """Execute an affected call; the base class only passes it on."""
         return await send(call, ctx)
 
 
@@ -101,15 +101,15 @@ Watch = Fault
 
 
 class LoseReply(Fault):
-    """The backend acts, its answer is lost; ``meanwhile`` happens before the client notices."""
+    """Executes the call and loses its answer; ``meanwhile`` is awaited before the client notices."""
 
     def __init__(self, *kinds: Any, meanwhile: Callable[[], Awaitable[Any]] | None = None, **when: Any) -> None:
-        """Keep what happens meanwhile."""
+        """Store what to await meanwhile."""
         super().__init__(*kinds, **when)
         self.meanwhile = meanwhile
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
-        """Act, then say nothing."""
+        """Execute the call and raise as if the connection were lost."""
         await send(call, ctx)
         if self.meanwhile is not None:
             await self.meanwhile()
@@ -117,31 +117,31 @@ class LoseReply(Fault):
 
 
 class LoseRequest(Fault):
-    """The backend never gets the call; the client cannot tell that from a lost answer."""
+    """Loses the call before the backend gets it, which the client cannot distinguish from a lost answer."""
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
-        """Send nothing."""
+        """Raise as if the connection were lost, without sending the call."""
         raise DataPlaneTimeout("the request was lost", ambiguous=call.mutates)
 
 
 class Fail(Fault):
-    """The call fails with an error of ``make``, and nothing was sent."""
+    """Fails the call with the error that ``make`` returns, without sending it."""
 
     def __init__(self, *kinds: Any, make: Callable[[], DataPlaneError] | None = None, **when: Any) -> None:
-        """Keep the error; default: connection refused."""
+        """Store ``make``; default: an error for a refused connection."""
         super().__init__(*kinds, **when)
         self.make = make or (lambda: DataPlaneUnavailable("connection refused"))
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
-        """Refuse."""
+        """Raise the error."""
         raise self.make()
 
 
 class Held(Fault):
-    """A fault that keeps its calls waiting; ``held`` is set once one waits."""
+    """Base of faults that keep calls waiting; ``held`` is set when a call waits."""
 
     def __init__(self, *kinds: Any, **when: Any) -> None:
-        """Begin with none."""
+        """Start without a waiting call."""
         super().__init__(*kinds, **when)
         self.held = anyio.Event()
 
@@ -167,10 +167,10 @@ class Held(Fault):
 
 
 class Hold(Held):
-    """Stops a call, before it is sent or (``after``) when its answer is there, until ``go`` is set."""
+    """Holds a call before it is sent, or (``after``) after it was answered, until ``go`` is set."""
 
     def __init__(self, *kinds: Any, after: bool = False, **when: Any) -> None:
-        """Begin closed."""
+        """Start with ``go`` unset."""
         super().__init__(*kinds, **when)
         self.after = after
         self.go = anyio.Event()
@@ -184,10 +184,10 @@ class Hold(Held):
 
 
 class Straggle(Held):
-    """The call is on its way for ever: who waits for it gives up. ``arrive`` lets it reach the backend after all."""
+    """Keeps the call in transit, so that its caller gives up; ``arrive`` then delivers it to the backend."""
 
     def __init__(self, *kinds: Any, **when: Any) -> None:
-        """Begin with nothing on its way."""
+        """Start without a call in transit."""
         super().__init__(*kinds, **when)
         self.arrive: Callable[[], Awaitable[Any]]
 
@@ -199,10 +199,10 @@ class Straggle(Held):
 
 
 class Tamper(Fault):
-    """Changes an answer on its way."""
+    """Changes an answer in transit."""
 
     def __init__(self, *kinds: Any, change: Callable[[Any], Any], **when: Any) -> None:
-        """Keep the change."""
+        """Store the change."""
         super().__init__(*kinds, **when)
         self.change = change
 

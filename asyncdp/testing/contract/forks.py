@@ -1,4 +1,4 @@
-"""Promise 10b: a process may fork. The child that does not use the plane harms nobody; one that does is told."""
+"""Promise 10b: a process may fork; a child's use of the plane is refused, and other children have no effect."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Forks"]
 
-#: Elements of a row: 2 MiB, more than any transport moves in one message or keeps outside its pools.
+#: Elements of a row of 2 MiB, which is more than any transport sends in one message or keeps outside its pools.
 WIDE = 1 << 19
 
 
 async def fill(rig: Rig) -> None:
-    """Put two wide rows, and read them over both clients, so that all connections are there."""
+    """Put two wide rows and read them with both clients, so that all connections are open."""
     await declare(rig.client)
     x = torch.arange(2.0)[:, None].expand(2, WIDE)
     await rig.client.put_samples(["a", "b"], "p", {"x": x})
@@ -42,25 +42,25 @@ async def fill(rig: Rig) -> None:
 
 
 async def goes_on(client: Client, times: int = 1) -> None:
-    """Read, and see that it is right."""
+    """Check that reads still return the right rows."""
     for _ in range(times):
         got = await client.get_samples(["b", "a"], "p", ["x"], timeout_s=20)
         assert got["x"][:, -1].tolist() == [1.0, 0.0]
 
 
 def collect() -> None:
-    """Collect young garbage, as allocations do."""
+    """Run the garbage collection that allocations trigger."""
     gc.collect(1)
 
 
 def collect_all() -> None:
-    """Collect all garbage."""
+    """Run a full garbage collection."""
     gc.collect()
 
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Have collections look only at what is made from here on; all that pytest and torch made would take them long."""
+    """Exclude existing objects from garbage collections, which would be slow with those of pytest and torch."""
     gc.freeze()
     try:
         yield
@@ -69,11 +69,11 @@ def frozen() -> Iterator[None]:
 
 
 class Forks(Contract):
-    """Promise 10b: a process may fork. The child that does not use the plane harms nobody; one that does is told."""
+    """Promise 10b: a process may fork; a child's use of the plane is refused, and other children have no effect."""
 
     @pytest.mark.parametrize("what", ["nothing", "collect", "close", "drop"])
     async def test_a_child_that_does_not_use_the_plane_harms_nobody(self, rig: Rig, what: str) -> None:
-        """U2: it ends, collects garbage, closes the clients, loses them: the parent goes on, at once."""
+        """U2: the child ends, collects garbage, or closes or drops the clients; the parent continues without delay."""
         with frozen():
             await fill(rig)
             await self._harms_nobody(rig, what)
@@ -103,7 +103,7 @@ class Forks(Contract):
 
     @pytest.mark.parametrize("verb", ["get_samples", "put_samples"])
     async def test_a_childs_use_of_the_client_is_refused(self, rig: Rig, verb: str) -> None:
-        """T9: DataPlaneBadRequest that says what to do; closing it there afterwards is fine, the parent goes on."""
+        """T9: a call in the child raises DataPlaneBadRequest with a hint; a close there works, the parent continues."""
         await fill(rig)
 
         async def use() -> None:
@@ -117,7 +117,7 @@ class Forks(Contract):
         await goes_on(rig.client)
 
     async def test_calls_under_way_go_on(self, rig: Rig) -> None:
-        """U2: several children, forked while a claim waits and reads run, harm none of them."""
+        """U2: children that are forked while a claim waits and reads run do not affect these calls."""
         await fill(rig)
         claimed: list[str] = []
         children: list[Child] = []
@@ -138,7 +138,7 @@ class Forks(Contract):
         assert [await child.code() for child in children] == [0, 0, 0]
 
     async def test_forks_from_a_thread_and_of_a_child(self, rig: Rig) -> None:
-        """U2: a fork from another thread while reads run; the child forks a child of its own, which collects."""
+        """U2: a thread forks while reads run, and the child forks a child that collects garbage."""
         await fill(rig)
 
         async def grandchild() -> int:
@@ -165,7 +165,7 @@ class Forks(Contract):
         await goes_on(rig.client)
 
     async def test_a_child_may_open_a_client_of_its_own(self, rig: Rig) -> None:
-        """Promise 10b: it works there, or the error is typed and soon; either way the parent goes on."""
+        """Promise 10b: it works or raises a typed error soon; in both cases the parent continues."""
         await fill(rig)
         plane = rig.plane()
 
@@ -191,7 +191,7 @@ class Forks(Contract):
         await goes_on(rig.client)
 
     async def test_rows_that_were_read_before_a_fork_stay_the_childs(self, rig: Rig) -> None:
-        """R10: memory of results that the parent uses again is not the child's; nor the other way round."""
+        """R10: if the parent reuses the memory of results, the child's results do not change, and vice versa."""
         await fill(rig)
         rows = {"got": await rig.client.get_samples(["a", "b"], "p", ["x"])}
 
@@ -212,7 +212,7 @@ class Forks(Contract):
             assert bool((got["x"] == 5.0).all())
 
     async def test_closing_does_not_wait_for_a_child(self, rig: Rig) -> None:
-        """Promise 10b: a child that lives on holds nothing that the parent closes."""
+        """Promise 10b: a running child does not delay the parent's close."""
         await fill(rig)
         owner = await rig.open()
         await declare(owner)

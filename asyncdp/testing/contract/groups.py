@@ -1,4 +1,4 @@
-"""Promise 4 with groups: only whole ones are claimed."""
+"""Promise 4 with groups: only whole groups are claimed."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["Groups"]
 
 
 class Groups(Contract):
-    """Promise 4 with groups: only whole ones are claimed."""
+    """Promise 4 with groups: only whole groups are claimed."""
 
     async def test_only_whole_groups_are_claimed(self, rig: Rig) -> None:
-        """With grpo_group_size a group is claimable once all of its rows are."""
+        """With grpo_group_size, a group is claimable once all of its rows are ready."""
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "a0", "b0", group_id="g")
         await put(rig.client, "c0", group_id="h")
@@ -35,7 +35,7 @@ class Groups(Contract):
         assert await claim(rig.client, 3) == ["c0", "c1"]
 
     async def test_a_group_is_not_claimed_while_a_row_of_it_lacks_a_field(self, rig: Rig) -> None:
-        """All required fields of all its rows."""
+        """A group needs all required fields of all of its rows."""
         await declare(rig.client, "x", "y", grpo_group_size=2)
         await put(rig.client, "a", "b", group_id="g")
         await rig.client.put_samples(["a"], "p", {"y": torch.zeros(1)})
@@ -44,7 +44,7 @@ class Groups(Contract):
         assert (await rig.client.claim_meta("p", "train", ["x", "y"], 2, blocking=False)).size == 2
 
     async def test_a_batch_rounds_down_to_whole_groups(self, rig: Rig) -> None:
-        """Promise 5: at most batch_size, and no part of a group; a blocking claim waits for what can be whole."""
+        """Promise 5: a batch has at most batch_size rows and only whole groups; a blocking claim waits accordingly."""
         await declare(rig.client, grpo_group_size=2)
         for g in range(3):
             await put(rig.client, f"g{g}_g0", f"g{g}_g1")
@@ -55,13 +55,13 @@ class Groups(Contract):
         assert await claim(rig.client, 3) == ["g2_g0", "g2_g1"]
 
     async def test_a_batch_below_one_group_is_a_bad_request(self, rig: Rig) -> None:
-        """Promise 5: it could never be filled."""
+        """Promise 5: such a claim could never be satisfied."""
         await declare(rig.client, grpo_group_size=4)
         with anyio.fail_after(10), pytest.raises(DataPlaneBadRequest, match="batch_size"):
             await rig.client.claim_meta("p", "train", ["x"], 3)
 
     async def test_groups_are_claimed_in_the_order_in_which_they_became_whole(self, rig: Rig) -> None:
-        """First whole, first claimed; claimers at once never share or split a group."""
+        """The group that is whole first is claimed first; concurrent claims never share or split a group."""
         await declare(rig.client, grpo_group_size=2)
         for i in range(12):
             await put(rig.client, f"g{i}_g0")
@@ -76,7 +76,7 @@ class Groups(Contract):
         assert {"g10_g0", "g10_g1"} <= set(first)
 
     async def test_a_group_may_be_smaller_where_its_producer_says_so(self, rig: Rig) -> None:
-        """expected_num_keys makes a group whole with fewer rows; above grpo_group_size it is refused at put."""
+        """With expected_num_keys a group is whole with fewer rows; a value above grpo_group_size is refused at put."""
         await declare(rig.client, grpo_group_size=3)
         await put(rig.client, "a", "b", group_id="g", expected_num_keys=2)
         assert await claim(rig.client, 3) == ["a", "b"]
@@ -85,7 +85,7 @@ class Groups(Contract):
         assert (await rig.client.describe("p")).size == 2
 
     async def test_a_failed_row_completes_no_group(self, rig: Rig) -> None:
-        """U18: what no claim would give does not count: neither depth, nor is_complete, nor a claim take the group."""
+        """U18: depth, is_complete and claims do not count failed rows, which no claim returns."""
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "g_g0")
         await put(rig.client, "g_g1", status="failed")
@@ -104,9 +104,9 @@ class Groups(Contract):
 
     @pytest.mark.parametrize("when", ["first", "last", "never"])
     async def test_a_group_may_be_whole_without_its_failed_row(self, rig: Rig, when: str) -> None:
-        """U18: enough others are there: it counts, and a claim gives it without the row that failed.
+        """U18: a group with enough other rows counts as whole, and a claim returns it without the failed row.
 
-        Also where the partition has no whole groups, or they are declared when the rows are there already.
+        This also holds without a group size, and with one that is declared after the rows were put.
         """
         await declare(rig.client, grpo_group_size=3 if when == "first" else None)
         await put(rig.client, "a", group_id="g", expected_num_keys=2, status="failed", committed=False)
@@ -124,7 +124,7 @@ class Groups(Contract):
         assert await rig.mate.depth("p") == 0
 
     async def test_a_failed_row_of_its_own_group_counts_nowhere(self, rig: Rig) -> None:
-        """U18: also where nobody said how many rows a group has; once it is gone, what is left is a whole group."""
+        """U18: this holds without a declared group size; after the row is removed, the rest is a whole group."""
         await declare(rig.client)
         await put(rig.client, "alone", status="failed")
         await put(rig.client, "g_g0")
@@ -135,11 +135,11 @@ class Groups(Contract):
         assert await rig.mate.depth("p") == 1
 
     async def test_a_failed_row_moves_and_dies_without_a_trace(self, rig: Rig) -> None:
-        """U18: it leaves its group by a tag, or is cleared and put anew: what was noted of it went with it."""
+        """U18: after a tag moves it to another group, or it is cleared and put anew, the old group forgets it."""
         await declare(rig.client)
         await put(rig.client, "g_g0", "h_g0")
         await put(rig.client, "g_g1", status="failed")
-        await declare(rig.client, grpo_group_size=2)  # what was there before counts as well
+        await declare(rig.client, grpo_group_size=2)  # rows that were put before count as well
         assert (await rig.mate.depth("p"), await claim(rig.client)) == (0, [])
         await rig.client.put_samples(["g_g1"], "p", tags=[{"group_id": "h"}])
         assert (await rig.mate.depth("p"), await claim(rig.client)) == (0, [])
@@ -151,17 +151,17 @@ class Groups(Contract):
         assert sorted(await claim(rig.client)) == ["g_g0", "g_g2"]
 
     async def test_a_group_takes_no_more_rows_than_its_size(self, rig: Rig) -> None:
-        """A fifth rollout of a group of four would be trained with nobody: refused at put, nothing changed."""
+        """A fifth rollout of a group of four could never be trained on; it is refused at put without effect."""
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "g_g0")
         with pytest.raises(DataPlaneBadRequest, match="'g'"):
             await put(rig.client, "g_g1", "g_g2")
         assert (await rig.client.describe("p")).size == 1
         await put(rig.client, "g_g1")
-        await put(rig.client, "g_g1")  # the same row again is none more
+        await put(rig.client, "g_g1")  # putting the same row again does not add a row
 
     async def test_a_tag_moves_no_row_into_a_full_group(self, rig: Rig) -> None:
-        """Too large for any batch, it would stop every claim behind it: refused at put, nothing changed."""
+        """A group too large for any batch would block later claims; the put is refused without effect."""
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "g_g0", "g_g1", "other_g0")
         with pytest.raises(DataPlaneBadRequest, match="'g'"):
@@ -171,7 +171,7 @@ class Groups(Contract):
         assert await claim(rig.client, 2) == ["other_g0", "other_g1"]
 
     async def test_a_group_that_was_claimed_and_cleared_may_live_again(self, rig: Rig) -> None:
-        """Each row again, under the same ids: a new group, claimable once."""
+        """Rows that are put again under the same ids form a new group, which is claimable once."""
         await declare(rig.client, grpo_group_size=2)
         for _ in range(2):
             await put(rig.client, "g_g0", "g_g1")
@@ -180,7 +180,7 @@ class Groups(Contract):
             await rig.client.clear_samples(["g_g0", "g_g1"], "p")
 
     async def test_released_rows_of_a_group_wait_until_it_is_whole_again(self, rig: Rig) -> None:
-        """A part of a group that is given back is not claimable alone."""
+        """A released part of a group is not claimable alone."""
         rig.need("claim_release")
         await declare(rig.client, grpo_group_size=2)
         await put(rig.client, "g_g0", "g_g1")
@@ -191,7 +191,7 @@ class Groups(Contract):
         assert sorted(await claim(rig.mate)) == ["g_g0", "g_g1"]
 
     async def test_the_group_size_of_a_partition_is_fixed(self, rig: Rig) -> None:
-        """Another one is refused; one that was not given before may be given later."""
+        """A different size is refused; a size that was not declared before may be declared later."""
         await declare(rig.client)
         await put(rig.client, "g_g0")
         await declare(rig.mate, grpo_group_size=2)
@@ -203,7 +203,7 @@ class Groups(Contract):
         assert await claim(rig.client, 2) == ["g_g0", "g_g1"]
 
     async def test_a_group_size_below_a_group_that_is_there_is_refused(self, rig: Rig) -> None:
-        """No batch of whole groups could ever hold it."""
+        """No batch of whole groups could contain the existing group."""
         await declare(rig.client)
         await put(rig.client, "g_g0", "g_g1", "g_g2")
         with pytest.raises(DataPlaneBadRequest, match="grpo_group_size"):

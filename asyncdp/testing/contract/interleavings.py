@@ -1,4 +1,4 @@
-"""Mutations that are sent again, late, or given up, while others go on: no old value ever comes back."""
+"""Mutations that are repeated, late or abandoned while others continue: no old value ever reappears."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Interleavings"]
 
 
 async def put(client: Client, value: float, *ids: str, **tags: Any) -> None:
-    """Put ``x``, the same value for each id."""
+    """Put ``x`` with the same value for each id."""
     await client.put_samples(ids, "p", {"x": torch.full((len(ids),), value)}, [dict(tags) for _ in ids])
 
 
@@ -39,16 +39,16 @@ class Flaky(LoseReply):
     """Loses every third answer."""
 
     async def strike(self, call: Any, ctx: Any, send: Any) -> Any:
-        """Lose it, or not."""
+        """Lose every third answer."""
         return await (send(call, ctx) if self.struck % 3 else super().strike(call, ctx, send))
 
 
 class Interleavings(Contract):
-    """Mutations that are sent again, late, or given up, while others go on: no old value ever comes back."""
+    """Mutations that are repeated, late or abandoned while others continue: no old value ever reappears."""
 
     @pytest.mark.parametrize("verb", ["clear_samples", "pop", "evict"])
     async def test_a_clear_that_is_sent_again_spares_a_newer_row(self, rig: Rig, verb: str) -> None:
-        """P13: its answer is lost, another writer's put is acknowledged, it is sent again: the new row lives."""
+        """P13: a clear whose answer was lost does not remove a row that was put before the clear is sent again."""
         rig.need("mutation_dedup")
         lost = LoseReply(CLEAR, meanwhile=lambda: put(rig.mate, 2.0, "a"))
         client = await rig.attach(lost)
@@ -61,7 +61,7 @@ class Interleavings(Contract):
             await value_of(rig, "b")
 
     async def test_clearing_all_again_spares_newer_rows(self, rig: Rig) -> None:
-        """P13: also where the clear names no ids, and the newer row is this owner's own."""
+        """P13: this holds for a clear without ids, even if the newer row belongs to the same owner."""
         rig.need("mutation_dedup")
         twin = await rig.attach(owner="twin")
         lost = LoseReply(CLEAR, meanwhile=lambda: put(twin, 2.0, "a"))
@@ -73,7 +73,7 @@ class Interleavings(Contract):
         assert (await rig.client.describe("p")).size == 1
 
     async def test_a_clear_that_found_nothing_spares_newer_rows(self, rig: Rig) -> None:
-        """P13: nothing was there to clear, its answer is lost, another puts the id, the clear is sent again."""
+        """P13: a clear that found no row does not remove a row that was put before the clear is sent again."""
         rig.need("mutation_dedup")
         lost = LoseReply(CLEAR, meanwhile=lambda: put(rig.mate, 2.0, "a"))
         client = await rig.attach(lost)
@@ -83,7 +83,7 @@ class Interleavings(Contract):
         assert await value_of(rig, "a") == 2.0
 
     async def test_a_put_that_is_sent_again_spares_a_newer_value(self, rig: Rig) -> None:
-        """P14: its answer is lost, a newer put is acknowledged, the old one is sent again: the newer value stays."""
+        """P14: a put whose answer was lost does not overwrite a newer put when it is sent again."""
         rig.need("mutation_dedup")
         lost = LoseReply(PUT, meanwhile=lambda: put(rig.mate, 2.0, "a", who="mate"))
         client = await rig.attach(lost)
@@ -96,7 +96,7 @@ class Interleavings(Contract):
         assert group.tags[0]["who"] == "mate"
 
     async def test_a_put_that_is_sent_again_does_not_revive_a_cleared_row(self, rig: Rig) -> None:
-        """P14: cleared by another in between, the row stays gone."""
+        """P14: a row that another client cleared in between stays removed."""
         rig.need("mutation_dedup")
         lost = LoseReply(PUT, meanwhile=lambda: rig.mate.clear_samples(["a"], "p"))
         client = await rig.attach(lost)
@@ -107,7 +107,7 @@ class Interleavings(Contract):
         assert await value_of(rig, "b") == 1.0
 
     async def test_a_claim_that_is_asked_again_does_not_take_a_second_batch(self, rig: Rig) -> None:
-        """C3: its answer is lost, its samples are released and claimed by another: refused, and takes no others."""
+        """C3: if its samples were released and claimed by another client, a repeated claim is refused."""
         rig.need("claim_dedup", "claim_release")
 
         async def rescue() -> None:
@@ -127,7 +127,7 @@ class Interleavings(Contract):
 
     @pytest.mark.parametrize("step", [PUT, WriteSlots, Reserve], ids=["publish", "write", "reserve"])
     async def test_nothing_comes_back_after_a_cancelled_put_and_a_clear(self, rig: Rig, step: Any) -> None:
-        """P15: put cancelled, then the id is cleared, then the abandoned put arrives: nothing comes back."""
+        """P15: a cancelled put that arrives after a clear of its ids does not restore the rows."""
         rig.need("mutation_dedup", *(() if step is PUT else ("slot_writes",)))
         late = Straggle(step)
         client = await rig.attach(late)
@@ -142,7 +142,7 @@ class Interleavings(Contract):
         assert not rig.leftovers()
 
     async def test_an_abandoned_put_of_tags_does_not_come_back(self, rig: Rig) -> None:
-        """P15: also where there is no slot that could be taken away from it."""
+        """P15: this holds for a put of tags, which has no slots that could be reclaimed."""
         rig.need("mutation_dedup")
         late = Straggle(PUT)
         client = await rig.attach(late)
@@ -154,7 +154,7 @@ class Interleavings(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_an_abandoned_put_does_not_undo_a_newer_one(self, rig: Rig) -> None:
-        """P15: put cancelled, put anew with another value, then the abandoned one arrives: the newer value stays."""
+        """P15: a cancelled put that arrives after a newer put does not overwrite its value."""
         rig.need("mutation_dedup")
         late = Straggle(PUT)
         client = await rig.attach(late)
@@ -167,7 +167,7 @@ class Interleavings(Contract):
         assert (await rig.client.describe("p")).size == 1
 
     async def test_a_cancelled_put_that_did_arrive_is_found_and_cleared(self, rig: Rig) -> None:
-        """P15: the put had happened when it was cancelled: the clear after it removes it."""
+        """P15: a clear removes the rows of a put that had happened when it was cancelled."""
         rig.need("mutation_dedup")
         hold = Hold(PUT, after=True)
         client = await rig.attach(hold)
@@ -178,7 +178,7 @@ class Interleavings(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_an_abandoned_clear_does_not_remove_a_newer_row(self, rig: Rig) -> None:
-        """P13, P15: clear cancelled, the id put anew, then the abandoned clear arrives: the new row lives."""
+        """P13, P15: a cancelled clear that arrives after the id was put anew does not remove the new row."""
         rig.need("mutation_dedup")
         late = Straggle(CLEAR)
         client = await rig.attach(late)
@@ -191,7 +191,7 @@ class Interleavings(Contract):
         assert await value_of(rig, "a") == 2.0
 
     async def test_an_abandoned_clear_of_all_does_not_remove_newer_rows(self, rig: Rig) -> None:
-        """P15: also where the clear names no ids."""
+        """P15: this holds for a clear without ids."""
         rig.need("mutation_dedup")
         late = Straggle(CLEAR)
         client = await rig.attach(late)
@@ -204,7 +204,7 @@ class Interleavings(Contract):
         assert await value_of(rig, "b") == 2.0
 
     async def test_an_abandoned_claim_takes_nothing_when_it_arrives(self, rig: Rig) -> None:
-        """C2: claim cancelled, another claim of this client, then the abandoned one arrives: it is refused."""
+        """C2: a cancelled claim that arrives after another claim of this client is refused."""
         rig.need("claim_dedup")
         late = Straggle(CLAIM)
         client = await rig.attach(late)
@@ -217,7 +217,7 @@ class Interleavings(Contract):
         assert (await rig.mate.claim_meta("p", "train", ["x"], 9, blocking=False)).sample_ids == ["c", "d"]
 
     async def test_a_drop_that_was_given_up_does_not_drop_a_new_partition(self, rig: Rig) -> None:
-        """P13 for partitions: dropped in vain, used again, then the abandoned drop arrives."""
+        """P13 for partitions: an abandoned drop that arrives after the partition was used again is refused."""
         rig.need("mutation_dedup")
         late = Straggle(DropPartition)
         client = await rig.attach(late)
@@ -229,7 +229,7 @@ class Interleavings(Contract):
         assert await value_of(rig, "a") == 1.0
 
     async def test_a_release_that_is_sent_again_does_not_release_anothers_claim(self, rig: Rig) -> None:
-        """A release whose answer was lost ends well; what another claimed meanwhile stays that one's."""
+        """A release whose answer was lost succeeds, and does not release another client's newer claim."""
         rig.need("claim_release", "mutation_dedup")
 
         async def take() -> None:
@@ -248,7 +248,7 @@ class Interleavings(Contract):
         assert info.owner == "mate"
 
     async def test_mutations_of_other_ids_do_not_wait_for_what_is_open(self, rig: Rig) -> None:
-        """Promise 3, lazily: only a mutation that touches the ids of a cancelled one settles it first."""
+        """Promise 3: a pending mutation is reconciled only before a mutation of the same ids."""
         rig.need("mutation_dedup")
         late = Straggle(PUT)
         client = await rig.attach(late)
@@ -260,7 +260,7 @@ class Interleavings(Contract):
         assert len(client.env.pending_outcomes) == 0
 
     async def test_what_cannot_be_settled_holds_up_what_depends_on_it(self, rig: Rig) -> None:
-        """Promise 3: while nobody can say what became of a put, the next one on its ids fails rather than guesses."""
+        """Promise 3: while the outcome of a put cannot be determined, the next put on its ids fails."""
         rig.need("mutation_dedup")
         late, down = Straggle(PUT), Fail(Resolve, times=999)
         client = await rig.attach(late, down)
@@ -275,7 +275,7 @@ class Interleavings(Contract):
 
     @pytest.mark.parametrize("faults", [(), (PUT, CLEAR)], ids=["no faults", "answers lost"])
     async def test_the_last_acknowledged_write_of_one_client_wins(self, rig: Rig, faults: tuple[Any, ...]) -> None:
-        """A history of puts and clears of one id, with lost answers in between, ends as its last step says."""
+        """After puts and clears of one id with lost answers, the state is that of the last acknowledged step."""
         rig.need("mutation_dedup")
         client = await rig.attach(*(Flaky(kind, times=99) for kind in faults))
         await declare(client)
@@ -288,7 +288,7 @@ class Interleavings(Contract):
                     await value_of(rig, "a")
 
     async def test_puts_clears_and_reads_at_once_never_mix_lives(self, rig: Rig) -> None:
-        """Promise 6 under concurrency: every row read is one that was put, whole, under that id."""
+        """Promise 6 under concurrency: every row that is read was put as a whole under its id."""
         await declare(rig.client)
         done = anyio.Event()
 
@@ -315,7 +315,7 @@ class Interleavings(Contract):
         assert all(isinstance(r, int) for r in results[2:])
 
     async def test_a_straggler_of_a_closed_client_is_refused(self, rig: Rig) -> None:
-        """close() settles what was open: a put that arrives after it does not come back."""
+        """close() reconciles pending outcomes, so that an abandoned put that arrives later is refused."""
         rig.need("mutation_dedup")
         late = Straggle(PUT)
         client = await rig.attach(late)

@@ -1,4 +1,4 @@
-"""A client may be used from one event loop after another, closed on any of them, or not at all: nothing piles up."""
+"""A client may be used from one event loop after another, closed on any of them or never, without leaking resources."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 __all__ = ["ManyLoops"]
 
-#: As many as this may be open beside what there was: those of the last loop, and of what other threads do meanwhile.
+#: Number of additional descriptors that may be open: those of the last loop, and those of other threads.
 SPARE = 6
 
 
 def descriptors() -> int:
-    """How many are open in this process."""
+    """Return the number of open descriptors of this process."""
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
 
 
 async def elsewhere(work: Callable[[], Any]) -> Any:
-    """Run a function in a thread of its own, while this event loop goes on; what it returns, or raises."""
+    """Run a function in a new thread without blocking this event loop, and return or raise its outcome."""
     ended: list[Any] = []
 
     def run() -> None:
@@ -54,7 +54,7 @@ async def elsewhere(work: Callable[[], Any]) -> Any:
 
 
 async def fewer(most: int) -> None:
-    """Wait until no more than so many descriptors are open; a server needs its time to see that a client is gone."""
+    """Wait until at most ``most`` descriptors are open; a server needs time to notice that a client is gone."""
     with anyio.fail_after(PATIENCE_S):
         while descriptors() > most:
             gc.collect()
@@ -62,10 +62,10 @@ async def fewer(most: int) -> None:
 
 
 class ManyLoops(Contract):
-    """A client may be used from one event loop after another, closed on any of them, or not at all."""
+    """A client may be used from one event loop after another, closed on any of them or never."""
 
     async def test_one_client_over_many_loops(self, rig: Rig) -> None:
-        """U4: an event loop per call, as in a synchronous program: the same few descriptors and threads all along."""
+        """U4: with a new event loop for each call, the numbers of descriptors and threads do not grow."""
         await declare(rig.client)
         library = sniffio.current_async_library()
         client = await rig.attach()
@@ -83,7 +83,7 @@ class ManyLoops(Contract):
                 counts.append((descriptors(), threading.active_count()))
 
         gc.collect()
-        gc.disable()  # what is left to the collector counts
+        gc.disable()  # descriptors that only the collector would close count as leaked
         try:
             await elsewhere(steps)
         finally:
@@ -95,7 +95,7 @@ class ManyLoops(Contract):
 
     @pytest.mark.parametrize("how", ["closed here", "closed there", "closed in another", "collected"])
     async def test_after_its_end_nothing_is_left(self, rig: Rig, how: str) -> None:
-        """U4: closed on the loop that used it, on another one, or collected unclosed: all descriptors are back."""
+        """U4: closed on its loop, closed on another one, or collected unclosed, the client frees all descriptors."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", {"x": torch.ones(1, 1 << 19)})
         library = sniffio.current_async_library()

@@ -1,4 +1,4 @@
-"""Promise 8: what list_metadata, depth and check_consumption_status say; looking consumes nothing."""
+"""Promise 8: the results of list_metadata, depth and check_consumption_status, which consume nothing."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ __all__ = ["Metadata"]
 
 
 async def put(client: Client, *ids: str, **tags: Any) -> None:
-    """Put ``x`` of some ids."""
+    """Put ``x`` for these ids."""
     await client.put_samples(ids, "p", {"x": torch.zeros(len(ids), 2)}, [dict(tags) for _ in ids])
 
 
 async def the_group(client: Client, group_id: str) -> DataPlaneGroupMeta:
-    """Return one group."""
+    """Return the group with this id."""
     (found,) = [g for g in await client.list_metadata("p") if g.group_id == group_id]
     return found
 
 
 class Metadata(Contract):
-    """Promise 8: what list_metadata, depth and check_consumption_status say; looking consumes nothing."""
+    """Promise 8: the results of list_metadata, depth and check_consumption_status, which consume nothing."""
 
     async def test_groups_are_listed_with_what_producers_stamped(self, rig: Rig) -> None:
-        """Lowest weight_version and created_at count, committed is all(), keys in order; sizes and times are added."""
+        """A group has the lowest weight_version and created_at, all() of committed, ordered keys, and added sizes."""
         before = time.time()
         await declare(rig.client, "x", "y")
         await put(rig.client, "a", group_id="g", weight_version=5, expected_num_keys=2)
@@ -54,7 +54,7 @@ class Metadata(Contract):
         assert all(isinstance(tags["size_bytes"], int) for tags in group.tags)
 
     async def test_the_highest_expectation_ever_seen_counts(self, rig: Rig) -> None:
-        """expected_num_keys does not shrink when another row says less."""
+        """expected_num_keys does not decrease when another row has a lower value."""
         await declare(rig.client)
         await put(rig.client, "a", group_id="g", expected_num_keys=3)
         await put(rig.client, "b", group_id="g", expected_num_keys=2)
@@ -63,7 +63,7 @@ class Metadata(Contract):
         assert await rig.client.depth("p") == 0
 
     async def test_without_a_tag_the_group_is_read_off_the_id(self, rig: Rig) -> None:
-        """By the pattern of the config; a sample that does not match is a group of its own."""
+        """The group is the match of the config's pattern; a sample without a match is its own group."""
         await declare(rig.client)
         await put(rig.client, "q_7_g0", "q_7_g1", "alone")
         assert {g.group_id: g.keys for g in await rig.client.list_metadata("p")} == {
@@ -76,21 +76,21 @@ class Metadata(Contract):
         assert {g.group_id for g in await other.list_metadata("p")} == {"z", "z_g0"}
 
     async def test_a_tag_moves_a_sample_to_its_group(self, rig: Rig) -> None:
-        """A group_id that comes with a later put counts from then on."""
+        """The group_id of a later put applies from then on."""
         await declare(rig.client)
         await put(rig.client, "a", "b")
         await rig.client.put_samples(["a", "b"], "p", tags=[{"group_id": "g"}] * 2)
         assert {g.group_id: g.keys for g in await rig.client.list_metadata("p")} == {"g": ("a", "b")}
 
     async def test_groups_are_listed_oldest_first(self, rig: Rig) -> None:
-        """By created_at."""
+        """The order is that of created_at."""
         await declare(rig.client)
         for name, at in (("new", 30.0), ("old", 10.0), ("mid", 20.0)):
             await put(rig.client, name, created_at=at)
         assert [g.group_id for g in await rig.client.list_metadata("p")] == ["old", "mid", "new"]
 
     async def test_depth_counts_committed_complete_groups_until_popped(self, rig: Rig) -> None:
-        """Promise 8: claimed or not; uncommitted and incomplete ones do not count."""
+        """Promise 8: claimed groups count, uncommitted and incomplete ones do not."""
         await declare(rig.client, grpo_group_size=2)
         assert await rig.client.depth("p") == 0
         await put(rig.client, "g1_g0", "g1_g1")
@@ -106,7 +106,7 @@ class Metadata(Contract):
         assert await rig.client.depth("p") == 2
 
     async def test_looking_consumes_nothing(self, rig: Rig) -> None:
-        """Promise 8: list_metadata, depth and check_consumption_status as often as one likes."""
+        """Promise 8: list_metadata, depth and check_consumption_status can be called any number of times."""
         await declare(rig.client, tasks=("train", "log"))
         await put(rig.client, "a", "b")
         seen = []
@@ -120,7 +120,7 @@ class Metadata(Contract):
         assert "k" not in (await rig.client.list_metadata("p"))[0].tags[0]
 
     async def test_consumption_is_every_sample_by_every_named_task(self, rig: Rig) -> None:
-        """An empty partition is consumed; a sample more, and it is not any more."""
+        """An empty partition counts as consumed; after a further sample is put, it does not."""
         await declare(rig.client, tasks=("train", "log"))
         assert await rig.client.check_consumption_status("p", ["train", "log"])
         await put(rig.client, "a")
@@ -134,7 +134,7 @@ class Metadata(Contract):
             await rig.client.check_consumption_status("p", ["train", "mistyped"])
 
     async def test_rows_of_a_group_from_several_writers_make_one_group(self, rig: Rig) -> None:
-        """Rollout workers that each put a part complete the group together, once."""
+        """Rollout workers that each put a part of a group complete it together, once."""
         await declare(rig.client, grpo_group_size=8)
         puts = await at_once(
             *((rig.client, rig.mate)[i % 2].put_samples([f"g_g{i}"], "p", table(x=torch.zeros(1))) for i in range(8)),

@@ -1,4 +1,4 @@
-"""A wrong request is refused at once, by name, and changes nothing."""
+"""An invalid request is refused at once, with the name of the wrong argument, and changes nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ X = torch.zeros(2)
 IDS = ["a", "b"]
 
 
-#: {what is wrong: (the call, what the error names)}
+#: {description of the mistake: (the call, the name that the error must contain)}
 WRONG: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
     "put: duplicate ids": (lambda c: c.put_samples(["a", "b", "a"], "p", {"x": torch.zeros(3)}), "'a'"),
     "put: ids are a string": (lambda c: c.put_samples("ab", "p", {"x": X}), "sample_ids"),
@@ -118,11 +118,11 @@ WRONG: dict[str, tuple[Callable[[Any], Awaitable[Any]], str]] = {
 
 
 class Misuse(Contract):
-    """A wrong request is refused at once, by name, and changes nothing."""
+    """An invalid request is refused at once, with the name of the wrong argument, and changes nothing."""
 
     @pytest.mark.parametrize("what", WRONG)
     async def test_a_wrong_request_is_refused_by_name(self, rig: Rig, what: str) -> None:
-        """DataPlaneBadRequest, also a ValueError, at once, that names the culprit; nothing was changed."""
+        """The call raises DataPlaneBadRequest, which is a ValueError, with the wrong name; nothing is changed."""
         call, named = WRONG[what]
         watch = Fault()
         client = await rig.attach(watch)
@@ -140,7 +140,7 @@ class Misuse(Contract):
 
     @pytest.mark.parametrize("what", WRONG)
     async def test_a_wrong_request_is_sent_once_at_most(self, rig: Rig, what: str) -> None:
-        """No layer retries what is wrong."""
+        """No layer retries an invalid request."""
         call, _ = WRONG[what]
         watch = Fault()
         client = await rig.attach(watch)
@@ -153,7 +153,7 @@ class Misuse(Contract):
         assert len(set(kinds)) == len(kinds)
 
     async def test_ids_of_any_sequence_are_taken(self, rig: Rig) -> None:
-        """Tuples, dict keys and generators of ids are sequences of strings as well as lists are."""
+        """Tuples, dict keys and generators of ids are accepted like lists."""
         await declare(rig.client)
         await rig.client.put_samples(tuple(IDS), "p", {"x": X})
         await rig.client.put_samples((name for name in IDS), "p", {"x": X + 1})  # type: ignore[arg-type]
@@ -161,13 +161,13 @@ class Misuse(Contract):
         check_same(got["x"], X + 1)
 
     async def test_a_field_named_twice_in_a_get_comes_once(self, rig: Rig) -> None:
-        """No error, no second column."""
+        """There is no error and no second column."""
         await declare(rig.client)
         await rig.client.put_samples(IDS, "p", {"x": X})
         assert list((await rig.client.get_samples(IDS, "p", ["x", "x"])).keys()) == ["x"]
 
     async def test_a_verb_that_nobody_serves_is_unsupported(self, rig: Rig) -> None:
-        """A layer that hides a call: DataPlaneUnsupported, naming what is missing."""
+        """If a layer hides a call, the verb raises DataPlaneUnsupported with the name of the call."""
 
         class Deaf(Layer):
             @handles(ClearSamples)
@@ -180,12 +180,12 @@ class Misuse(Contract):
         assert caught.value.capability == "ClearSamples"
 
     async def test_a_calls_subclass_is_served_like_its_parent(self, rig: Rig) -> None:
-        """U17: whenever it was defined; each layer and the transport pass the call itself on, with its attributes."""
+        """U17: even if it is defined late, all layers and the transport pass on the call object with its attributes."""
         watch = Fault()
         client = await rig.attach(watch)
         await declare(client)
         await client.put_samples(IDS, "p", {"x": X})
-        await client.evict(["a"], "p")  # its kind is known by now
+        await client.evict(["a"], "p")  # the type of this call is cached from here on
 
         @dataclass(frozen=True, slots=True)
         class Retire(EvictSamples):

@@ -1,4 +1,4 @@
-"""Promise 1 for what is no tensor, or not one yet: it comes back as it was, or is refused by name."""
+"""Promise 1 for values that are not plain tensors: they are returned unchanged, or refused by name."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IDS = ["a", "b", "c"]
 
 
 async def back(rig: Rig, leaf: Any, ids: list[str] = IDS) -> Any:
-    """Put one field and get it."""
+    """Put one field and return what a get returns."""
     await declare(rig.client)
     await rig.client.put_samples(ids, "p", {"x": leaf})
     return (await rig.mate.get_samples(ids, "p", ["x"]))["x"]
@@ -51,7 +51,7 @@ OBJECTS: list[Any] = [
 
 
 def read_only(array: Any) -> Any:
-    """Forbid writing."""
+    """Make an array read-only."""
     array.flags.writeable = False
     return array
 
@@ -68,7 +68,7 @@ ARRAYS: dict[str, Callable[[], Any]] = {
 
 
 def lazy(*rows: Any, **more: Any) -> Any:
-    """Stack TensorDicts of one row lazily."""
+    """Return a lazy stack of TensorDicts of one row."""
     return LazyStackedTensorDict(*(TensorDict({"x": row, **more}, batch_size=[]) for row in rows))
 
 
@@ -102,7 +102,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 }
 
 
-#: {what: (rows, what comes back; None: refused by name)}
+#: {description: (rows, expected rows; None: refused by name)}
 LISTS: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any] | None]] = {
     "tensors": (lambda: [torch.ones(1), torch.zeros(3)], lambda: jagged(torch.ones(1), torch.zeros(3))),
     "equal tensors": (lambda: [torch.ones(2), torch.zeros(2)], lambda: jagged(torch.ones(2), torch.zeros(2))),
@@ -139,24 +139,24 @@ LISTS: dict[str, tuple[Callable[[], list[Any]], Callable[[], Any] | None]] = {
 
 
 class Objects(Contract):
-    """Promise 1 for what is no tensor, or not one yet: it comes back as it was, or is refused by name."""
+    """Promise 1 for values that are not plain tensors: they are returned unchanged, or refused by name."""
 
     @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
     @pytest.mark.parametrize("name", ODD_TENSORS)
     async def test_any_view_comes_back_as_its_values(self, rig: Rig, name: str) -> None:
-        """R6: strided, transposed, expanded, read-only, differentiable inputs equal their contiguous copies."""
+        """R6: strided, transposed, expanded, read-only or differentiable inputs are stored like contiguous copies."""
         leaf = ODD_TENSORS[name]()
         wanted = leaf.detach().resolve_conj().resolve_neg().contiguous()
         check_same(await back(rig, leaf), wanted)
 
     @pytest.mark.parametrize("value", OBJECTS, ids=repr)
     async def test_a_value_that_is_no_tensor_comes_back_as_it_was(self, rig: Rig, value: Any) -> None:
-        """R7: strings, dicts, lists, tuples, None, bytes, big ints keep value and type, among others."""
+        """R7: strings, dicts, lists, tuples, None, bytes, big ints and others keep value and type."""
         leaf = NonTensorStack(*(NonTensorData(v) for v in ("other", value, None)))
         check_same(await back(rig, leaf), ["other", value, None])
 
     async def test_a_value_that_cannot_be_kept_is_refused_by_name(self, rig: Rig) -> None:
-        """R7: what no backend can carry is DataPlaneBadRequest at put, and nothing is put."""
+        """R7: a value that no backend can store raises DataPlaneBadRequest at put, and nothing is put."""
         await declare(rig.client, "x", "odd")
         leaf = NonTensorStack(NonTensorData(1), NonTensorData(lambda: None))
         with pytest.raises(DataPlaneBadRequest, match="'odd'") as caught:
@@ -165,7 +165,7 @@ class Objects(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_sets_come_back_as_sets_or_are_refused(self, rig: Rig) -> None:
-        """R7: never as lists."""
+        """R7: sets are never returned as lists."""
         leaf = NonTensorStack(NonTensorData({1, 2}), NonTensorData(set()))
         try:
             got = await back(rig, leaf, ["a", "b"])
@@ -175,7 +175,7 @@ class Objects(Contract):
             check_same(got, [{1, 2}, set()])
 
     async def test_equal_strings_stay_one_per_row(self, rig: Rig) -> None:
-        """R7: N equal strings come back as N rows, in batches of one as well."""
+        """R7: N equal strings are returned as N rows, also for N = 1."""
         got = await back(rig, NonTensorStack(*[NonTensorData("same")] * 3))
         assert rows_of(got) == ["same"] * 3
         one = await rig.client.get_samples(["b"], "p", ["x"])
@@ -192,29 +192,29 @@ class Objects(Contract):
         ids=["list", "object array", "stack"],
     )
     async def test_objects_may_be_given_in_any_of_the_usual_ways(self, rig: Rig, make: Any) -> None:
-        """R7: a list, an object array and a stack are the same column."""
+        """R7: a list, an object array and a stack give the same column."""
         values = [{"a": 1}, None, "text"]
         check_same(await back(rig, make(values)), values)
 
     @pytest.mark.parametrize("name", ARRAYS)
     async def test_an_array_of_numbers_is_a_tensor(self, rig: Rig, name: str) -> None:
-        """R7: as in a TensorDict; dtype, shape and values are the array's."""
+        """R7: as in a TensorDict, it is a tensor with the array's dtype, shape and values."""
         array = ARRAYS[name]()
         wanted = torch.from_numpy(np.array(array, dtype=array.dtype.newbyteorder("=")))
         check_same(await back(rig, array), wanted)
 
     async def test_an_array_of_text_is_text(self, rig: Rig) -> None:
-        """R7: str and bytes, one per row."""
+        """R7: each row of the array is a str or bytes."""
         check_same(await back(rig, np.array(["u", "vv", ""])), ["u", "vv", ""])
 
     @pytest.mark.parametrize("array", [np.zeros(3, dtype="datetime64[ns]"), np.array(1.0)], ids=["dates", "no rows"])
     async def test_an_array_that_cannot_be_kept_is_refused(self, rig: Rig, array: Any) -> None:
-        """R7: by name, and never turned into something else."""
+        """R7: it is refused by name and never converted."""
         with pytest.raises(DataPlaneBadRequest, match="'x'"):
             await back(rig, array)
 
     async def test_a_list_is_what_its_rows_are(self, rig: Rig) -> None:
-        """U13: tensors are ragged, numbers dense, others objects as they were; a mixture is refused by name."""
+        """U13: tensors become ragged, numbers dense, other values objects; a mixture is refused by name."""
         for at, (name, (rows, wanted)) in enumerate(LISTS.items()):
             field = f"f{at}"
             await declare(rig.client, field)
@@ -228,7 +228,7 @@ class Objects(Contract):
         assert (await rig.client.describe("p")).size == 2
 
     async def test_numbers_in_a_list_take_the_dtype_of_their_field(self, rig: Rig) -> None:
-        """U13: of their kind, and only where they fit; a field of objects takes them as objects."""
+        """U13: numbers are converted to the field's dtype if they fit; a field of objects takes them as objects."""
         await declare(rig.client, "half", "small", "any")
         first = {
             "half": torch.zeros(1, dtype=torch.float16),
@@ -247,7 +247,7 @@ class Objects(Contract):
 
     @pytest.mark.parametrize("dtype", [object, str], ids=["objects", "text"])
     async def test_an_array_that_took_its_rows_apart_is_refused(self, rig: Rig, dtype: Any) -> None:
-        """U13: numpy makes two dimensions of equal lists; the error says what to give instead, and that works."""
+        """U13: numpy turns equally long lists into two dimensions; the error suggests an alternative that works."""
         array = np.array([["u", "v"], ["w", "x"]], dtype=dtype)
         with pytest.raises(DataPlaneBadRequest, match=r"'x'.*array\.tolist\(\)"):
             await back(rig, array, ["a", "b"])
@@ -259,14 +259,14 @@ class Objects(Contract):
 
     @pytest.mark.parametrize("name", LAZY)
     async def test_a_lazy_stack_of_rows_is_taken(self, rig: Rig, name: str) -> None:
-        """R8: rows that were stacked lazily come back as rows, ragged where they differ."""
+        """R8: rows of a lazy stack are returned as rows, ragged if their shapes differ."""
         given, wanted = LAZY[name]
         await declare(rig.client)
         await rig.client.put_samples(["a", "b"], "p", given())
         check_same((await rig.client.get_samples(["a", "b"], "p", ["x"])).get("x"), wanted())
 
     async def test_rows_of_a_lazy_stack_may_differ_in_any_one_dimension(self, rig: Rig) -> None:
-        """R8: (2, 1) and (2, 3) come back as they were."""
+        """R8: rows of shapes (2, 1) and (2, 3) keep their shapes."""
         rows = [torch.rand(2, 1), torch.rand(2, 3)]
         await declare(rig.client)
         await rig.client.put_samples(["a", "b"], "p", lazy(*rows))
@@ -275,7 +275,7 @@ class Objects(Contract):
 
     @pytest.mark.parametrize("name", ODD_STACKS)
     async def test_a_lazy_stack_whose_rows_do_not_go_together_is_refused(self, rig: Rig, name: str) -> None:
-        """R8: DataPlaneBadRequest by name; a leaf that one row lacks is never left out."""
+        """R8: it raises DataPlaneBadRequest with the name of the leaf; a leaf that one row lacks is never dropped."""
         await declare(rig.client)
         with pytest.raises(DataPlaneBadRequest, match="'x'") as caught:
             await rig.client.put_samples(["a", "b"], "p", ODD_STACKS[name]())
@@ -283,7 +283,7 @@ class Objects(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_a_tensordict_keeps_its_non_tensor_leaves(self, rig: Rig) -> None:
-        """R11: tensors, strings and dicts of one TensorDict all come back, through every layer."""
+        """R11: tensors, strings and dicts of one TensorDict are all returned, through every layer."""
         await declare(rig.client, "x", "text", "info")
         texts, infos = ["u", "v", "w"], [{"n": 1}, {}, None]
         data = table(
@@ -299,7 +299,7 @@ class Objects(Contract):
         assert list(got.keys()) == ["info", "x", "text"]
 
     async def test_one_value_for_the_whole_batch_is_one_per_row(self, rig: Rig) -> None:
-        """R8: NonTensorData of a batch works like a stack of it."""
+        """R8: NonTensorData of a batch is treated like a stack of it."""
         await declare(rig.client)
         await rig.client.put_samples(IDS, "p", TensorDict({"x": "all"}, batch_size=[3]))
         assert rows_of((await rig.client.get_samples(["b", "a"], "p", ["x"])).get("x")) == ["all", "all"]
@@ -307,7 +307,7 @@ class Objects(Contract):
     @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
     @pytest.mark.parametrize("name", REFUSED)
     async def test_what_cannot_be_carried_is_refused_at_put(self, rig: Rig, name: str) -> None:
-        """R8: it works unchanged, or is DataPlaneBadRequest by name, and nothing of it is there."""
+        """R8: a value is kept unchanged, or raises DataPlaneBadRequest by name and nothing is put."""
         await declare(rig.client)
         with pytest.raises(DataPlaneBadRequest, match="'x'") as caught:
             await rig.client.put_samples(IDS, "p", {"x": REFUSED[name]()})
@@ -316,7 +316,7 @@ class Objects(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_enum_fields_come_back_as_their_words(self, rig: Rig) -> None:
-        """Fields with a vocabulary travel as small ints and come back as strings, in any order."""
+        """Fields with a vocabulary are transferred as small ints and returned as strings, in any order."""
         await declare(rig.client, enums={"x": ["stop", "length", "abort"]})
         await rig.client.put_samples(IDS, "p", {"x": ["abort", "stop", "abort"]})
         assert rows_of((await rig.mate.get_samples(["b", "a", "c"], "p", ["x"])).get("x")) == ["stop", "abort", "abort"]
@@ -326,7 +326,7 @@ class Objects(Contract):
         assert (await rig.client.describe("p")).size == 3
 
     async def test_a_vocabulary_grows_without_changing_what_is_stored(self, rig: Rig) -> None:
-        """Words that were added later, beyond 256 as well, are read together with the old ones."""
+        """Words that were added later, even beyond 256, can be read together with older ones."""
         words = [f"w{i}" for i in range(300)]
         await declare(rig.client, enums={"x": words[:3]})
         await rig.client.put_samples(["a", "b"], "p", {"x": ["w0", "w2"]})
@@ -337,7 +337,7 @@ class Objects(Contract):
 
     @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.uint16, torch.bfloat16], ids=str)
     async def test_tensors_inside_of_objects_come_back_or_are_refused(self, rig: Rig, dtype: torch.dtype) -> None:
-        """R7: a dict that holds a tensor, of a dtype that torch cannot unpickle as well, is kept or refused at put."""
+        """R7: a dict with a tensor, even of a dtype that torch cannot unpickle, is kept or refused at put."""
         inside = torch.arange(4, dtype=torch.uint8).view(dtype)
         try:
             got = await back(rig, [{"t": inside}, None, [inside, 1]])
@@ -351,7 +351,7 @@ class Objects(Contract):
     async def test_an_object_whose_class_is_not_here_is_a_typed_error(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Put by a process that has the class, read by one that has not: the field is named, the others come."""
+        """A reader without the class gets an error that names the field, and the other fields can be read."""
         elsewhere = ModuleType("asyncdp_only_elsewhere")
         kind = type("Kind", (), {"__module__": elsewhere.__name__})
         elsewhere.Kind = kind  # type: ignore[attr-defined]

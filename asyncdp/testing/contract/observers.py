@@ -1,4 +1,4 @@
-"""Who watches a client must not harm it."""
+"""Observers of a client, such as metrics, must not affect its calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IDS = ["a", "b"]
 
 
 class Observers(Contract):
-    """Who watches a client must not harm it."""
+    """Observers of a client, such as metrics, must not affect its calls."""
 
     @pytest.mark.parametrize(
         "leaf",
@@ -37,7 +37,7 @@ class Observers(Contract):
         ids=["tensor", "jagged", "text", "objects", "array"],
     )
     async def test_counting_bytes_harms_no_call(self, rig: Rig, leaf: Any) -> None:
-        """X6: whatever the leaves are, the count of their bytes is a number and the call ends well."""
+        """X6: for leaves of any kind, the count of their bytes is a number and the call succeeds."""
         await declare(rig.client)
         await rig.client.put_samples(IDS, "p", {"x": leaf})
         await rig.client.get_samples(IDS, "p", ["x"])

@@ -1,4 +1,4 @@
-"""Names and tag values are made plain before anything is sent: no class of the caller's travels with them."""
+"""Names and tag values are converted to built-in types before anything is sent, without classes of the caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PlainNames"]
 
-#: A module that is importable only while a test makes its names.
+#: Name of a module that can be imported only while a test creates its names.
 ELSEWHERE = "asyncdp_names_of_elsewhere"
 
 
@@ -45,7 +45,7 @@ def _of_class(text: str) -> Any:
     return type("Text", (_Text,), {"__module__": ELSEWHERE})(text)
 
 
-#: Ways to give a text that is an instance of str.
+#: Ways to create an instance of str or of a subclass.
 TEXTS: dict[str, Callable[[str], Any]] = {
     "StrEnum": _of_enum,
     "str and Enum": _of_mixed_enum,
@@ -58,7 +58,7 @@ def _number(base: type, value: Any) -> Any:
     return type("Number", (base,), {"__module__": ELSEWHERE})(value)
 
 
-#: {what: (a tag value, what it is)}
+#: {description: (a tag value, the expected plain value)}
 VALUES: dict[str, tuple[Callable[[], Any], Any]] = {
     **{name: (lambda make=make: make("v"), "v") for name, make in TEXTS.items()},  # type: ignore[misc]
     "IntEnum": (lambda: enum.IntEnum("Level", {"ONE": 3}, module=ELSEWHERE).ONE, 3),  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ NOT_PLAIN: dict[str, Callable[[], Any]] = {
 
 
 def check_plain(value: Any) -> None:
-    """Fail where any name or value in a meta, a listing or a description is of a subclass."""
+    """Fail if a name or value in a meta, a listing or a description is an instance of a subclass."""
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         for one in value:
             check_plain(one)
@@ -103,11 +103,11 @@ def _names(info: Any, leave_out: tuple[str, ...] = ("handles", "extra_info")) ->
 
 
 class PlainNames(Contract):
-    """Names and tag values are made plain before anything is sent: no class of the caller's travels with them."""
+    """Names and tag values are converted to built-in types before anything is sent, without classes of the caller."""
 
     @pytest.mark.parametrize("kind", TEXTS)
     async def test_a_name_of_any_kind_of_str_is_that_str(self, rig: Rig, kind: str) -> None:
-        """U9: ids, fields, tasks, partitions, vocabularies, owners: others get exact strings, without the class."""
+        """U9: other clients get exact str for ids, fields, tasks, partitions, vocabularies and owners."""
         make = TEXTS[kind]
         p, x, e, a, task = (make(text) for text in ("p", "x", "e", "a", "train"))
         client = await rig.attach(owner=make("me"))
@@ -141,7 +141,7 @@ class PlainNames(Contract):
         assert await rig.mate.list_partitions() == []
 
     async def test_a_tag_of_any_kind_of_scalar_is_its_value(self, rig: Rig) -> None:
-        """U9: subclasses and scalars of numpy and torch come back as exact str, int, float, bool."""
+        """U9: subclasses, and scalars of numpy and torch, are returned as exact str, int, float or bool."""
         wanted = {kind: value for kind, (_, value) in VALUES.items()}
         await declare(rig.client)
         tags = [{kind: make() for kind, (make, _) in VALUES.items()}]
@@ -153,7 +153,7 @@ class PlainNames(Contract):
             assert [type(got[0][kind]) for kind in wanted] == [type(value) for value in wanted.values()]
 
     async def test_the_tags_that_the_plane_reads_are_made_plain_first(self, rig: Rig) -> None:
-        """U9: status, group_id, weight_version, committed, created_at, expected_num_keys, input_lengths."""
+        """U9: status, group_id, weight_version, committed, created_at, expected_num_keys, input_lengths become plain."""
         await declare(rig.client)
         level = VALUES["IntEnum"][0]()
         tags: dict[str, Any] = {
@@ -174,7 +174,7 @@ class PlainNames(Contract):
         assert (await rig.mate.claim_meta("p", "train", ["x"], 9, blocking=False)).sample_ids == ["a"]
 
     async def test_a_tag_that_has_no_plain_value_is_refused_by_name(self, rig: Rig) -> None:
-        """U9: DataPlaneBadRequest that names the tag, and nothing is put; an Enum is told to give its value."""
+        """U9: the put raises DataPlaneBadRequest with the tag and writes nothing; for an Enum it suggests the value."""
         await declare(rig.client)
         for kind, make in NOT_PLAIN.items():
             with pytest.raises(DataPlaneBadRequest, match="'odd'") as caught:
@@ -183,7 +183,7 @@ class PlainNames(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_a_name_that_is_no_text_is_refused_by_name(self, rig: Rig) -> None:
-        """U9: a number or bytes is no id, field, task, partition, tag key or word: DataPlaneBadRequest says which."""
+        """U9: numbers and bytes as id, field, task, partition, tag key or word raise DataPlaneBadRequest by name."""
         await declare(rig.client)
         rows = {"x": torch.ones(1)}
         names: list[Any] = [1, VALUES["IntEnum"][0](), np.int64(1), torch.tensor(1), b"a"]
@@ -204,7 +204,7 @@ class PlainNames(Contract):
         assert (await rig.client.describe("p")).size == 0
 
     async def test_counts_and_times_of_numpy_and_torch_are_numbers(self, rig: Rig) -> None:
-        """U9: batch_size=np.int64(2), timeout_s=np.float32(5), blocking=np.bool_(0) mean what they say."""
+        """U9: batch_size=np.int64(2), timeout_s=np.float32(5) and blocking=np.bool_(0) are accepted as numbers."""
         await rig.client.register_partition("p", ["x"], np.int64(8), ["train"], torch.tensor(2))  # type: ignore[arg-type]
         await rig.client.put_samples(["g_g0", "g_g1"], "p", {"x": torch.zeros(2)}, timeout_s=np.float32(9))  # type: ignore[arg-type]
         meta = await rig.client.claim_meta(

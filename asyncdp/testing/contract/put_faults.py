@@ -39,7 +39,7 @@ class PutFaults(Contract):
 
     @pytest.mark.parametrize("fault", [LoseRequest, LoseReply])
     async def test_a_put_whose_answer_is_lost_is_sent_again_and_is_there_once(self, rig: Rig, fault: Any) -> None:
-        """P5: whether the request or the answer was lost, the put ends well and is whole."""
+        """P5: whether the request or the answer was lost, the put succeeds and is whole."""
         rig.need("mutation_dedup")
         lost = fault(PUT)
         client = await rig.attach(lost)
@@ -54,7 +54,7 @@ class PutFaults(Contract):
     async def test_a_put_that_is_never_answered_is_ambiguous_and_whole_or_absent(
         self, rig: Rig, fault: Any, rows: int
     ) -> None:
-        """P5: given up, the put says that nobody knows; it is whole or absent, and the next one finds out which."""
+        """P5: the error of the put is ambiguous; it is whole or absent, and the next put reconciles the outcome."""
         lost = fault(PUT, times=99)
         client = await rig.attach(lost)
         await declare(client)
@@ -72,7 +72,7 @@ class PutFaults(Contract):
 
     @pytest.mark.parametrize("step", [Place, Reserve, WriteSlots, PUT], ids=["place", "reserve", "write", "publish"])
     async def test_a_put_that_fails_at_any_step_leaves_nothing(self, rig: Rig, step: Any) -> None:
-        """Whatever step fails for good: nothing is visible, nothing is held, and the put can be made again."""
+        """If any step fails permanently, nothing is visible, no slot is held, and the put can be repeated."""
         rig.need("slot_writes")
         fail = Fail(step, make=lambda: DataPlaneWriteError("disk on fire"), times=99)
         client = await rig.attach(fail)
@@ -88,7 +88,7 @@ class PutFaults(Contract):
 
     @pytest.mark.parametrize("step", [Reserve, WriteSlots], ids=["reserve", "write"])
     async def test_a_host_that_fails_is_left_for_another(self, rig: Rig, step: Any) -> None:
-        """A put goes to a spare host when the first one answers at no port."""
+        """A put uses a spare host if no port of the first host answers."""
         rig.need("slot_writes")
         first: list[str] = []
 
@@ -108,7 +108,7 @@ class PutFaults(Contract):
         assert not rig.leftovers()
 
     async def test_a_failed_put_of_one_more_field_keeps_the_others(self, rig: Rig) -> None:
-        """P16: a put of C on existing ids fails and is rolled back; A and B are still there."""
+        """P16: if a put of C to existing ids fails and is rolled back, A and B are still present."""
         fail = Fail(PUT, make=lambda: DataPlaneWriteError("refused"), times=0)
         client = await rig.attach(fail)
         await declare(client, "a", "b", "c")
@@ -123,7 +123,7 @@ class PutFaults(Contract):
         assert (await tags_of(rig, "s"))["k"] == 1
 
     async def test_a_cancelled_put_is_whole_or_absent(self, rig: Rig) -> None:
-        """Cancelled at any moment, a put left all of it or nothing; the next put on these ids finds out and holds."""
+        """A put that is cancelled at any moment is whole or absent; the next put on these ids takes effect."""
         hold = Hold(PUT, times=99)
         client = await rig.attach(hold)
         await declare(client)
@@ -135,7 +135,7 @@ class PutFaults(Contract):
 
     @pytest.mark.parametrize("step", [Reserve, WriteSlots, PUT], ids=["reserve", "write", "publish"])
     async def test_a_cancelled_put_gives_its_space_back_with_the_next_one(self, rig: Rig, step: Any) -> None:
-        """P15: also when what was on its way arrives later."""
+        """P15: this holds even if a request in transit arrives later."""
         rig.need("slot_writes", "mutation_dedup")
         late = Straggle(step)
         client = await rig.attach(late)
@@ -151,7 +151,7 @@ class PutFaults(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
 
     async def test_a_cancel_while_older_debts_are_settled_leaves_no_slot(self, rig: Rig) -> None:
-        """A put that is cancelled while it waits for an earlier one to be settled gives back what it had reserved."""
+        """A put that is cancelled during the reconciliation of an earlier one releases the slots that it reserved."""
         rig.need("mutation_dedup")
         late, hold = Straggle(PUT), Hold(Resolve)
         client = await rig.attach(late, hold)
@@ -164,7 +164,7 @@ class PutFaults(Contract):
         assert not rig.leftovers()
 
     async def test_a_host_that_cannot_be_told_to_free_slots_holds_nobody_up(self, rig: Rig) -> None:
-        """What failed puts left on a silent host is told to it once in a while, not before each mutation."""
+        """Slots of failed puts on a silent host are freed by occasional requests, not before each mutation."""
         rig.need("slot_writes")
         fail, silent = Fail(WriteSlots, times=10_000), Fail(Abort, times=10_000)
         client = await rig.attach(fail, silent)
@@ -182,7 +182,7 @@ class PutFaults(Contract):
         assert not rig.leftovers()
 
     async def test_a_writer_that_vanished_in_mid_put_blocks_nobody(self, rig: Rig) -> None:
-        """P12: its ids can be written at once."""
+        """P12: the ids of its put can be written at once."""
         late = Straggle(PUT)
         client = await rig.attach(late)
         await declare(client)
@@ -191,7 +191,7 @@ class PutFaults(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
 
     async def test_a_put_that_nobody_can_take_says_so_unambiguously(self, rig: Rig) -> None:
-        """Refused at every port of every host: DataPlaneUnavailable, not a write error; nothing is there."""
+        """If all ports of all hosts refuse, the put raises DataPlaneUnavailable, not ambiguous, and writes nothing."""
         fail = Fail(Reserve, PUT, times=999)
         client = await rig.attach(fail)
         await declare(client)

@@ -1,4 +1,4 @@
-"""Promises 3 and 9: where a plane is full, or takes declared fields and partitions only."""
+"""Promises 3 and 9: planes that are full, or that accept only declared fields and partitions."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["PutLimits"]
 
 
 class PutLimits(Contract):
-    """Promises 3 and 9: where a plane is full, or takes declared fields and partitions only."""
+    """Promises 3 and 9: planes that are full, or that accept only declared fields and partitions."""
 
     async def test_a_put_over_capacity_leaves_nothing(self, rig: Rig) -> None:
-        """P4: over capacity is DataPlaneNotReady; nothing of it is visible, and the space is not lost."""
+        """P4: a put over capacity raises DataPlaneNotReady, leaves nothing visible, and loses no space."""
         client = await rig.open(storage_capacity=4)
         await declare(client)
         await client.put_samples(["a", "b"], "p", {"x": torch.zeros(2)})
@@ -41,13 +41,13 @@ class PutLimits(Contract):
         with pytest.raises(SampleNotFound):
             await client.get_samples(["c"], "p", ["x"])
         assert (await client.claim_meta("p", "train", ["x"], 9, blocking=False)).sample_ids == ["a", "b"]
-        with pytest.raises(DataPlaneNotReady):  # a sample of tags only takes a place as well
+        with pytest.raises(DataPlaneNotReady):  # a sample with tags only counts as well
             await client.put_samples(["c", "d", "e"], "p", tags=[{}] * 3)
         await client.put_samples(["b", "d", "e"], "p", {"x": torch.ones(3)})
         assert (await client.describe("p")).size == 4
 
     async def test_dropping_a_partition_makes_room(self, rig: Rig) -> None:
-        """P4: its samples count no more."""
+        """P4: the samples of a dropped partition do not count any more."""
         client = await rig.open(storage_capacity=2)
         for _ in range(2):
             await declare(client)
@@ -55,7 +55,7 @@ class PutLimits(Contract):
             await client.drop_partition("p")
 
     async def test_waiting_puts_go_on_when_there_is_room(self, rig: Rig) -> None:
-        """P4: a put that waits while the plane is full is retried, and ends well once another clears."""
+        """P4: a put to a full plane is retried, and succeeds after another client clears samples."""
         client = await rig.open(storage_capacity=1)
         mate = await rig.attach(to=client)
         await declare(client)
@@ -83,7 +83,7 @@ class PutLimits(Contract):
         await strict.put_samples(["a"], "p", {"x": torch.zeros(1)})
 
     async def test_auto_register_is_off_unless_asked_for(self, rig: Rig) -> None:
-        """A put into an unknown partition is DataPlaneBadRequest; with auto_register it declares it."""
+        """A put to an unknown partition raises DataPlaneBadRequest; with auto_register it declares the partition."""
         with pytest.raises(DataPlaneBadRequest, match="'q'"):
             await rig.client.put_samples(["a"], "q", {"x": torch.zeros(1)})
         easy = await rig.open(auto_register=True)

@@ -41,7 +41,7 @@ class Puts(Contract):
     """Promise 3: a put is whole or absent; the same ids again replace the same fields; tags merge."""
 
     async def test_empty_ids_are_a_no_op(self, rig: Rig) -> None:
-        """P0: an empty put and clear change nothing, an empty get is an empty TensorDict."""
+        """P0: an empty put or clear changes nothing, and an empty get returns an empty TensorDict."""
         await declare(rig.client)
         meta = await rig.client.put_samples([], "p", table(0, x=torch.zeros(0, 3)), [])
         assert (meta.size, meta.partition_id, meta.sample_ids) == (0, "p", [])
@@ -57,7 +57,7 @@ class Puts(Contract):
         assert not (await rig.client.describe("p")).fields["x"]
 
     async def test_a_put_tells_what_it_wrote(self, rig: Rig) -> None:
-        """The meta of a put names ids and fields, has tags and lengths, and reads back what was put."""
+        """The meta of a put has ids, fields, tags and lengths, and reads the data that was put."""
         await declare(rig.client, "x", "y")
         tags: list[dict[str, Any]] = [{"input_lengths": 3, "k": "v"}, {"input_lengths": 5}]
         meta = await rig.client.put_samples(["a", "b"], "p", table(x=torch.arange(2), y=torch.ones(2)), tags)
@@ -69,7 +69,7 @@ class Puts(Contract):
         assert list((await rig.client.get_data(meta)).keys()) == ["x", "y"]
 
     async def test_a_put_again_replaces_the_same_fields_only(self, rig: Rig) -> None:
-        """The other fields and the tags of the ids stay."""
+        """Other fields and the tags of the ids are kept."""
         await declare(rig.client, "x", "y")
         await rig.client.put_samples(["a", "b"], "p", table(x=torch.zeros(2), y=torch.ones(2)), [{"t": 1}, {"t": 2}])
         await rig.mate.put_samples(["b"], "p", {"x": torch.full((1,), 7.0)})
@@ -80,7 +80,7 @@ class Puts(Contract):
         assert (await rig.client.describe("p")).size == 2
 
     async def test_tags_merge_by_key(self, rig: Rig) -> None:
-        """P7: fields, then tags only, then tags again: fields stay, tags merge."""
+        """P7: after a put of fields and two puts of tags, the fields are kept and the tags merged."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)}, [{"k": 1, "kept": True}])
         await rig.mate.put_samples(["a"], "p", tags=[{"k": 2, "new": None}])
@@ -95,7 +95,7 @@ class Puts(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"]))["x"], torch.ones(1))
 
     async def test_scalars_of_arrays_become_plain_tags(self, rig: Rig) -> None:
-        """Tags are plain numbers, whatever kind of scalar they were given as."""
+        """Tags that were given as any kind of scalar are plain numbers."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", tags=[{"t": torch.tensor(3), "n": torch.ones(1).numpy()[0]}])
         tags = await tags_of(rig, "a")
@@ -104,7 +104,7 @@ class Puts(Contract):
     @pytest.mark.parametrize("value", [None, "many", 2.5, True, -1], ids=repr)
     @pytest.mark.parametrize("name", READ_TAGS)
     async def test_a_tag_of_an_odd_type_is_refused_or_harmless(self, rig: Rig, name: str, value: Any) -> None:
-        """Tags that the plane itself reads: an odd value is DataPlaneBadRequest by name, or harms no put, no claim."""
+        """An unusual value of a tag that the plane reads is refused by name, or affects no put and no claim."""
         await declare(rig.client)
         odd = {name: value}
         try:
@@ -119,7 +119,7 @@ class Puts(Contract):
         assert sorted(claimed.sample_ids) == ["a", "b"]
 
     async def test_of_two_writers_at_once_one_whole_row_wins(self, rig: Rig) -> None:
-        """P11: the same id put by two clients at once is one's row, not a mixture."""
+        """P11: an id that two clients put concurrently has the row of one of them, not a mixture."""
         await declare(rig.client, "x", "y")
         for k in range(10):
 
@@ -140,7 +140,7 @@ class Puts(Contract):
             assert (await tags_of(rig, "s"))["v"] == value
 
     async def test_puts_of_one_client_at_once_do_not_disturb_each_other(self, rig: Rig) -> None:
-        """Fifty puts at the same time on one client all end well."""
+        """Fifty concurrent puts on one client all succeed."""
         await declare(rig.client)
         results = await at_once(
             *(rig.client.put_samples([f"s{i}"], "p", {"x": torch.full((1,), i)}) for i in range(50))
@@ -150,7 +150,7 @@ class Puts(Contract):
         check_same(got["x"], torch.arange(50))
 
     async def test_a_reader_never_sees_half_a_put(self, rig: Rig) -> None:
-        """A put of 8 rows and 2 fields is there as a whole, at every moment for every reader."""
+        """At any moment, a reader sees a put of 8 rows and 2 fields as a whole."""
         await declare(rig.client, "x", "y")
         ids = [f"s{i}" for i in range(8)]
         seen: set[float] = set()
@@ -177,7 +177,7 @@ class Puts(Contract):
         assert read_ is None
 
     async def test_a_first_put_is_seen_by_nobody_until_it_is_whole(self, rig: Rig) -> None:
-        """Held in mid-put, no row, tag, group or claim of it shows anywhere."""
+        """While a put is held half-way, none of its rows, tags or groups is visible or claimable."""
         hold = Hold(PUT)
         client = await rig.attach(hold)
         await declare(client)

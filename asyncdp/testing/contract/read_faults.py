@@ -1,4 +1,4 @@
-"""Promise 2 under faults: rows that fail are read again, alone, and no damage is taken for data."""
+"""Promise 2 under faults: only failed rows are read again, and damaged payload is never returned as data."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ def _with(result: ReadResult, **changes: Any) -> ReadResult:
 
 
 class ReadFaults(Contract):
-    """Promise 2 under faults: rows that fail are read again, alone, and no damage is taken for data."""
+    """Promise 2 under faults: only failed rows are read again, and damaged payload is never returned as data."""
 
     async def test_only_the_row_that_failed_is_asked_for_again(self, rig: Rig) -> None:
-        """P2: part of an answer for 64 rows fails once: the second request asks for those rows only."""
+        """P2: if a part of an answer for 64 rows fails once, the second request names only those rows."""
         rig.need("slot_addressable")
         ids = [f"r{i}" for i in range(64)]
         asked: list[int] = []
@@ -55,7 +55,7 @@ class ReadFaults(Contract):
 
         def spoil(result: ReadResult) -> ReadResult:
             part, *rest = result.parts
-            spoilt.append(part.block.n)  # hosts may answer for several slots in one part
+            spoilt.append(part.block.n)  # a part may contain several slots
             err = DataPlaneUnavailable("reset", host="h", port=1)
             return ReadResult(tuple(rest), {**result.errors, **dict.fromkeys(part.refs, err)})
 
@@ -81,7 +81,7 @@ class ReadFaults(Contract):
         assert lost.struck == 1
 
     async def test_a_read_that_fails_on_all_attempts_is_the_error_itself(self, rig: Rig) -> None:
-        """No row came: the error itself, typed, with its attempts counted, and not to be retried by anybody inside."""
+        """If no row was read, the read raises the typed error itself, with its attempts, and no layer retries it."""
         client = await rig.attach(Fail(GET, times=999))
         await fill(rig)
         with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
@@ -94,7 +94,7 @@ class ReadFaults(Contract):
 
     @pytest.mark.parametrize("name", DAMAGE)
     async def test_a_short_or_damaged_transfer_is_never_taken_for_data(self, rig: Rig, name: str) -> None:
-        """P3: damaged once, it is read again; damaged always, it is CorruptPayload."""
+        """P3: payload that is damaged once is read again; payload that is always damaged raises CorruptPayload."""
         rig.need("slot_addressable")
         harm = Tamper(ReadSlots, change=DAMAGE[name])
         client = await rig.attach(harm)
@@ -109,13 +109,13 @@ class ReadFaults(Contract):
         assert all(isinstance(e, CorruptPayload) for e in getattr(err, "errors", {0: err}).values())
 
     async def test_a_stored_none_is_none_and_not_an_error(self, rig: Rig) -> None:
-        """P3: None and b"" that were put come back as data."""
+        """P3: None and b"" that were put are returned as data."""
         await declare(rig.client)
         await rig.client.put_samples(["a", "b"], "p", {"x": [None, b""]})
         assert rows_of((await rig.client.get_samples(["b", "a"], "p", ["x"])).get("x")) == [b"", None]
 
     async def test_a_raw_error_of_the_backend_is_typed(self, rig: Rig) -> None:
-        """Whatever a backend raises leaves the client as an error of the plane that keeps its cause."""
+        """Any exception of a backend leaves the client as an error of asyncdp with this exception as its cause."""
         raw = RuntimeError("bare metal")
 
         def fail() -> Any:
@@ -143,7 +143,7 @@ class ReadFaults(Contract):
     async def test_raw_connectivity_errors_keep_their_meaning(
         self, rig: Rig, raw: Exception, typed: type[DataPlaneError]
     ) -> None:
-        """A controller routes on classes: refused and reset are Unavailable, late is Timeout, on reads as well."""
+        """Refused and reset connections are DataPlaneUnavailable, late answers DataPlaneTimeout, also for reads."""
 
         def fail() -> Any:
             raise raw

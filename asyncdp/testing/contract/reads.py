@@ -1,4 +1,4 @@
-"""Promise 2: a read never has fewer rows or columns than asked for."""
+"""Promise 2: a read never returns fewer rows or columns than requested."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["Reads"]
 
 
 class Reads(Contract):
-    """Promise 2: a read never has fewer rows or columns than asked for."""
+    """Promise 2: a read never returns fewer rows or columns than requested."""
 
     async def test_an_unknown_id_alone_is_not_found(self, rig: Rig) -> None:
-        """P1: no row came: SampleNotFound itself, naming the id; not retryable, no port blamed, also a KeyError."""
+        """P1: the read raises SampleNotFound, a KeyError, with the id; it is not retryable and blames no port."""
         await fill(rig)
         with pytest.raises(SampleNotFound, match="'nobody'") as caught:
             await rig.client.get_samples(["nobody"], "p", ["x"])
@@ -40,14 +40,14 @@ class Reads(Contract):
         assert (err.retryable, err.blames_port, err.ambiguous) == (False, False, False)
 
     async def test_many_unknown_ids_are_all_named(self, rig: Rig) -> None:
-        """P1: where none came, the error tells how many and which."""
+        """P1: if no row is found, the error has the number of ids and the ids."""
         await fill(rig)
         with pytest.raises(SampleNotFound, match=r"none of 3 rows.*'n1'.*'n2'") as caught:
             await rig.client.get_samples(["n1", "n2", "n3"], "p", ["x"])
         assert caught.value.sample_ids == ("n1", "n2", "n3")
 
     async def test_one_unknown_id_of_three_keeps_the_other_rows(self, rig: Rig) -> None:
-        """P1: some came: PartialReadError with the rows in order, both metas, and an error per missing position."""
+        """P1: PartialReadError has the found rows in order, both metas, and an error for each missing position."""
         await fill(rig)
         with pytest.raises(PartialReadError) as caught:
             await rig.client.get_samples(["s3", "nobody", "s1"], "p", ["x"])
@@ -64,7 +64,7 @@ class Reads(Contract):
         check_same((await rig.client.get_data(err.ok))["x"], torch.tensor([3, 1]))
 
     async def test_a_field_that_only_some_have_is_missing_for_the_others(self, rig: Rig) -> None:
-        """P1: never a column fewer: rows without the field are named, the others come."""
+        """P1: the error names the rows without the field and has the others; no column is dropped."""
         await fill(rig, y=1)
         await rig.client.put_samples(["s0", "s2"], "p", {"y": torch.ones(2)})
         with pytest.raises(PartialReadError) as caught:
@@ -79,7 +79,7 @@ class Reads(Contract):
 
     @pytest.mark.parametrize("name", ["y", "mistyped"], ids=["declared", "unknown"])
     async def test_a_field_that_nobody_has_is_not_found(self, rig: Rig, name: str) -> None:
-        """P1: it may yet be produced, so a get says SampleNotFound; never an empty TensorDict."""
+        """P1: the field may still be produced, so the read raises SampleNotFound and returns no empty TensorDict."""
         await fill(rig, y=1)
         with pytest.raises(SampleNotFound, match=f"'{name}'"):
             await rig.client.get_samples(["s0", "s1"], "p", [name])
@@ -87,14 +87,14 @@ class Reads(Contract):
             await rig.client.get_samples(["s0"], "p", ["x", name])
 
     async def test_a_sample_of_tags_only_has_no_fields(self, rig: Rig) -> None:
-        """A tag-only sample is there, but none of its fields is."""
+        """A sample with tags only exists, but reads of its fields raise SampleNotFound."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", tags=[{"k": 1}])
         with pytest.raises(SampleNotFound, match="'x'"):
             await rig.client.get_samples(["a"], "p", ["x"])
 
     async def test_get_data_reads_the_fields_it_is_told(self, rig: Rig) -> None:
-        """select_fields, else meta.fields, else DataPlaneBadRequest; never all fields."""
+        """It reads select_fields, else meta.fields, and without either raises DataPlaneBadRequest."""
         await declare(rig.client, "x", "y")
         await rig.client.put_samples(["a"], "p", table(x=torch.zeros(1), y=torch.ones(1)))
         meta = KVBatchMeta("p", sample_ids=["a"])
@@ -105,7 +105,7 @@ class Reads(Contract):
             await rig.client.get_data(meta)
 
     async def test_metas_of_different_origin_are_read_together(self, rig: Rig) -> None:
-        """A meta that was joined of a put's, a claim's and one made by hand reads all of its rows."""
+        """A meta that joins those of a put, of a claim and one made by hand reads all of its rows."""
         await declare(rig.client)
         first = await rig.client.put_samples(["a"], "p", {"x": torch.tensor([0])})
         await rig.client.put_samples(["b", "c"], "p", {"x": torch.tensor([1, 2])})

@@ -1,4 +1,4 @@
-"""Promise 9 and the verbs that a controller recovers with: partitions, ping, attach, pickles."""
+"""Promise 9 and the verbs by which a controller recovers: partitions, ping, attaching, pickling."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ __all__ = ["RecoveryVerbs"]
 
 
 class RecoveryVerbs(Contract):
-    """Promise 9 and the verbs that a controller recovers with: partitions, ping, attach, pickles."""
+    """Promise 9 and the verbs by which a controller recovers: partitions, ping, attaching, pickling."""
 
     async def test_registering_again_unites_and_keeps(self, rig: Rig) -> None:
-        """Promise 9: fields, tasks, vocabularies are united; rows, tags, cursors stay."""
+        """Promise 9: fields, tasks and vocabularies are merged; rows, tags and claims are kept."""
         await declare(rig.client, "x", "e", enums={"e": ["u", "v"]})
         await rig.client.put_samples(["a", "b"], "p", {"x": torch.arange(2), "e": ["v", "u"]}, [{"k": 1}, {"k": 2}])
         assert (await rig.client.claim_meta("p", "train", ["x"], 1)).sample_ids == ["a"]
@@ -48,13 +48,13 @@ class RecoveryVerbs(Contract):
         assert (await rig.client.claim_meta("p", "log", ["x"], 9, blocking=False)).sample_ids == ["a", "b"]
 
     async def test_num_samples_is_a_hint(self, rig: Rig) -> None:
-        """Promise 9: more samples than announced are fine; so is zero."""
+        """Promise 9: more samples than num_samples are accepted; so is num_samples=0."""
         await rig.client.register_partition("p", ["x"], 0, ["train"])
         await rig.client.put_samples(["a", "b", "c"], "p", {"x": torch.zeros(3)})
         assert (await rig.client.describe("p")).size == 3
 
     async def test_many_may_register_at_once(self, rig: Rig) -> None:
-        """Each worker may declare what it needs, in any order and at the same time."""
+        """Workers may declare what they need concurrently and in any order."""
         results = await at_once(
             *((rig.client, rig.mate)[i % 2].register_partition("p", [f"f{i}"], 1, [f"t{i}"]) for i in range(8))
         )
@@ -63,7 +63,7 @@ class RecoveryVerbs(Contract):
         assert (len(info.fields), len(info.consumer_tasks)) == (8, 8)
 
     async def test_a_partition_is_described(self, rig: Rig) -> None:
-        """Types in words, sizes, tasks, vocabularies."""
+        """Describe returns types as text, sizes, tasks and vocabularies."""
         await declare(rig.client, "x", "r", "o", "e", "none", grpo_group_size=2, enums={"e": ["u", "v"]})
         nested = torch.nested.nested_tensor([torch.zeros(1), torch.zeros(3)], layout=torch.jagged)
         data = table(2, x=torch.zeros(2, 4, dtype=torch.bfloat16), r=nested)
@@ -75,7 +75,7 @@ class RecoveryVerbs(Contract):
         assert await rig.mate.list_partitions() == [info]
 
     async def test_partitions_are_apart(self, rig: Rig) -> None:
-        """The same ids and fields in two partitions are two samples of two types."""
+        """The same id and field in two partitions are different samples and may have different types."""
         await declare(rig.client)
         await rig.client.register_partition("q", ["x"], 1, ["train"])
         await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1)})
@@ -85,7 +85,7 @@ class RecoveryVerbs(Contract):
         assert (await rig.client.claim_meta("q", "train", ["x"], 9, blocking=False)).sample_ids == ["a"]
 
     async def test_waiting_for_a_partition_ends_when_it_is_registered(self, rig: Rig) -> None:
-        """A worker that starts before the driver waits; one that waits in vain is told in time."""
+        """A worker that starts before the driver waits; if the partition never appears, the wait times out."""
 
         async def later() -> None:
             await anyio.sleep(0.02)
@@ -99,18 +99,18 @@ class RecoveryVerbs(Contract):
         assert (err.op, err.partition_id, err.retryable) == ("wait_partition", "q", False)
 
     async def test_ping_goes_through(self, rig: Rig) -> None:
-        """Ping answers from every client of a plane."""
+        """Ping succeeds from every client of a plane."""
         await rig.client.ping()
         await rig.mate.ping(timeout_s=1)
 
     async def test_a_client_is_a_data_plane_client(self, rig: Rig) -> None:
-        """The protocol, and capabilities as plain facts."""
+        """It fulfils the protocol, and its capabilities are bools."""
         assert isinstance(rig.client, DataPlaneClient)
         assert isinstance(rig.client.get_capabilities(), DataPlaneCapabilities)
         assert rig.client.get_capabilities() == rig.mate.get_capabilities()
 
     async def test_a_pickled_client_attaches(self, rig: Rig) -> None:
-        """Clients pickle by config; unpickled, they work on the same plane, and their close leaves it up."""
+        """A client is pickled as its config; the unpickled one uses the same plane, and its close keeps the plane."""
         await declare(rig.client)
         await rig.client.put_samples(["a"], "p", {"x": torch.ones(1)})
         twin = pickle.loads(pickle.dumps(rig.client))
@@ -124,7 +124,7 @@ class RecoveryVerbs(Contract):
         assert (await rig.client.describe("p")).size == 2
 
     async def test_the_owners_close_ends_the_plane(self, rig: Rig) -> None:
-        """X4: attached clients then see DataPlaneUnavailable, at once, on every verb."""
+        """X4: every verb of attached clients then raises DataPlaneUnavailable at once."""
         owner = await rig.open()
         worker = await rig.attach(to=owner)
         await declare(worker)
@@ -134,7 +134,7 @@ class RecoveryVerbs(Contract):
                 await VERBS[verb](worker, 0.2)
 
     async def test_a_claim_that_waits_when_the_plane_ends_is_told(self, rig: Rig) -> None:
-        """A blocking claim does not outwait its plane by much more than its own timeout."""
+        """A blocking claim ends after the end of its plane, not much later than its own timeout."""
         owner = await rig.open()
         worker = await rig.attach(to=owner)
         await declare(worker)

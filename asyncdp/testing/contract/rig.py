@@ -1,4 +1,4 @@
-"""A plane to test, and clients of it."""
+"""The rig of the contract's tests: planes under test and clients of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BASE", "Opener", "Plane", "Rig", "at_once", "by_config", "declare", "table", "until"]
 
-#: What every config needs.
+#: Keys that every config requires.
 BASE: Mapping[str, Any] = {
     "enabled": True,
     "impl": "memory",
@@ -29,23 +29,23 @@ BASE: Mapping[str, Any] = {
     "num_storage_units": 2,
     "claim_meta_poll_interval_s": 0.01,
 }
-#: Retries of the suite wait as short as they can: that they happen is the promise, not how long they take. So does a
-#: close that settles what it can.
+#: Layer settings with the shortest pauses between retries and a short limit for reconciliation in ``close()``, because
+#: the suite tests that retries happen, not how long they wait.
 FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 0.3}
-#: Seconds that any step of a test may take before the test fails instead of hanging.
+#: Seconds after which a hanging step of a test fails.
 PATIENCE_S = 10.0
 
 
 @dataclass(eq=False)
 class Plane:
-    """A plane that was just started.
+    """A plane that was started for a test.
 
     Attributes:
-        transport: The bare transport that owns it: whose close ends it.
-        attach: Makes another bare transport on the same plane, from config keys that differ (``owner``,
-            ``claim_lease_s``, ...).
-        leftovers: What calls have left behind in the plane (slots that are still being written or read, ...), by name;
-            empty where nothing, or where nothing can be seen.
+        transport: The transport without layers that owns the plane; closing it ends the plane.
+        attach: Creates another transport without layers on the same plane; its argument is a dict of config keys to
+            override (``owner``, ``claim_lease_s``, ...).
+        leftovers: Returns what calls left behind in the plane by name (slots that are still being written or read,
+            ...); empty if there is nothing or if it cannot be inspected.
     """
 
     transport: Any
@@ -53,20 +53,21 @@ class Plane:
     leftovers: Callable[[], dict[str, int]] = dict
 
 
-#: Opens a fresh plane, from config keys that differ (``storage_capacity``, ``num_storage_units``, ``owner``,
-#: ``claim_lease_s``, ``group_id_pattern``, ``strict_schema``, ...), and ends it.
+#: A function that returns an async context manager, which opens a fresh plane and closes it; its argument is a dict of
+#: config keys to override (``storage_capacity``, ``num_storage_units``, ``owner``, ``claim_lease_s``,
+#: ``group_id_pattern``, ``strict_schema``, ...).
 Opener = Callable[[dict[str, Any]], AbstractAsyncContextManager[Plane]]
 
 
 def by_config(
     kind: Callable[..., Any], *, leftovers: Callable[[Any], Callable[[], dict[str, int]]] | None = None, **config: Any
 ) -> Opener:
-    """Return an opener for transports that are made as those of asyncdp are, ``kind(config, bootstrap=True)``.
+    """Return an opener for transports with the constructor of those of asyncdp, ``kind(config, bootstrap=True)``.
 
     Args:
-        kind: The transport's class. A second client of a plane is ``kind(first.attach_config(), bootstrap=False)``.
-        leftovers: Gets the transport that owns a new plane, returns what :class:`Plane` calls leftovers.
-        **config: Keys of its config that differ from ``BASE``, or come on top: ``impl``, and the mapping of that name.
+        kind: Class of the transport. A second client of a plane is ``kind(first.attach_config(), bootstrap=False)``.
+        leftovers: Called with the transport that owns a new plane; returns the ``leftovers`` of its :class:`Plane`.
+        **config: Config keys that override or extend ``BASE``: ``impl``, and the mapping of that name.
     """
 
     @asynccontextmanager
@@ -87,15 +88,15 @@ def by_config(
 
 @dataclass
 class Rig:
-    """Fresh planes of one transport, and stacked clients of them; made anew for each test.
+    """Opens planes of one transport and clients with the default layers; each test gets a new rig.
 
-    ``client`` is the owner of a fresh plane, ``mate`` a second client of it under another owner's name. ``open`` and
-    ``attach`` make more, with fault layers below the default ones. All are closed at the end, and nothing may be left
-    behind then.
+    ``client`` owns a fresh plane, ``mate`` is a second client of it under another owner name. ``open`` and ``attach``
+    create more, with fault layers below the default ones. All are closed at the end of the test, and the planes are
+    checked for leftovers.
 
     Attributes:
-        opener: Starts a plane.
-        without: Default layers to leave out, by name.
+        opener: Opens a plane.
+        without: Names of default layers to leave out.
     """
 
     opener: Opener
@@ -122,7 +123,7 @@ class Rig:
             self.check_nothing_left()
 
     async def open(self, *faults: Callable[[Client], Any], **config: Any) -> Client:
-        """Start another plane and return its owner."""
+        """Open another plane and return the client that owns it."""
         end = self.opener(config)
         plane = await end.__aenter__()
         self._ends.append(end)
@@ -135,7 +136,7 @@ class Rig:
         settings: Mapping[str, Any] | None = None,
         **config: Any,
     ) -> Client:
-        """Return another client of the plane of ``to`` (default: of ``client``), with ``settings`` of its layers."""
+        """Return another client of the plane of ``to`` (default: ``client``), with ``settings`` for its layers."""
         plane = self._planes[self.client if to is None else to]
         return self._stacked(plane.attach(config), plane, faults, settings)
 
@@ -153,12 +154,12 @@ class Rig:
         return client
 
     def lose(self, client: Client) -> None:
-        """Forget a client without closing it, as a program may that loses its last reference."""
+        """Drop the rig's references to a client without closing it, as a program may do."""
         del self._planes[client]
         self._clients.remove(client)
 
     def plane(self, client: Client | None = None) -> Plane:
-        """Return the plane of a client."""
+        """Return the plane of a client (default: ``client``)."""
         return self._planes[self.client if client is None else client]
 
     def transport(self, client: Client | None = None) -> Any:
@@ -175,20 +176,20 @@ class Rig:
                 pytest.skip(f"the capabilities of the transport say: no {name}")
 
     def rows_of(self, meta: KVBatchMeta) -> KVBatchMeta | list[str]:
-        """Return what names the rows of a meta to a removal: itself, or ids where lives cannot be bound to."""
+        """Return the argument to remove the rows of a meta: the meta, or ids if the backend cannot bind to lives."""
         return meta if self.client.get_capabilities().bound_mutations else meta.sample_ids
 
     async def end(self, owner: Client) -> None:
-        """Close the owner of a plane; what other clients of it owe can be settled by nobody any more."""
+        """Close the owner of a plane; pending outcomes of its other clients cannot be reconciled after that."""
         self._ended.append(self._planes[owner])
         await owner.close()
 
     def leftovers(self) -> dict[str, int]:
-        """Return what calls left in the planes."""
+        """Return what calls left behind in the planes, by name."""
         return {name: count for plane in self._planes.values() for name, count in plane.leftovers().items()}
 
     def check_nothing_left(self) -> None:
-        """Fail if a slot is still being written or read, or something is still to be settled."""
+        """Fail if a slot is still being written or read, or an outcome is still pending."""
         assert not self.leftovers()
         for client in self._clients:
             if self._planes[client] not in self._ended:
@@ -201,12 +202,12 @@ async def declare(client: Client, *names: str, tasks: tuple[str, ...] = ("train"
 
 
 def table(n: int | None = None, **leaves: Any) -> TensorDict:
-    """Make a TensorDict of ``n`` rows; default: as many as its first leaf has."""
+    """Return a TensorDict of ``n`` rows; default: the number of rows of its first leaf."""
     return TensorDict(leaves, batch_size=[len(next(iter(leaves.values()))) if n is None else n])
 
 
 async def at_once(*calls: Awaitable[Any]) -> list[Any]:
-    """Await all of them at the same time; return each one's result or error, in order."""
+    """Await calls concurrently; return the result or error of each, in order."""
     results: list[Any] = [None] * len(calls)
 
     async def one(at: int, call: Awaitable[Any]) -> None:
@@ -223,7 +224,7 @@ async def at_once(*calls: Awaitable[Any]) -> list[Any]:
 
 
 async def until(true: Callable[[], Any]) -> None:
-    """Wait until something is true."""
+    """Wait until ``true()`` returns a true value."""
     with anyio.fail_after(PATIENCE_S):
         while not true():  # noqa: ASYNC110 - there is no event for what a test looks at from outside
             await anyio.sleep(0.001)

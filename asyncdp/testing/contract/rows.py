@@ -1,4 +1,4 @@
-"""Promise 1: rows come back in the order asked, with dtype, shape and values unchanged."""
+"""Promise 1: rows are returned in the requested order, with dtype, shape and values unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = ["a", "b", "c"]
 
 
 async def back(rig: Rig, leaf: Any, ids: list[str] = IDS) -> Any:
-    """Put one field and get it."""
+    """Put one field and return what a get returns."""
     await declare(rig.client)
     await rig.client.put_samples(ids, "p", {"x": leaf})
     return (await rig.mate.get_samples(ids, "p", ["x"]))["x"]
@@ -36,15 +36,15 @@ DTYPES = [
 
 
 class Rows(Contract):
-    """Promise 1: rows come back in the order asked, with dtype, shape and values unchanged."""
+    """Promise 1: rows are returned in the requested order, with dtype, shape and values unchanged."""
 
     async def test_a_dense_field_comes_back_dense(self, rig: Rig) -> None:
-        """R1: (N, 4) comes back as (N, 4), not nested."""
+        """R1: a field of shape (N, 4) is returned as (N, 4), not nested."""
         leaf = torch.arange(12.0).view(3, 4)
         check_same(await back(rig, leaf), leaf)
 
     async def test_a_column_and_a_column_of_width_one_stay_apart(self, rig: Rig) -> None:
-        """R2: (N,) and (N, 1) of the same numbers come back as each was."""
+        """R2: fields of shapes (N,) and (N, 1) with the same numbers keep their shapes."""
         await declare(rig.client, "flat", "wide")
         flat = torch.arange(3)
         await rig.client.put_samples(IDS, "p", table(flat=flat, wide=flat[:, None]))
@@ -58,7 +58,7 @@ class Rows(Contract):
     async def test_ragged_rows_keep_their_lengths(
         self, rig: Rig, lengths: tuple[int, ...], rest: tuple[int, ...]
     ) -> None:
-        """R3, R4: ragged rows, a single one, empty ones, rows that happen to be equally long, all come back jagged."""
+        """R3, R4: ragged rows are returned jagged, also a single row, empty rows, and rows of equal length."""
         leaf = jagged(*(torch.rand(n, *rest) for n in lengths))
         check_same(await back(rig, leaf, IDS[: len(lengths)]), leaf)
 
@@ -66,12 +66,12 @@ class Rows(Contract):
     async def test_a_nested_tensor_in_strided_layout_comes_back_jagged(
         self, rig: Rig, lengths: tuple[int, ...]
     ) -> None:
-        """R3: the layout that torch makes by default is taken as well."""
+        """R3: the strided layout, which is torch's default, is accepted as well."""
         rows = [torch.rand(n, 2) for n in lengths]
         check_same(await back(rig, torch.nested.nested_tensor(rows), IDS[: len(lengths)]), jagged(*rows))
 
     async def test_rows_may_differ_in_another_dimension_than_the_first(self, rig: Rig) -> None:
-        """R3: rows (2, 1), (2, 4), (2, 3) come back as they were, one by one as well."""
+        """R3: rows of shapes (2, 1), (2, 4) and (2, 3) keep their shapes, also when read one by one."""
         rows = [torch.rand(2, n) for n in (1, 4, 3)]
         leaf = torch.nested.nested_tensor(rows)
         got = await back(rig, leaf)
@@ -81,7 +81,7 @@ class Rows(Contract):
         check_same(alone, rows[1])
 
     async def test_a_single_nested_row_fits_a_field_that_is_ragged_elsewhere(self, rig: Rig) -> None:
-        """R3: one row alone does not tell in which dimension rows differ; the field does."""
+        """R3: a single row does not determine which dimension is ragged; the field does."""
         await declare(rig.client)
         rows = torch.nested.nested_tensor([torch.rand(2, 1), torch.rand(2, 3)])
         await rig.client.put_samples(["a", "b"], "p", {"x": rows})
@@ -95,7 +95,7 @@ class Rows(Contract):
     async def test_equal_nested_rows_do_not_fix_which_dimension_is_ragged(
         self, rig: Rig, shape: tuple[int | None, ...], per_put: int
     ) -> None:
-        """U10: nested batches of equal rows, then of another length: accepted in any dimension, and read together."""
+        """U10: nested batches of equal rows and of a later other length are accepted and can be read together."""
         await declare(rig.client)
         rows, ids = [], []
         for length in (5, 2, 0, 7):
@@ -119,7 +119,7 @@ class Rows(Contract):
             await rig.client.put_samples(["odd"], "p", {"x": torch.nested.as_nested_tensor([odd])})
 
     async def test_jagged_batches_of_equal_rows_do_not_fix_which_dimension_is_ragged(self, rig: Rig) -> None:
-        """U10: the jagged layout always names the first dimension, which says nothing of equal rows."""
+        """U10: the jagged layout always marks the first dimension as ragged, which does not bind equal rows."""
         await declare(rig.client)
         rows = [torch.rand(4, 5), torch.rand(4, 5), torch.rand(4, 2)]
         await rig.client.put_samples(["a", "b"], "p", {"x": jagged(*rows[:2])})
@@ -128,7 +128,7 @@ class Rows(Contract):
             check_same(one, other)
 
     async def test_a_jagged_tensor_with_holes_comes_back_whole(self, rig: Rig) -> None:
-        """R3: values that no row refers to do not get in between."""
+        """R3: values that belong to no row are not stored."""
         values = torch.arange(10.0)
         leaf = torch.nested.nested_tensor_from_jagged(
             values, torch.tensor([0, 4, 6, 10]), lengths=torch.tensor([2, 0, 3])
@@ -136,7 +136,7 @@ class Rows(Contract):
         check_same(await back(rig, leaf), jagged(values[0:2], values[4:4], values[6:9]))
 
     async def test_dense_puts_of_other_lengths_are_jagged_only_across(self, rig: Rig) -> None:
-        """R4b: put dense twice with other lengths, a field is dense within one shape and jagged across."""
+        """R4b: after dense puts of different lengths, reads of one shape are dense, and reads of several are jagged."""
         await declare(rig.client)
         short, long = torch.rand(2, 3), torch.rand(2, 5)
         await rig.client.put_samples(["a", "b"], "p", {"x": short})
@@ -147,7 +147,7 @@ class Rows(Contract):
         check_same(across, jagged(long[0], short[0]))
 
     async def test_once_nested_always_jagged(self, rig: Rig) -> None:
-        """R4: a field that was ever put as a nested tensor comes back jagged, dense puts of it included."""
+        """R4: a field that was once put as a nested tensor is always returned jagged, even for its dense puts."""
         await declare(rig.client)
         dense = torch.rand(2, 3)
         await rig.client.put_samples(["a", "b"], "p", {"x": dense})
@@ -156,7 +156,7 @@ class Rows(Contract):
 
     @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
     async def test_every_dtype_comes_back_bit_for_bit(self, rig: Rig, dtype: torch.dtype) -> None:
-        """R5: any bits of any dtype, dense and ragged, in any order, over several puts."""
+        """R5: this holds for all bit patterns of all dtypes, dense and ragged, in any order, over several puts."""
         await declare(rig.client, "dense", "ragged")
         size = torch.empty(0, dtype=dtype).element_size()
         bits = torch.arange(5 * 3 * size, dtype=torch.uint8) * 37
@@ -176,12 +176,12 @@ class Rows(Contract):
 
     @pytest.mark.parametrize("shape", [(3, 0), (3, 0, 2), (3, 2, 0)], ids=str)
     async def test_rows_without_elements_keep_their_shape(self, rig: Rig, shape: tuple[int, ...]) -> None:
-        """R5: (N, 0) is (N, 0)."""
+        """R5: a field of shape (N, 0) is returned as (N, 0)."""
         leaf = torch.empty(shape)
         check_same(await back(rig, leaf), leaf)
 
     async def test_a_second_batch_dimension_belongs_to_the_rows(self, rig: Rig) -> None:
-        """A TensorDict of batch size (N, T) is N rows of (T, ...)."""
+        """A TensorDict of batch size (N, T) has N rows of shape (T, ...)."""
         await declare(rig.client)
         leaf = torch.rand(3, 2, 4)
         await rig.client.put_samples(IDS, "p", TensorDict({"x": leaf}, batch_size=[3, 2]))
@@ -201,7 +201,7 @@ class Rows(Contract):
         ids=["int width", "float width", "rank", "object", "tensor", "two dimensions", "ragged"],
     )
     async def test_a_field_keeps_the_type_of_its_first_put(self, rig: Rig, first: Any, second: Any) -> None:
-        """R9: a second put of another dtype, rank or kind is DataPlaneBadRequest; nothing is cast, nothing changed."""
+        """R9: a put of another dtype, rank or kind raises DataPlaneBadRequest; nothing is cast or changed."""
         await declare(rig.client, "x", "y")
         await rig.client.put_samples(["a"], "p", {"x": first()})
         with pytest.raises(DataPlaneBadRequest, match="'x'") as caught:
@@ -211,7 +211,7 @@ class Rows(Contract):
         check_same((await rig.client.get_samples(["a"], "p", ["x"])).get("x"), first())
 
     async def test_two_first_puts_at_once_do_not_mix_types(self, rig: Rig) -> None:
-        """R9: whoever comes first decides, also where neither knew of the other."""
+        """R9: of two concurrent first puts, the one that is published first fixes the type."""
         await declare(rig.client)
         hold = Hold(PUT)
         slow = await rig.attach(hold)
@@ -227,7 +227,7 @@ class Rows(Contract):
         assert (await rig.client.describe("p")).size == 1
 
     async def test_changing_a_fetched_tensor_changes_no_stored_row(self, rig: Rig) -> None:
-        """R10: what was fetched is the caller's; so is what was put."""
+        """R10: the caller may change fetched tensors, and tensors after their put, without affecting the plane."""
         await declare(rig.client, "x", "r", "o")
         dense, ragged, value = torch.ones(2, 3), jagged(torch.ones(2), torch.ones(1)), {"k": [1]}
         wanted = dense.clone()
@@ -245,7 +245,7 @@ class Rows(Contract):
             rows_of(got.get("o"))[0]["k"].append(3)
 
     async def test_many_and_odd_ids(self, rig: Rig) -> None:
-        """R12: unicode, spaces, 1 KB long; and duplicates in a get fill each place."""
+        """R12: ids may be unicode, have spaces or 1 KB, and duplicates in a get are returned at each position."""
         await declare(rig.client)
         ids = ["\N{SNOWMAN} \N{DIGIT ONE}", " ", "a b\n", "x" * 1024, "a/b:c*[]", "\x00", "g1_g0"]
         leaf = torch.arange(len(ids))
@@ -255,7 +255,7 @@ class Rows(Contract):
         check_same((await rig.client.get_samples(twice, "p", ["x"]))["x"], torch.tensor([3, 0, 3, 3]))
 
     async def test_ten_thousand_ids_in_one_call(self, rig: Rig) -> None:
-        """R12: 10,001 rows in one put and one get."""
+        """R12: one put and one get may have 10,001 rows."""
         await declare(rig.client)
         ids = [f"s{i}" for i in range(10_001)]
         await rig.client.put_samples(ids, "p", {"x": torch.arange(10_001)})
@@ -263,7 +263,7 @@ class Rows(Contract):
         check_same(got["x"], torch.arange(10_001).flip(0))
 
     async def test_rows_of_many_puts_come_in_the_order_asked(self, rig: Rig) -> None:
-        """Rows that lie apart, over several puts, fields and hosts, are put together in the order asked."""
+        """Rows from several puts, fields and hosts are returned in the requested order."""
         await declare(rig.client, "x", "r", "t")
         lengths = [3, 0, 1, 4, 2, 2, 5, 1]
         for i, n in enumerate(lengths):

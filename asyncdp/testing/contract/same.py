@@ -1,4 +1,4 @@
-"""Whether two leaves are the same: type, dtype, layout, shape and every bit."""
+"""Comparison of leaves by type, dtype, layout, shape and every bit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["check_same", "jagged", "rows_of"]
 
 
 def jagged(*rows: torch.Tensor) -> torch.Tensor:
-    """Make a jagged tensor of rows."""
+    """Return a jagged tensor of these rows."""
     nested: torch.Tensor = torch.nested.nested_tensor(list(rows), layout=torch.jagged)
     return nested
 
 
 def rows_of(leaf: Any) -> list[Any]:
-    """Take a leaf apart into rows, tensors or objects."""
+    """Return the rows of a leaf as a list of tensors or objects."""
     if isinstance(leaf, torch.Tensor):
         return list(leaf.unbind())
     rows: list[Any] = leaf.tolist() if hasattr(leaf, "tolist") else list(leaf)
@@ -29,7 +29,7 @@ def _bits(tensor: torch.Tensor) -> bytes:
 
 
 def check_same(got: Any, wanted: Any) -> None:
-    """Fail unless ``got`` is what ``wanted`` was put as."""
+    """Fail unless ``got`` equals the put leaf ``wanted``."""
     if not isinstance(wanted, torch.Tensor):
         assert not isinstance(got, torch.Tensor), f"a tensor {got.shape} came for objects"
         there, right = rows_of(got), rows_of(wanted)

@@ -1,4 +1,4 @@
-"""Promise 6: a reference that outlived its data is StaleSlotError, never the bytes of another sample."""
+"""Promise 6: a reference to removed data raises StaleSlotError and never returns bytes of another sample."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["Stale"]
 
 
 class Stale(Contract):
-    """Promise 6: a reference that outlived its data is StaleSlotError, never the bytes of another sample."""
+    """Promise 6: a reference to removed data raises StaleSlotError and never returns bytes of another sample."""
 
     async def test_a_meta_whose_row_was_cleared_is_stale(self, rig: Rig) -> None:
-        """P8: claim, clear, put others: get_data of the old claim is StaleSlotError, at once and once."""
+        """P8: get_data of a claim whose rows were cleared raises StaleSlotError at once, without retries."""
         rig.need("verified_clear")
         watch = Watch(Locate, GET)
         client = await rig.attach(watch)
@@ -45,7 +45,7 @@ class Stale(Contract):
         assert len(watch.seen) == 1
 
     async def test_a_meta_whose_row_lives_again_is_stale(self, rig: Rig) -> None:
-        """Promise 6: the same id put anew is another sample: never its bytes. By id it is read."""
+        """Promise 6: an id that was put anew is another sample, which only a read by id returns, not the old meta."""
         await fill(rig)
         meta = await rig.client.claim_meta("p", "train", ["x"], 2)
         await rig.mate.clear_samples(["s0"], "p")
@@ -61,7 +61,7 @@ class Stale(Contract):
             await rig.client.get_data(alone)
 
     async def test_a_meta_of_another_plane_is_stale(self, rig: Rig) -> None:
-        """Promise 6: planes begin alike, and the next life of this one is another plane: the same ids mean others."""
+        """Promise 6: a meta of another plane, or of this plane before a restart, is stale even for the same ids."""
         other = await rig.open()
         metas = []
         for at, client in enumerate((rig.client, other)):
@@ -73,7 +73,7 @@ class Stale(Contract):
             await rig.client.get_data(metas[1])
 
     async def test_the_meta_of_a_put_is_a_reference_too(self, rig: Rig) -> None:
-        """Promise 6: what a put returned names the rows it wrote, not what lives under their ids later."""
+        """Promise 6: the meta of a put refers to the rows that it wrote, not to later rows with the same ids."""
         await declare(rig.client)
         meta = await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1)})
         await rig.client.clear_samples(["a"], "p")
@@ -82,7 +82,7 @@ class Stale(Contract):
             await rig.client.get_data(meta)
 
     async def test_a_row_whose_fields_were_replaced_is_read(self, rig: Rig) -> None:
-        """Promise 6: replacing fields is no new life: the meta reads the new values."""
+        """Promise 6: replacing fields does not start a new life, so the meta reads the new values."""
         await fill(rig)
         meta = await rig.client.claim_meta("p", "train", ["x"], 2)
         await rig.mate.put_samples(["s0"], "p", {"x": torch.tensor([70])})
@@ -90,7 +90,7 @@ class Stale(Contract):
 
     @pytest.mark.parametrize("rows", [1, 3])
     async def test_a_row_replaced_between_look_up_and_read_is_read_whole(self, rig: Rig, rows: int) -> None:
-        """P17: the reader holds an old reference while the field is replaced: it gets the new row, whole."""
+        """P17: a read whose field is replaced after the look-up returns the whole new row."""
         hold = Hold(GET)
         client = await rig.attach(hold)
         await declare(rig.client, "x", "y")
@@ -108,7 +108,7 @@ class Stale(Contract):
 
     @pytest.mark.parametrize("again", [False, True], ids=["cleared", "lives again"])
     async def test_a_row_cleared_between_look_up_and_read_is_stale(self, rig: Rig, *, again: bool) -> None:
-        """Promise 6: never the bytes of a recycled slot, and never a row of two lives."""
+        """Promise 6: a read never returns bytes of a recycled slot, nor a row of two lives."""
         rig.need("slot_addressable")
         hold = Hold(GET, times=9)
         client = await rig.attach(hold)
@@ -128,7 +128,7 @@ class Stale(Contract):
         check_same(got.rows["x"], torch.tensor([1]))
 
     async def test_the_other_rows_of_a_slot_are_read_though_one_was_cleared(self, rig: Rig) -> None:
-        """Promise 6: rows of one put share a slot; one that is cleared meanwhile takes no other with it."""
+        """Promise 6: if one row of a shared slot is cleared meanwhile, the other rows can still be read."""
         hold = Hold(GET, times=9)
         client = await rig.attach(hold)
         await declare(rig.client)

@@ -1,4 +1,4 @@
-"""What many tests do on the way: put a few samples, claim what is ready, see who holds what."""
+"""Common steps of the tests: put a few samples, claim ready ones, list the holders of claims."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["IDS", "SHORT_S", "TICK_S", "claim", "claimed_by", "fill", "not_ready", "put"]
 
 IDS = [f"s{i}" for i in range(8)]
-#: Long enough for the last look of a claim to be answered well before the end, on a busy machine too.
+#: Short timeout in seconds; long enough that the last look of a claim is answered in time even on a busy machine.
 SHORT_S = 0.3
-#: One tick of the loop, on a machine that is busy with other things; what hangs takes far longer.
+#: Maximum time in seconds for something immediate on a busy machine; anything that hangs takes far longer.
 TICK_S = 8.0
 
 
@@ -36,17 +36,17 @@ async def fill(rig: Rig, ids: list[str] = IDS, **more: Any) -> None:
 
 
 async def put(client: Client, *ids: str, **tags: Any) -> KVBatchMeta:
-    """Put ``x`` of some ids."""
+    """Put ``x`` for these ids."""
     return await client.put_samples(ids, "p", {"x": torch.zeros(len(ids))}, [dict(tags) for _ in ids])
 
 
 async def claim(client: Client, most: int = 99, task: str = "train", *fields: str) -> list[str]:
-    """Claim what is ready."""
+    """Claim the ready samples, at most ``most``, and return their ids."""
     return (await client.claim_meta("p", task, fields or ("x",), most, blocking=False)).sample_ids
 
 
 async def not_ready(claim: Callable[[], Awaitable[Any]]) -> ClaimNotReady:
-    """Return the ClaimNotReady of a claim; made again where a busy machine left its last look without an answer."""
+    """Return the ClaimNotReady of a claim; repeat the claim if its last look got no answer on a busy machine."""
     for _ in range(5):
         try:
             with pytest.raises(ClaimNotReady) as caught:
@@ -58,5 +58,5 @@ async def not_ready(claim: Callable[[], Awaitable[Any]]) -> ClaimNotReady:
 
 
 async def claimed_by(client: Client, task: str = "train") -> dict[str, str]:
-    """Return {sample: owner} of all claims that live."""
+    """Return {sample: owner} of all active claims."""
     return {name: info.owner for info in await client.list_claims("p", task) for name in info.sample_ids}

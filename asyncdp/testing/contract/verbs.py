@@ -1,4 +1,4 @@
-"""Every verb of a client, ready to be called on partition ``p`` with the sample ``a``, claimed by task ``train``."""
+"""Calls of every verb of a client, for partition ``p`` and the sample ``a``, which task ``train`` has claimed."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VERBS: dict[str, Callable[[Client, float], Awaitable[Any]]] = {
     "drop_partition": lambda c, t: c.drop_partition("q", timeout_s=t),
     "wait_partition": lambda c, t: c.wait_partition("p", timeout_s=t),
 }
-#: Verbs whose lost answer leaves it open whether they happened.
+#: Verbs that change the plane, so that a lost answer makes them ambiguous.
 MUTATIONS = frozenset(
     {
         "register_partition",
