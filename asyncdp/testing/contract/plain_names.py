@@ -153,7 +153,7 @@ class PlainNames(Contract):
             assert [type(got[0][kind]) for kind in wanted] == [type(value) for value in wanted.values()]
 
     async def test_the_tags_that_the_plane_reads_are_made_plain_first(self, rig: Rig) -> None:
-        """U9: status, group_id, weight_version, committed, created_at, expected_num_keys, input_lengths become plain."""
+        """U9: this holds for all tags that the plane itself reads, such as status, group_id and created_at."""
         await declare(rig.client)
         level = VALUES["IntEnum"][0]()
         tags: dict[str, Any] = {
