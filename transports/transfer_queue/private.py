@@ -99,7 +99,8 @@ def prepare_environment(unit_timeout_s: int) -> None:
     os.environ.setdefault("TQ_SIMPLE_STORAGE_MAX_ATTEMPTS", "1")
     os.environ.setdefault("TQ_STORAGE_HANDSHAKE_TIMEOUT", "10")
     os.environ.setdefault("TQ_SOCKET_POOL_SIZE", "16")  # with four sockets, four hanging calls would block a fifth
-    os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))  # more than cores: a warning per call
+    # More threads than cores would cause a warning on each call.
+    os.environ.setdefault("TQ_NUM_THREADS", str(min(8, os.cpu_count() or 1)))
 
 
 def self_test(used: Used | None = None) -> dict[str, str]:
