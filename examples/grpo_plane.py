@@ -192,7 +192,7 @@ def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> Clie
 
     It has the faults that it is given, not those of the client whose config it is.
     """
-    told = config["layers"]
+    told = config.get("layers", {})
     settings = told if isinstance(told, dict) else next(one for one in told if isinstance(one, dict))
     return _connect({**config, "owner": owner, "layers": settings}, faults, bootstrap=False)
 

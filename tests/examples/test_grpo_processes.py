@@ -53,7 +53,8 @@ def test_processes_tell_their_counts(report: Report) -> None:
     told = report.as_dict()
     assert told["faults"]
     assert told["retries"]
-    assert not multiprocessing.active_children()
+    # TransferQueue's planes that other tests keep for the session have processes of their own.
+    assert not [child for child in multiprocessing.active_children() if child.name in report.progress.told]
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:

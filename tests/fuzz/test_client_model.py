@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -519,8 +519,20 @@ def test_the_plane_shows_what_a_plain_dict_shows(machine: type[Verbs]) -> None:
 class ClaimsAgain(broken.ForgetsOpIds):
     """Answers a claim that is asked again with another batch."""
 
-    def claimed(self, partition_id: str, claim_id: str) -> None:
-        """Remember nothing."""
+    def claim(
+        self,
+        partition_id: str,
+        task: str,
+        fields: Sequence[str],
+        most: int,
+        least: int,
+        claim_id: str,
+        not_after: float,
+        owner: str,
+        lease_s: float | None,
+    ) -> tuple[Any, ...]:
+        """Take the first ready samples, whatever this claim took before."""
+        return self.take(partition_id, task, fields, most, least, claim_id, owner, lease_s)
 
 
 BROKEN = {

@@ -142,7 +142,7 @@ def test_a_project_on_real_servers(tmp_path: Path, plane: str) -> None:
         assert process.stdout is not None
         text = process.stdout.read()
     assert process.returncode == 0, text
-    assert "5 passed" in text
+    assert "6 passed" in text
     assert left.seen
     assert until(lambda: not left.alive(), 20), left.alive()
     assert not left.open_segments()

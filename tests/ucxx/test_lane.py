@@ -229,13 +229,13 @@ WRITER = """
 import asyncio, sys
 from asyncdp.rows.block import PICKLE
 from asyncdp.calls.slots import HostRef, SlotRef
-from asyncdp.transports.ucxx import payload as payload_module
+from asyncdp.transports.ucxx.payload import payload
 from asyncdp.transports.ucxx.slots.arena import Arena
 from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.slots.writer_process import this_process
 from tests.ucxx import segments
-payload_module.PIECE_BYTES = 4096
+payload.PIECE_BYTES = 4096
 lane = Lane(Arena.attach(sys.argv[1], "h", 7), BufferPool(), PICKLE)
 print(*this_process(), flush=True)
 slot, generation = map(int, input().split())

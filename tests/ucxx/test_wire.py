@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import os
 import pickle
 import random
 from pathlib import Path
@@ -27,6 +28,7 @@ from asyncdp.errors import (
 )
 from asyncdp.transports.ucxx.client.connection import Connection
 from asyncdp.transports.ucxx.host import session as session_module
+from asyncdp.transports.ucxx.host.registration import HostReport, NoDirectory
 from asyncdp.transports.ucxx.host.session import Session
 from asyncdp.transports.ucxx.payload.blocks import packed
 from asyncdp.transports.ucxx.payload.payload import Payload
@@ -514,3 +516,38 @@ async def test_nothing_is_left_of_a_host() -> None:
         name = host.arena.name
     assert not (Path("/dev/shm") / name).exists()
     assert segments.leftovers() == before
+
+
+async def test_a_start_that_fails_leaves_the_adopted_rows_to_the_next() -> None:
+    """U8: the host is killed, and while it starts again nobody answers at the directory: its rows stay."""
+
+    class Away(NoDirectory):
+        """Does not answer; is told that hosts leave."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.left: list[str] = []
+
+        async def beat(self, report: HostReport) -> float:
+            raise DataPlaneUnavailable("the directory does not answer")
+
+        async def leave(self, host_id: str, epoch: int) -> None:
+            self.left.append(host_id)
+
+    keys: dict[str, Any] = {"host_id": f"again-{os.getpid()}", "adopt": True}
+    async with hosted(keep_arena=True, **keys) as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                (ref,) = await put_over(connection, here, "op", rows(1))
+    away = Away()
+    with pytest.raises(DataPlaneUnavailable):
+        async with hosted(away, **keys):
+            pass
+    assert not away.left
+    async with hosted(**keys) as host:
+        again = ref_of(host.report())
+        assert again.epoch == here.epoch
+        with pool_of() as pool:
+            async with pool.use("127.0.0.1", again.ports[0]) as connection:
+                assert not (await connection.read(again, (ref,))).errors

@@ -77,6 +77,8 @@ class Host:
         """Initialise the state; :meth:`start` starts serving."""
         self.settings = settings
         self.spoilt = False
+        #: Whether the arena is that of a previous incarnation, and this one has not registered yet.
+        self._not_ours_yet = False
         self._most_sessions = most_sessions()
         self._anew_from = anew_from if settings.adopt else math.inf
         self.ended = asyncio.Event()
@@ -119,6 +121,7 @@ class Host:
         except BaseException:
             await self.stop()
             raise
+        self._not_ours_yet = False
         self._keep(lambda: self._every(settings.beat_s, lambda: self._beat(self.report())))
         self._keep(lambda: self._every(1.0, self._sweep))
         if settings.ucx and settings.watch_ucx_s:
@@ -146,7 +149,7 @@ class Host:
         settings = self.settings
         name = arena_name(settings.host_id, settings.plane)
         arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
-        adopted = arena is not None
+        adopted = self._not_ours_yet = arena is not None
         if arena is not None and arena.units != max(1, settings.arena_bytes // settings.unit_bytes):
             self._log.warning(
                 "the adopted arena keeps its size; without adoption it would be another", units=arena.units
@@ -351,10 +354,12 @@ class Host:
         if self._engine is not None:
             await self._engine.close()
         if hasattr(self, "arena"):
-            with contextlib.suppress(DataPlaneError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._directory.leave(self.arena.host_id, self.arena.epoch)
-            if self.settings.adopt and (self.settings.keep_arena or self.spoilt):
+            # A start that failed, for instance since the directory did not answer, leaves adopted rows to the next one.
+            if not self._not_ours_yet:
+                with contextlib.suppress(DataPlaneError, TimeoutError):
+                    async with asyncio.timeout(1.0):
+                        await self._directory.leave(self.arena.host_id, self.arena.epoch)
+            if self.settings.adopt and (self.settings.keep_arena or self.spoilt or self._not_ours_yet):
                 self.arena.close()
             elif not self.arena.given_up:
                 self.arena.unlink()

@@ -106,10 +106,10 @@ async def run(
             _watch(loop, host)
         if directory is not None:
             await _until_there(directory, host, wait_s)
-            if before is not None:
-                await before()
         if host.ended.is_set():
             return False
+        if before is not None:
+            await before()
         report = await host.start()
         try:
             ready(asdict(report))
