@@ -86,6 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         path = PurePath(order.within_tests(item.path))
         real = path.parts[0] in MEMORY_ONLY and path.name in ("test_transfer_queue.py", "test_ucxx.py")
+        real = real or path.name == "test_real_planes.py"  # it shares a process with the session's Ray
         if path.parts[0] in LEAVE_NOTHING and not real and item.get_closest_marker("leaks") is None:
             item.add_marker("leaks")
     order.place(config, items)
