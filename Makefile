@@ -1,5 +1,5 @@
 # make demo   the tour: faults injected into a small training run (ARGS="--help" for its options)
-# make test   lint, types, and every kind of test there is, in six to seven minutes on two cores
+# make test   lint, types, and every kind of test there is, in about five minutes on two idle cores
 # Both work from a fresh clone: they make .venv and install what they need. make test-all runs the tests that are left.
 
 SHELL := /bin/bash
