@@ -112,7 +112,7 @@ REQUESTS = mostly(USUAL, MESSAGES)
 
 async def serve(table: SlotTable, requests: list[Message], noise: bytes) -> Callable[[str], str]:
     """Be a client that knows the secret, and ask; returns under which names the host keeps this client's puts."""
-    chosen = host_settings(idle_s=0.2, greeting_s=0.2, on_full="raise", max_reply_bytes=1 << 20)
+    chosen = host_settings(idle_s=0.2, greeting_s=30.0, on_full="raise", max_reply_bytes=1 << 20)
     service = Service(table, chosen, NoDirectory(), BufferPool())
     control = Control()
     wire = line(control)
