@@ -133,7 +133,7 @@ def test_a_window_of_nothing_is_refused() -> None:
 
 
 def test_negative_withdrawals_are_refused() -> None:
-    """Nobody prints tokens by taking out less than none."""
+    """A negative number of tokens is a ValueError: it would add to the budget."""
     with pytest.raises(ValueError, match="tokens"):
         RetryBudget(0.0).withdraw(0.0, tokens=-1)
 

@@ -136,7 +136,7 @@ async def test_a_call_that_nobody_answers_ends_by_its_time() -> None:
 
 @virtual
 async def test_an_answer_that_comes_too_late_is_lost() -> None:
-    """Nobody waits any more: reply() does nothing, and the request counts as given up."""
+    """After the caller was cancelled, reply() does nothing, and the request counts as given up."""
     async with pair() as (client, backend):
         with anyio.move_on_after(1.0):
             await client.ping()

@@ -32,12 +32,12 @@ def dead(host: str = "h", slot: int = 1) -> DeadCells:
 
 
 def refused() -> Exception:
-    """Nobody listens."""
+    """Return the error of a port at which no process listens."""
     return DataPlaneUnavailable("refused", cause=ConnectionRefusedError())
 
 
 class Hosts:
-    """Stands for Reach: hosts of two ports, told what to do when they hear of a death."""
+    """Stands for HostResolver: hosts of two ports, told how to answer a notice of dead rows."""
 
     def __init__(self, *, alive: bool = True, **does: Callable[[int], Exception | None]) -> None:
         self.does = does

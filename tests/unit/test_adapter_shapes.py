@@ -169,7 +169,7 @@ class HangsInAThread(Plain):
     """Its close() blocks until it is let go."""
 
     def __init__(self) -> None:
-        """Hold it."""
+        """Make close() block until ``let_go`` is set."""
         super().__init__()
         self.let_go = threading.Event()
 
