@@ -176,8 +176,10 @@ async def test_cancelled_at_random_everybody_gets_his_own_reply(directory: "Dire
         assert found.handles == [made.handles[at]]
         answered += 1
 
-    for _ in range(40):
+    for turn in range(40):
         tasks = [asyncio.create_task(ask()) for _ in range(8)]
+        if turn % 4 == 0:  # the rest are cancelled where a busy machine may answer nobody in 3 ms
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.sleep(rng.random() * 0.003)
         for task in tasks:
             task.cancel()
