@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from asyncdp.calls import EvictSamples as EvictSamples
     from asyncdp.calls import GetSamples as GetSamples
     from asyncdp.calls import ListClaims as ListClaims
+    from asyncdp.calls import ListHosts as ListHosts
     from asyncdp.calls import ListMetadata as ListMetadata
     from asyncdp.calls import ListPartitions as ListPartitions
     from asyncdp.calls import Ping as Ping
@@ -79,6 +80,7 @@ if TYPE_CHECKING:
     from asyncdp.meta import ClaimInfo as ClaimInfo
     from asyncdp.meta import DataPlaneCapabilities as DataPlaneCapabilities
     from asyncdp.meta import DataPlaneGroupMeta as DataPlaneGroupMeta
+    from asyncdp.meta import HostStatus as HostStatus
     from asyncdp.meta import KVBatchMeta as KVBatchMeta
     from asyncdp.meta import PartitionInfo as PartitionInfo
     from asyncdp.meta import RowHandle as RowHandle
@@ -119,6 +121,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "EvictSamples",
         "GetSamples",
         "ListClaims",
+        "ListHosts",
         "ListMetadata",
         "ListPartitions",
         "Ping",
@@ -159,6 +162,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "ClaimInfo",
         "DataPlaneCapabilities",
         "DataPlaneGroupMeta",
+        "HostStatus",
         "KVBatchMeta",
         "PartitionInfo",
         "RowHandle",

@@ -32,7 +32,15 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
     PartialReadError,
 )
-from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
+from asyncdp.meta import (
+    ClaimInfo,
+    DataPlaneCapabilities,
+    DataPlaneGroupMeta,
+    HostStatus,
+    KVBatchMeta,
+    PartitionInfo,
+    Tags,
+)
 from asyncdp.process.tracebacks import shorten
 from asyncdp.protocol import DataPlaneClient, Stale
 from asyncdp.rows.block import field_names
@@ -453,6 +461,10 @@ class Client(DataPlaneClient):
     @check.of_verb
     async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
         return await self.__run(c.DescribePartition(check.name(partition_id, "partition_id")), "describe", timeout_s)
+
+    @check.of_verb
+    async def list_hosts(self, *, timeout_s: float | None = None) -> list[HostStatus]:
+        return await self.__run(c.ListHosts(), "list_hosts", timeout_s)
 
     @check.of_verb
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:

@@ -12,6 +12,7 @@ __all__ = [
     "ClaimInfo",
     "DataPlaneCapabilities",
     "DataPlaneGroupMeta",
+    "HostStatus",
     "KVBatchMeta",
     "PartitionInfo",
     "RowHandle",
@@ -355,6 +356,38 @@ class PartitionInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class HostStatus:
+    """Describes a slot host or storage unit: whether it answers, and how full it is.
+
+    Attributes:
+        host_id: Id of the host, as in errors and events.
+        epoch: Epoch of its slots, which increases whenever the host loses them; 0 if the backend has no epochs.
+        alive: Whether the host answers, as far as the backend knows.
+        address: Address that clients connect to; empty if there is none.
+        ports: Its ports.
+        heartbeat_age_s: Seconds since its last heartbeat, by the backend's clock; None if the backend keeps no times.
+        capacity_bytes: Bytes that it can hold; None if that is not limited, or not known.
+        free_bytes: Bytes of these that are free; None if ``capacity_bytes`` is None.
+        rows: Number of rows that it holds; None if the backend does not count them.
+        slots: Number of slots by state: ``free``, ``writing``, ``ready``, ``given_up``, and among these ``reading``; a
+            state may be missing. Empty if the backend has no slots, or does not count them.
+        draining: Whether it only serves what it has and accepts no new rows.
+    """
+
+    host_id: str
+    epoch: int
+    alive: bool
+    address: str = ""
+    ports: tuple[int, ...] = ()
+    heartbeat_age_s: float | None = None
+    capacity_bytes: int | None = None
+    free_bytes: int | None = None
+    rows: int | None = None
+    slots: dict[str, int] = field(default_factory=dict)
+    draining: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DataPlaneCapabilities:
     """Guarantees of a backend beyond the promises common to all backends.
 
@@ -373,6 +406,7 @@ class DataPlaneCapabilities:
         claim_dedup: A claim whose reply was lost can be asked for again. If False, it is not; list_claims shows it.
         bound_mutations: Puts and removals can be bound to lives. If False, a put by a meta or with ``only``, or a
             removal by a meta or group with handles, is DataPlaneUnsupported, since it could affect another life.
+        host_listing: The slot hosts can be listed. If False, list_hosts is DataPlaneUnsupported.
     """
 
     persistent_recovery: bool = False
@@ -386,6 +420,7 @@ class DataPlaneCapabilities:
     slot_writes: bool = False
     claim_dedup: bool = False
     bound_mutations: bool = False
+    host_listing: bool = False
 
     __setstate__ = _restore
 

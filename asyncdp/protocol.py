@@ -12,7 +12,15 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from asyncdp.calls import Only
-    from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, Tags
+    from asyncdp.meta import (
+        ClaimInfo,
+        DataPlaneCapabilities,
+        DataPlaneGroupMeta,
+        HostStatus,
+        KVBatchMeta,
+        PartitionInfo,
+        Tags,
+    )
 
 __all__ = ["VERBS", "DataPlaneClient", "Stale"]
 
@@ -258,6 +266,13 @@ class DataPlaneClient(Protocol):
 
     async def describe(self, partition_id: str, *, timeout_s: float | None = None) -> PartitionInfo:
         """Return what one partition declares and how full it is."""
+
+    async def list_hosts(self, *, timeout_s: float | None = None) -> list[HostStatus]:
+        """List the slot hosts (of TransferQueue: the storage units) of the plane by id, also those that do not answer.
+
+        Raises:
+            DataPlaneUnsupported: The backend cannot list hosts (capability ``host_listing``).
+        """
 
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         """Remove a partition with its samples and claims; one that does not exist is ignored."""

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from tensordict import TensorDict
 
-    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo
+    from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, HostStatus, PartitionInfo
 
 __all__ = ["Adapter"]
 
@@ -233,6 +233,11 @@ class Adapter(Service):
     async def _partitions(self, call: c.ListPartitions, ctx: CallContext) -> list[PartitionInfo]:
         del call
         return list(await self._call("list_partitions", ctx))
+
+    @handles(c.ListHosts)
+    async def _hosts(self, call: c.ListHosts, ctx: CallContext) -> list[HostStatus]:
+        del call
+        return list(await self._call("list_hosts", ctx))
 
     @handles(c.DescribePartition)
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:

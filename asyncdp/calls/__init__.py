@@ -19,6 +19,7 @@ from .samples import EvictSamples as EvictSamples
 from .samples import GetSamples as GetSamples
 from .samples import Life as Life
 from .samples import ListClaims as ListClaims
+from .samples import ListHosts as ListHosts
 from .samples import ListMetadata as ListMetadata
 from .samples import ListPartitions as ListPartitions
 from .samples import Only as Only
@@ -49,6 +50,7 @@ __all__ = [
     "GetSamples",
     "Life",
     "ListClaims",
+    "ListHosts",
     "ListMetadata",
     "ListPartitions",
     "Only",

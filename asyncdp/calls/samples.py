@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 import anyio
 
 from asyncdp.errors import DataPlaneClosed
-from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, Tags
+from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, HostStatus, KVBatchMeta, PartitionInfo, RowHandle, Tags
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -43,6 +43,7 @@ __all__ = [
     "GetSamples",
     "Life",
     "ListClaims",
+    "ListHosts",
     "ListMetadata",
     "ListPartitions",
     "Only",
@@ -402,6 +403,11 @@ class ReleaseClaims(Call[None]):
 @dataclass(frozen=True, slots=True)
 class ListPartitions(Call[list[PartitionInfo]]):
     """List all partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListHosts(Call[list[HostStatus]]):
+    """List the slot hosts, or storage units, of the plane."""
 
 
 @dataclass(frozen=True, slots=True)

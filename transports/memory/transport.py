@@ -17,7 +17,7 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
 from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
-from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, PartitionInfo
+from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, HostStatus, PartitionInfo
 from asyncdp.service import Service
 
 from .host import Host
@@ -355,6 +355,18 @@ class MemoryTransport(Service):
         with plane.lock:
             return [PartitionInfo(*one) for one in plane.listing()]
 
+    @handles(c.ListHosts)
+    async def _hosts(self, call: c.ListHosts, ctx: CallContext) -> list[HostStatus]:
+        del ctx
+        await self._wire(call)
+        plane = self.plane
+        with plane.lock:
+            hosts = [plane.hosts[name] for name in sorted(plane.hosts)]
+            return [
+                HostStatus(host.id, host.ref.epoch, host.up, ports=host.ref.ports, rows=host.rows, slots=host.counts())
+                for host in hosts
+            ]
+
     @handles(c.DescribePartition)
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
         del ctx
@@ -459,4 +471,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_writes=True,
     claim_dedup=True,
     bound_mutations=True,
+    host_listing=True,
 )

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from asyncdp import calls as c
 from asyncdp.answers import claim_try, group_meta
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
-from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, PartitionInfo
+from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, HostStatus, PartitionInfo
 
 from .private import ERROR_TABLE
 from .rows import RowCodec
@@ -154,6 +155,22 @@ class TQTransport(Transfers):
         del call
         return [PartitionInfo(*one) for one in await self._ask("listing", (), ctx)]
 
+    @handles(c.ListHosts)
+    async def _hosts(self, call: c.ListHosts, ctx: CallContext) -> list[HostStatus]:
+        del call
+        rows: dict[str, int] = {}
+        with suppress(DataPlaneUnsupported):  # a directory that an earlier release started does not know the request
+            rows = await self._ask("rows_by_unit", (), ctx)
+        silent = await self._silent(ctx)
+        units = (await self._session.link(ctx.deadline)).endpoints.units
+        return [
+            HostStatus(
+                *(unit.id, 0, unit.id not in silent, unit.ip, tuple(sorted(set(unit.ports.values())))),
+                rows=rows.get(unit.id),
+            )
+            for unit in sorted(units, key=lambda unit: unit.id)
+        ]
+
     @handles(c.DescribePartition)
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
         return PartitionInfo(*await self._ask("describe", (call.partition_id,), ctx, call.partition_id))
@@ -173,4 +190,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_writes=False,
     claim_dedup=True,
     bound_mutations=True,
+    host_listing=True,
 )

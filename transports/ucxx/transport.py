@@ -12,7 +12,7 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
 from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.meta import DataPlaneCapabilities, HostStatus
 
 from .client.host_resolver import HostResolver, on_asyncio, running_loop
 from .client.invalidation import Invalidator
@@ -230,6 +230,20 @@ class UCXXTransport(SlotCalls):
         del call, ctx
         return await self._directory.list_partitions()
 
+    @handles(c.ListHosts)
+    async def _hosts(self, call: c.ListHosts, ctx: CallContext) -> list[HostStatus]:
+        del call, ctx
+        return [
+            HostStatus(
+                *(host.id, host.epoch, host.alive, host.address, host.ports, host.age_s),
+                capacity_bytes=host.free_bytes + int(host.load),
+                free_bytes=host.free_bytes,
+                slots=host.slots,
+                draining=host.draining,
+            )
+            for host in await self._directory.hosts()
+        ]
+
     @handles(c.DescribePartition)
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
         del ctx
@@ -263,4 +277,5 @@ CAPABILITIES = DataPlaneCapabilities(
     slot_writes=True,
     claim_dedup=True,
     bound_mutations=True,
+    host_listing=True,
 )

@@ -103,6 +103,27 @@ class RecoveryVerbs(Contract):
         await rig.client.ping()
         await rig.mate.ping(timeout_s=1)
 
+    async def test_hosts_are_listed(self, rig: Rig) -> None:
+        """Every client sees the same hosts by id, all of which answer; what is not counted is None or absent."""
+        rig.need("host_listing")
+        await declare(rig.client)
+        await rig.client.put_samples(["a"], "p", {"x": torch.zeros(1)})
+        hosts = await rig.mate.list_hosts()
+        assert hosts
+        assert [host.host_id for host in hosts] == sorted({host.host_id for host in hosts})
+        assert [(host.host_id, host.epoch) for host in await rig.client.list_hosts()] == [
+            (host.host_id, host.epoch) for host in hosts
+        ]
+        for host in hosts:
+            assert host.alive
+            assert not host.draining
+            assert (host.capacity_bytes is None) == (host.free_bytes is None)
+            if host.capacity_bytes is not None and host.free_bytes is not None:
+                assert 0 <= host.free_bytes <= host.capacity_bytes
+            assert set(host.slots) <= {"free", "writing", "ready", "given_up", "reading"}
+        rows = [host.rows for host in hosts]
+        assert None in rows or sum(n or 0 for n in rows) == 1
+
     async def test_a_client_is_a_data_plane_client(self, rig: Rig) -> None:
         """It fulfils the protocol, and its capabilities are bools."""
         assert isinstance(rig.client, DataPlaneClient)

@@ -33,6 +33,7 @@ VERBS: dict[str, Callable[[Client, float], Awaitable[Any]]] = {
     ),
     "list_claims": lambda c, t: c.list_claims("p", "train", timeout_s=t),
     "release_claims": lambda c, t: c.release_claims("p", "nobody", timeout_s=t),
+    "list_hosts": lambda c, t: c.list_hosts(timeout_s=t),
     "list_partitions": lambda c, t: c.list_partitions(timeout_s=t),
     "describe": lambda c, t: c.describe("p", timeout_s=t),
     "drop_partition": lambda c, t: c.drop_partition("q", timeout_s=t),

@@ -42,6 +42,7 @@ VERBS = (
     "get_data",
     "get_samples",
     "list_claims",
+    "list_hosts",
     "list_metadata",
     "list_partitions",
     "ping",

@@ -205,6 +205,7 @@ VERBS: Mapping[str, SweptVerb] = {
     "release_claim": SweptVerb(lambda c, _p, meta: c.release_claim(meta), prepare=_claim, check=some_claims),
     "list_claims": SweptVerb(lambda c, p, _: c.list_claims(p, TASK), check=unharmed),
     "release_claims": SweptVerb(lambda c, p, _: c.release_claims(p, c.owner), prepare=_claim, check=some_claims),
+    "list_hosts": SweptVerb(lambda c, _p, _: c.list_hosts(), check=unharmed),
     "list_partitions": SweptVerb(lambda c, _p, _: c.list_partitions(), check=unharmed),
     "describe": SweptVerb(lambda c, p, _: c.describe(p), check=unharmed),
     "drop_partition": SweptVerb(lambda c, p, _: c.drop_partition(p), check=gone_or_whole),

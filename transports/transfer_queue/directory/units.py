@@ -73,7 +73,7 @@ class UnitDirectory(Directory):
         (
             *("abandon", "abort", "claim", "clear", "consumed", "depth", "describe", "drop", "groups", "has"),
             *("list_claims", "listing", "locate", "place", "publish", "register", "release", "release_owner"),
-            "resolve",
+            *("resolve", "rows_by_unit"),
         )
     )
 
@@ -96,6 +96,10 @@ class UnitDirectory(Directory):
     def __deepcopy__(self, memo: Any) -> dict[str, Any]:
         """Return an empty mapping for TransferQueue's snapshots, whose readers could not import these classes."""
         return {}
+
+    def rows_by_unit(self) -> dict[str, int]:
+        """Return the number of rows of each storage unit."""
+        return dict(self.load)
 
     def resolve(self, op_id: str, age_s: float) -> str:
         """Return the outcome of a mutation as the base class does; release the keys of one that is refused."""

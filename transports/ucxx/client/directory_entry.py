@@ -54,8 +54,8 @@ class HostEntry:
     async def beat(self, report: HostReport) -> float:
         """Register the host or renew its heartbeat; return unix seconds by the directory's clock."""
         told = asdict(report)
-        supervised = told.pop("supervised")
-        return await _typed(self._directory.beat(HostInfo(**told, extra={"supervised": True} if supervised else {})))
+        extra = {name: told.pop(name) for name in ("supervised", "slots")}
+        return await _typed(self._directory.beat(HostInfo(**told, extra={k: v for k, v in extra.items() if v})))
 
     async def leave(self, host_id: str, epoch: int) -> None:
         """Remove the host's registration."""

@@ -60,6 +60,11 @@ class HostInfo:
         return bool(self.extra.get("supervised"))
 
     @property
+    def slots(self) -> dict[str, int]:
+        """Number of its slots by state; empty where a host of an earlier release does not report them."""
+        return dict(self.extra.get("slots", {}))
+
+    @property
     def ref(self) -> HostRef:
         """Reference to the host for slot calls."""
         return HostRef(self.id, self.epoch, self.ports)

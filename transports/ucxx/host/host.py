@@ -256,6 +256,7 @@ class Host:
             self.arena.name,
             self.service.draining,
             self.settings.supervised,
+            table.states(),
         )
 
     # -- periodic work

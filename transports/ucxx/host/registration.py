@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class HostReport:
         boot_id, arena: Boot id of its machine and name of its shared-memory segment, for the lane.
         draining: Whether it only serves what it has and accepts no new rows.
         supervised: Whether a supervisor restarts it when it dies.
+        slots: Number of its slots by state.
     """
 
     id: str
@@ -38,6 +39,7 @@ class HostReport:
     arena: str
     draining: bool = False
     supervised: bool = False
+    slots: Mapping[str, int] = field(default_factory=dict)
 
 
 class HostDirectory(Protocol):

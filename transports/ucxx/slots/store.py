@@ -14,13 +14,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
 import structlog
 
 from asyncdp.errors import CorruptPayload
 
 from ..payload.payload import Payload
+from .arena import HEADER_BYTES, PAGE, WORDS
 from .extents import Extents
 from .header import (
+    STATE,
     Outcome,
     State,
     digest_of,
@@ -172,11 +175,15 @@ class SlotStore:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""
-        out = {"writing": 0, "ready": 0, "given_up": 0, "reading": 0}
-        for slot in self.slots.values():
-            out[self.state(slot).name.lower()] += 1
-            out["reading"] += bool(slot.readers)
-        return {**out, "free_bytes": self.free_bytes, "overwritten": self.overwritten}
+        return {**self.states(), "free_bytes": self.free_bytes, "overwritten": self.overwritten}
+
+    def states(self) -> dict[str, int]:
+        """Return the numbers of slots by state and of those being read; each heartbeat carries them."""
+        words = self.arena.data[PAGE : PAGE + self.arena.units * HEADER_BYTES].view(np.uint64)
+        numbers = np.fromiter(self.slots, np.int64, len(self.slots))
+        codes = words[numbers * WORDS + STATE] & np.uint64(0xFF)
+        out = {state.name.lower(): int((codes == state).sum()) for state in State if state is not State.FREE}
+        return {**out, "reading": sum(bool(slot.readers) for slot in self.slots.values())}
 
     def _grant(self, slot: Slot) -> Grant:
         header = slot.header
