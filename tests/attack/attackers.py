@@ -145,17 +145,17 @@ async def _flood(facts: Facts, kind: str) -> None:
 
 
 async def tagged(facts: Facts) -> None:
-    """S2 stranger: tagged UCX messages that nobody awaits, 8 KB each."""
+    """A2 stranger: tagged UCX messages that nobody awaits, 8 KB each."""
     await _flood(facts, "tag")
 
 
 async def active(facts: Facts) -> None:
-    """S2 stranger: active UCX messages, 8 KB each."""
+    """A2 stranger: active UCX messages, 8 KB each."""
     await _flood(facts, "am")
 
 
 async def silent(facts: Facts) -> None:
-    """S10 stranger: 4,000 silent connections, at a descriptor limit of 1,024."""
+    """A10 stranger: 4,000 silent connections, at a descriptor limit of 1,024."""
     held: list[asyncio.StreamWriter] = []
 
     async def connect(port: int) -> None:
@@ -209,7 +209,7 @@ async def knocking(facts: Facts) -> None:
 
 
 async def forging(facts: Facts) -> None:
-    """S3 client: payloads with the tags that may follow the one it was given."""
+    """A3 client: payloads with the tags that may follow the one it was given."""
     import numpy as np
 
     from asyncdp.transports.ucxx.wire.engine import Engine
@@ -241,7 +241,7 @@ async def forging(facts: Facts) -> None:
 
 
 async def naming(facts: Facts) -> None:
-    """S4 client: reads of as many refs as a request may have, and of a million."""
+    """A4 client: reads of as many refs as a request may have, and of a million."""
     many, million = pack_frame(_rows(facts, MOST_REFS, 0)), pack_frame(_rows(facts, 1_000_000, 0))
 
     async def work(control: Control, _: Welcome) -> None:
@@ -253,7 +253,7 @@ async def naming(facts: Facts) -> None:
 
 
 async def reserving(facts: Facts) -> None:
-    """S4 client: space for 2,000 rows of 1,000 fields, and of 240,000 fields."""
+    """A4 client: space for 2,000 rows of 1,000 fields, and of 240,000 fields."""
 
     def frame(op_id: str, fields: int) -> bytes:
         names = tuple(f"f{at}" for at in range(fields))
@@ -275,7 +275,7 @@ async def reserving(facts: Facts) -> None:
 
 
 async def repeating(facts: Facts) -> None:
-    """S5 client: small reads of one row of 1 MiB, named 400 times, on four connections that take no payload."""
+    """A5 client: small reads of one row of 1 MiB, named 400 times, on four connections that take no payload."""
     frame = pack_frame(_rows(facts, 400, 1))
 
     async def work(control: Control, _: Welcome) -> None:
@@ -288,7 +288,7 @@ async def repeating(facts: Facts) -> None:
 
 
 async def pipelining(facts: Facts) -> None:
-    """S6 client: 60 connections that send on without waiting for replies."""
+    """A6 client: 60 connections that send on without waiting for replies."""
     frame = pack_frame(_rows(facts, 64, 0)) * 64
 
     async def work(control: Control, _: Welcome) -> None:
@@ -299,7 +299,7 @@ async def pipelining(facts: Facts) -> None:
 
 
 async def posing(facts: Facts) -> None:
-    """S7 client: space on the lane in the name of a process that lives on, for seven days."""
+    """A7 client: space on the lane in the name of a process that lives on, for seven days."""
     with subprocess.Popen(["sleep", "60"]) as other:  # noqa: ASYNC220 - it is not waited for
         stat = Path(f"/proc/{other.pid}/stat").read_text()  # noqa: ASYNC240 - no disk is read
         process = Process(other.pid, int(stat.rpartition(")")[2].split()[19]))
@@ -318,7 +318,7 @@ async def posing(facts: Facts) -> None:
 
 
 async def hoarding(facts: Facts) -> None:
-    """S7 client: reserves all that it gets, put by put of 1 MiB, and writes nothing."""
+    """A7 client: reserves all that it gets, put by put of 1 MiB, and writes nothing."""
 
     async def work(control: Control, _: Welcome) -> None:
         ask = Reserve(secrets.token_hex(8), ("a",), [1 << 20], 0, 7 * 86400.0, 0.0, False, facts.epoch)  # noqa: FBT003 - a message
@@ -387,7 +387,7 @@ async def _started(*arguments: str, ready: str) -> bool:
 
 
 async def squatting(facts: Facts) -> None:
-    """S1 neighbour: makes the segment of a named host first, as an arena of mode 666."""
+    """A1 neighbour: makes the segment of a named host first, as an arena of mode 666."""
     from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
 
     host_id = f"squat-{os.getpid()}"
@@ -410,7 +410,7 @@ async def squatting(facts: Facts) -> None:
 
 
 async def planting(facts: Facts) -> None:
-    """S9 neighbour: folder, password file and config of a plane are made first, writable for all."""
+    """A9 neighbour: folder, password file and config of a plane are made first, writable for all."""
     with tempfile.TemporaryDirectory() as made:
         os.chmod(made, 0o777)  # noqa: PTH101 - no disk is waited for
         theirs = Path(made, "theirs")
@@ -430,7 +430,7 @@ async def planting(facts: Facts) -> None:
 
 
 async def reaching(facts: Facts) -> None:
-    """S8 other plane: replaces functions, runs scripts, reads and writes keys on the server that both share."""
+    """A8 other plane: replaces functions, runs scripts, reads and writes keys on the server that both share."""
     from redis.asyncio import Redis
     from redis.exceptions import RedisError
 

@@ -360,7 +360,7 @@ SECOND: dict[str, Callable[[Client], Client]] = {
 @pytest.mark.parametrize("way", SECOND)
 @pytest.mark.parametrize("late", [False, True], ids=["planned before", "planned later"])
 def test_a_second_client_of_the_plane_meets_the_plan(way: str, *, late: bool) -> None:
-    """However a test makes it: the same plan, just above the transport, once; its counts are those of all."""
+    """U15: however a test makes it, the same plan, just above the transport, once; its counts are those of all."""
     plan = FaultPlan(7) if late else FaultPlan(7).on("depth").refuse(times=1)
 
     async def main() -> None:

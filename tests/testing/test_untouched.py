@@ -1,4 +1,4 @@
-"""The guard of what tests leave changed, proved by tests that leave something changed."""
+"""U20: the guard of what tests leave changed, proved by tests that leave something changed."""
 
 import textwrap
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A user's own layer, transport and calls, as mypy --strict and pyright's strict mode see them."""
+"""U16: a user's own layer, transport and calls, as mypy --strict and pyright's strict mode see them."""
 
 from typing import TYPE_CHECKING, Any, assert_type
 

@@ -54,13 +54,13 @@ def anyio_backend() -> str:
     ids=["refs of a read", "refs of a drop", "fields", "slots of a write", "a name", "rows one by one"],
 )
 async def test_requests_that_would_cost_too_much_are_not_even_decoded(message: Any) -> None:
-    """S4: 2.7 million refs, 240,000 fields: refused by the lengths that they announce."""
+    """A4: 2.7 million refs, 240,000 fields: refused by the lengths that they announce."""
     with pytest.raises(WireError):
         unpack_body(pack_frame(message)[12:])
 
 
 async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop() -> None:
-    """S4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
+    """A4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
     async with hosted(arena_bytes=64 << 20) as host:
         here = ref_of(host.report())
         turns = 0
@@ -87,7 +87,7 @@ async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop() -> N
 
 
 async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent() -> None:
-    """S4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
+    """A4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
     async with hosted(arena_bytes=64 << 20, unit_bytes=4096, rows_per_slot=1) as host:
         service, epoch = host.service, host.arena.epoch
         free = service.table.free_bytes
@@ -125,7 +125,7 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent() -> N
 
 
 async def test_a_put_of_more_cells_than_may_be_is_refused_at_once() -> None:
-    """S4: rows x fields are bounded before anything is reckoned with them."""
+    """A4: rows x fields are bounded before anything is reckoned with them."""
     async with hosted() as host:
         many = tuple(map(str, range(MOST_FIELDS)))
         request = Reserve("op", many, [1] * 5000, 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
@@ -166,7 +166,7 @@ async def test_what_is_more_than_one_request_may_name_goes_in_several(monkeypatc
 
 
 async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
+    """A5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
     from asyncdp.transports.ucxx.host import service
 
     monkeypatch.setattr(service, "_REPEATED_BYTES", 4 << 20)
@@ -196,7 +196,7 @@ async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypa
 
 
 async def test_without_ucx_no_reply_is_built_that_cannot_be_sent() -> None:
-    """S5: without UCX what fits into the frame comes, the rest is asked for again, what never fits is a typed error."""
+    """A5: without UCX what fits into the frame comes, the rest is asked for again, what never fits is a typed error."""
     async with hosted(inline_bytes=4096, unit_bytes=4096, rows_per_slot=1) as host:
         here = ref_of(host.report())
         with pool_of() as pool:
@@ -218,7 +218,7 @@ async def test_without_ucx_no_reply_is_built_that_cannot_be_sent() -> None:
 
 
 async def test_memory_for_replies_is_shared_in_the_order_of_asking() -> None:
-    """S5: small ones never wait; who is cancelled while it waits holds up nobody; one that is too large goes alone."""
+    """A5: small ones never wait; who is cancelled while it waits holds up nobody; one that is too large goes alone."""
     share, order = MemoryShare(10 << 20), []
 
     async def use(name: str, nbytes: int, until: asyncio.Event) -> None:
@@ -249,7 +249,7 @@ async def test_memory_for_replies_is_shared_in_the_order_of_asking() -> None:
 
 
 async def test_memory_that_was_held_for_replies_goes_when_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: a host gives back what nobody used for some seconds, at its next look; what is used again is kept."""
+    """A5: a host gives back what nobody used for some seconds, at its next look; what is used again is kept."""
     monkeypatch.setattr(hosts, "_IDLE_S", 0.0)
     async with hosted() as host:
         buffers = host.service.buffers
@@ -263,7 +263,7 @@ async def test_memory_that_was_held_for_replies_goes_when_it_is_not_used(monkeyp
 
 
 async def test_who_does_not_wait_for_replies_waits_its_turn() -> None:
-    """S6: sixty connections that send on without reading: a new client is let in and served meanwhile."""
+    """A6: sixty connections that send on without reading: a new client is let in and served meanwhile."""
     async with hosted() as host:
         here = ref_of(host.report())
         with pool_of(per_port=80) as crowd, pool_of() as pool:

@@ -46,7 +46,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_silent_connections_do_not_keep_clients_out() -> None:
-    """S10: however many strangers hold a connection, 64 are kept, and who proves itself at once is let in."""
+    """A10: however many strangers hold a connection, 64 are kept, and who proves itself at once is let in."""
     async with hosted(greeting_s=60.0) as host:
         here = ref_of(host.report())
         silent = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(200)]
@@ -60,7 +60,7 @@ async def test_silent_connections_do_not_keep_clients_out() -> None:
 
 
 async def test_sessions_are_as_many_as_there_are_descriptors_for() -> None:
-    """S10: beyond that a connection is refused at once; when one ends, the next is served."""
+    """A10: beyond that a connection is refused at once; when one ends, the next is served."""
     assert 16 <= most_sessions() <= 1 << 20
     async with hosted() as host:
         host._most_sessions = 4
@@ -81,7 +81,7 @@ async def test_sessions_are_as_many_as_there_are_descriptors_for() -> None:
 
 
 async def test_work_of_the_host_that_ends_is_told_and_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S10: a heartbeat whose own report of a failure fails is not the last one."""
+    """A10: a heartbeat whose own report of a failure fails is not the last one."""
     from asyncdp.transports.ucxx.host import host as hosts
 
     monkeypatch.setattr(hosts, "_AGAIN_S", 0.01)
@@ -108,7 +108,7 @@ async def test_work_of_the_host_that_ends_is_told_and_begins_again(monkeypatch: 
 
 
 def test_lines_of_a_kind_are_bounded_and_counted() -> None:
-    """S10: twenty in ten seconds; then what was left out is told with the next; other kinds are told meanwhile."""
+    """A10: twenty in ten seconds; then what was left out is told with the next; other kinds are told meanwhile."""
     now = 0.0
     seldom = Seldom(lambda: now)
     told = [seldom.left_out("a connection was closed") for _ in range(1000)]
@@ -133,7 +133,7 @@ def fails(log: Any, text: str) -> None:
 
 @pytest.mark.usefixtures("logged")
 def test_the_log_of_an_operator_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S10: a closed file, a renderer that fails, a library that floods: who logs goes on."""
+    """A10: a closed file, a renderer that fails, a library that floods: who logs goes on."""
     out = io.StringIO()
     log_to(out)
     log = structlog.get_logger("asyncdp.ucxx").bind(host="h")

@@ -91,7 +91,7 @@ GROWTH: dict[str, Verb] = {
 async def test_a_directory_out_of_memory_can_be_emptied(
     client: "DataPlaneClient", admin: Callable[..., Any], frail: "EmbeddedServer", connect: Callable[..., "Directory"]
 ) -> None:
-    """At maxmemory reads, claims, removals and heartbeats work; only what needs memory is refused, as not ready."""
+    """U5: at maxmemory reads, claims, removals and heartbeats work; only what needs memory is refused, as not ready."""
     from asyncdp.transports.ucxx.directory import HostInfo
 
     held = await client.claim_meta("p", "t", [], 1)
@@ -365,7 +365,7 @@ async def test_a_cluster_of_which_it_is_a_node_is_refused_by_name() -> None:
 async def test_an_evicting_policy_is_refused_at_opening(
     frail: "EmbeddedServer", admin: Callable[..., Any], namespace: str
 ) -> None:
-    """A directory that removes keys when it is full is refused by the name of its policy, until that is changed."""
+    """U7: a directory that removes keys when it is full is refused by the name of its policy, until that is changed."""
     await admin("CONFIG", "SET", "maxmemory", "1gb")
     for policy in ("allkeys-lru", "volatile-ttl"):
         await admin("CONFIG", "SET", "maxmemory-policy", policy)

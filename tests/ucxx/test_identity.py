@@ -36,7 +36,7 @@ async def _reserve(connection: Any, here: Any, op_id: str, nbytes: int = 64, *, 
 
 
 async def test_space_is_reserved_in_the_name_of_who_has_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: who says that it is another process, one that never ends, gets no slot for the lane in its name."""
+    """A7: who says that it is another process, one that never ends, gets no slot for the lane in its name."""
     asleep = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220 - it ends when told
     start = process_of(asleep.pid).start
     try:
@@ -95,7 +95,7 @@ async def test_a_put_is_given_up_and_written_by_its_client_alone() -> None:
 
 
 async def test_one_client_cannot_keep_all_others_out() -> None:
-    """S7: beside what it has reserved and not written, a client gets no more than its share; others do."""
+    """A7: beside what it has reserved and not written, a client gets no more than its share; others do."""
     async with hosted(writing_share=0.5, max_slot_bytes=8 << 20) as host:
         here = ref_of(host.report())
         with pool_of() as pool, pool_of() as other:
@@ -111,7 +111,7 @@ async def test_one_client_cannot_keep_all_others_out() -> None:
 
 
 async def test_no_put_may_publish_for_longer_than_an_hour() -> None:
-    """S7: a ttl of seven days is one hour: what is never written comes back then."""
+    """A7: a ttl of seven days is one hour: what is never written comes back then."""
     async with hosted() as host:
         here = ref_of(host.report())
         with pool_of() as pool:

@@ -31,7 +31,7 @@ async def _ucx_port(pool: "Pool", host: "Spawned") -> int:
     ("kind", "nbytes", "count"), [("tag", 8000, 20_000), ("tag", 60_000, 2000), ("am", 8000, 20_000)]
 )
 async def test_messages_that_nobody_awaits_are_not_kept(kind: str, nbytes: int, count: int) -> None:
-    """S2: hundreds of MB in messages of a stranger who shows no token: the host's memory stays, clients are served."""
+    """A2: hundreds of MB in messages of a stranger who shows no token: the host's memory stays, clients are served."""
     with spawned(ucx=True, inline_bytes=0) as host:
         async with client() as pool:
             refs = await put(pool, host.ref, "op", rows(4, 1 << 14))
@@ -53,7 +53,7 @@ async def test_messages_that_nobody_awaits_are_not_kept(kind: str, nbytes: int, 
 
 
 async def test_tags_of_transfers_cannot_be_foretold() -> None:
-    """S3: what one transfer was given says nothing of the next: they do not count, and differ in high bits and low."""
+    """A3: what one transfer was given says nothing of the next: they do not count, and differ in high bits and low."""
     engine = Engine(devices="lo")
     tags = [engine.next_tag() for _ in range(64)]
     await engine.close()
@@ -64,7 +64,7 @@ async def test_tags_of_transfers_cannot_be_foretold() -> None:
 
 
 async def test_who_saw_one_ready_cannot_forge_the_next_payload() -> None:
-    """S3: messages with all tags that may follow the one that was seen: the victim's rows are its own all the same."""
+    """A3: messages with all tags that may follow the one that was seen: the victim's rows are its own all the same."""
     with spawned(ucx=True, inline_bytes=0) as host:
         async with client(per_port=2) as pool, pool.use(LOCAL, host.ref.ports[0]) as attacker:
             engine, endpoint = await attacker._tied()

@@ -34,7 +34,8 @@ belong in a session-scoped fixture that ``open_plane`` requests.
 
 Tests that need a capability which the transport does not declare are skipped with that reason. Each theme of the
 contract is a class of its own (:class:`Rows`, :class:`Claims`, ...), so that a transport under construction can start
-with one of them; ``DataPlaneContract`` combines all. The tests are run by anyio's plugin: with pytest-asyncio
+with one of them; ``DataPlaneContract`` combines all. Docstrings of tests name promises and cases by the ids of
+``asyncdp/testing/PROMISES.md``. The tests are run by anyio's plugin: with pytest-asyncio
 installed, leave its mode at ``strict``. Its mode ``auto`` does not support trio; a class then needs
 ``loops = ("asyncio",)``.
 """
