@@ -29,7 +29,7 @@ def _arguments(words: Sequence[str] | None) -> argparse.Namespace:
 def main(words: Sequence[str] | None = None) -> int:
     """Run, print, and return the exit code."""
     args = _arguments(words)
-    crowd = SeedRunner(
+    runner = SeedRunner(
         seconds=args.seconds,
         first=args.seed,
         runs=1 if args.once else args.runs,
@@ -37,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
         steps=args.steps,
         jobs=1 if args.once else args.jobs,
     )
-    return crowd.run(print)
+    return runner.run(print)
 
 
 if __name__ == "__main__":

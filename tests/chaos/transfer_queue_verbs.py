@@ -1,10 +1,9 @@
 """Every verb at once, each on samples of its own; and whether what was acknowledged holds afterwards."""
 
-# ruff: noqa: ARG005 - one signature for all verbs
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +11,12 @@ import anyio
 import torch
 
 from asyncdp import DataPlaneError, PartialReadError, SampleNotFound
+from asyncdp.testing.verbs import VERBS, Arguments
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from asyncdp.meta import KVBatchMeta
 
-__all__ = ["KEPT", "TIMEOUT_S", "VERBS", "Round", "check_kept", "fill"]
+__all__ = ["KEPT", "TIMEOUT_S", "Round", "check_kept", "fill"]
 
 ROWS = 64
 TIMEOUT_S = 8.0
@@ -64,7 +63,8 @@ class Round:
         async def one(name: str) -> None:
             began = time.monotonic()
             try:
-                answer = await VERBS[name](client, self)
+                verb, arguments = CALLS[name]
+                answer = await VERBS[verb](client, TIMEOUT_S, ABOUT, **arguments(self))
                 self.outcomes[name] = "ok"
                 if name == "claim_meta":
                     self.claimed = list(answer.sample_ids)
@@ -76,7 +76,7 @@ class Round:
             self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
         async with anyio.create_task_group() as group:
-            for name in VERBS:
+            for name in CALLS:
                 group.start_soon(one, name)
 
     async def check(self, client: Client, lost: set[str]) -> None:
@@ -119,43 +119,19 @@ class Round:
         expect(not released or by_task["held"].isdisjoint(self.given.sample_ids), "a released claim is listed")
 
 
-#: Every verb; each touches samples of its own, so that its outcome can be checked.
-Verb = Callable[["Client", Round], Awaitable[Any]]
-
-
-async def _put(client: Client, this: Round) -> KVBatchMeta:
-    return await client.put_samples(
-        [this.id("new")], "p", {"x": torch.full((1,), float(this.number))}, timeout_s=TIMEOUT_S
-    )
-
-
-async def _replace(client: Client, this: Round) -> KVBatchMeta:
-    return await client.put_samples(["r0", "r1"], "p", {"x": torch.full((2,), float(this.number))}, timeout_s=TIMEOUT_S)
-
-
-VERBS: dict[str, Verb] = {
-    "ping": lambda c, r: c.ping(timeout_s=TIMEOUT_S),
-    "register_partition": lambda c, r: c.register_partition("p", ["x"], 1, ["train", "held"], timeout_s=TIMEOUT_S),
-    "claim_meta": lambda c, r: c.claim_meta("p", "train", ["x"], 4, timeout_s=TIMEOUT_S, min_batch_size=1),
-    "release_claim": lambda c, r: c.release_claim(r.given, timeout_s=TIMEOUT_S),
-    "get_data": lambda c, r: c.get_data(r.held, timeout_s=TIMEOUT_S),
-    "get_samples": lambda c, r: c.get_samples(KEPT, "p", ["x"], timeout_s=TIMEOUT_S),
-    "put_samples": _put,
-    "replace": _replace,
-    "tags": lambda c, r: c.put_samples(["r0"], "p", tags=[{r.id("tag"): 1}], timeout_s=TIMEOUT_S),
-    "clear_samples": lambda c, r: c.clear_samples([r.id("clear")], "p", timeout_s=TIMEOUT_S),
-    "pop": lambda c, r: c.pop([r.id("pop")], "p", timeout_s=TIMEOUT_S),
-    "evict": lambda c, r: c.evict([r.id("evict")], "p", timeout_s=TIMEOUT_S),
-    "list_metadata": lambda c, r: c.list_metadata("p", timeout_s=TIMEOUT_S),
-    "depth": lambda c, r: c.depth("p", timeout_s=TIMEOUT_S),
-    "list_claims": lambda c, r: c.list_claims("p", "train", timeout_s=TIMEOUT_S),
-    "release_claims": lambda c, r: c.release_claims("p", "nobody", timeout_s=TIMEOUT_S),
-    "check_consumption_status": lambda c, r: c.check_consumption_status("p", ["train"], timeout_s=TIMEOUT_S),
-    "list_partitions": lambda c, r: c.list_partitions(timeout_s=TIMEOUT_S),
-    "describe": lambda c, r: c.describe("p", timeout_s=TIMEOUT_S),
-    "wait_partition": lambda c, r: c.wait_partition("p", timeout_s=TIMEOUT_S),
-    "drop_partition": lambda c, r: c.drop_partition("other", timeout_s=TIMEOUT_S),
+#: Each call: the verb, and the arguments that are its own, as a function of the round; most are those of all verbs.
+CALLS: dict[str, tuple[str, Callable[[Round], dict[str, Any]]]] = {
+    **{name: (name, lambda _: {}) for name in VERBS},
+    "put_samples": ("put_samples", lambda r: {"put": [r.id("new")], "values": float(r.number)}),
+    "replace": ("put_samples", lambda r: {"put": ["r0", "r1"], "values": float(r.number)}),
+    "tags": ("put_samples", lambda r: {"put": ["r0"], "values": None, "tags": [{r.id("tag"): 1}]}),
+    "clear_samples": ("clear_samples", lambda r: {"remove": [r.id("clear")]}),
+    "pop": ("pop", lambda r: {"remove": [r.id("pop")]}),
+    "evict": ("evict", lambda r: {"remove": [r.id("evict")]}),
+    "get_data": ("get_data", lambda r: {"batch": r.held}),
+    "release_claim": ("release_claim", lambda r: {"claim": r.given}),
 }
+ABOUT = Arguments(new_field="x", read=KEPT, size=4, least=1, drop="other")
 
 
 async def fill(client: Client) -> None:

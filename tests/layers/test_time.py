@@ -1,6 +1,6 @@
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from typing import Any
 
 import anyio
@@ -9,51 +9,34 @@ import torch
 
 from asyncdp import (
     ClaimNotReady,
-    Client,
     DataPlaneClosed,
     DataPlaneError,
     DataPlaneTimeout,
     DataPlaneUnavailable,
-    KVBatchMeta,
     MemoryTransport,
-    RowHandle,
 )
 from asyncdp.testing import FaultPlan, run_virtual
+from asyncdp.testing.verbs import VERBS, Arguments
 from tests.layers.rig import Rig, rows, until, virtual
 
-META = KVBatchMeta("p", "t", ["s0"], ["x"], handles=[RowHandle(1, "claim")])
-
-#: Each verb that makes requests, on a plane with s0 and s1 in it.
-VERBS: dict[str, Callable[[Client, float], Awaitable[Any]]] = {
-    "register_partition": lambda c, t: c.register_partition("q", ["x"], 1, ["t"], timeout_s=t),
-    "claim_meta": lambda c, t: c.claim_meta("p", "t", ["x"], 1, timeout_s=t),
-    "claim_meta, not blocking": lambda c, t: c.claim_meta("p", "t", ["x"], 1, blocking=False, timeout_s=t),
-    "get_data": lambda c, t: c.get_data(META, timeout_s=t),
-    "check_consumption_status": lambda c, t: c.check_consumption_status("p", ["t"], timeout_s=t),
-    "put_samples": lambda c, t: c.put_samples(["a"], "p", {"x": rows(1)}, timeout_s=t),
-    "put_samples, tags": lambda c, t: c.put_samples(["a"], "p", tags=[{"k": 1}], timeout_s=t),
-    "get_samples": lambda c, t: c.get_samples(["s0"], "p", ["x"], timeout_s=t),
-    "clear_samples": lambda c, t: c.clear_samples(["s0"], "p", timeout_s=t),
-    "ping": lambda c, t: c.ping(t),
-    "list_metadata": lambda c, t: c.list_metadata("p", timeout_s=t),
-    "depth": lambda c, t: c.depth("p", timeout_s=t),
-    "pop": lambda c, t: c.pop(["s0"], "p", timeout_s=t),
-    "evict": lambda c, t: c.evict(["s0"], "p", timeout_s=t),
-    "release_claim": lambda c, t: c.release_claim(META, timeout_s=t),
-    "list_claims": lambda c, t: c.list_claims("p", "t", timeout_s=t),
-    "release_claims": lambda c, t: c.release_claims("p", "me", timeout_s=t),
-    "list_partitions": lambda c, t: c.list_partitions(timeout_s=t),
-    "describe": lambda c, t: c.describe("p", timeout_s=t),
-    "drop_partition": lambda c, t: c.drop_partition("p", timeout_s=t),
-    "wait_partition": lambda c, t: c.wait_partition("p", timeout_s=t),
+#: What the calls are about: a plane with s0 and s1 in it.
+ABOUT = Arguments(task="t", read=["s0"], put=["a"], values=rows(1), remove=["s0"], drop="p")
+#: Each call: the verb, and arguments that are its own.
+CALLS: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, {}) for name in VERBS},
+    "register_partition": ("register_partition", {"partition": "q"}),
+    "claim_meta, not blocking": ("claim_meta", {"blocking": False}),
+    "get_data, of a claim": ("get_data", {"batch": ABOUT.to_release()}),
+    "put_samples, tags": ("put_samples", {"values": None, "tags": [{"k": 1}]}),
 }
 
 
 @virtual
-@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("verb", CALLS)
 @pytest.mark.parametrize("fault", ["silent", "refuse", "reset", "lost replies"])
 async def test_every_verb_ends_within_its_timeout(verb: str, fault: str) -> None:
     """T1: whatever never answers, each verb ends by its timeout with a typed error, and the loop ticks meanwhile."""
+    name, arguments = CALLS[verb]
     plan = FaultPlan()
     if fault == "lost replies":
         plan.lose_reply(raises=None)
@@ -73,14 +56,14 @@ async def test_every_verb_ends_within_its_timeout(verb: str, fault: str) -> None
             group.start_soon(tick)
             began = anyio.current_time()
             with pytest.raises((DataPlaneTimeout, DataPlaneUnavailable)) as caught:
-                await VERBS[verb](rig.client, 7.0)
+                await VERBS[name](rig.client, 7.0, ABOUT, **arguments)
             took = anyio.current_time() - began
             group.cancel_scope.cancel()
         assert took <= 7.0 + 1e-6
         assert ticks >= int(took * 10) - 1
         silent = fault in ("silent", "lost replies")
         assert type(caught.value) is (DataPlaneTimeout if silent else DataPlaneUnavailable)
-        assert caught.value.op == verb.split(",", maxsplit=1)[0]
+        assert caught.value.op == name
         assert caught.value.elapsed_s == pytest.approx(took)
         assert rig.leftovers() == {}
 

@@ -1,4 +1,4 @@
-"""Every planted bug: what it replaces, which check finds it, and in what weather."""
+"""Every planted bug: what it replaces, which check finds it, and the scenarios in which it shows."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from asyncdp import AttemptTimeout, BatchRetry, MemoryTransport, PortRotation, Reconcile, SlotRetry
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.middleware.policy.budget import RetryBudget
-from asyncdp.testing.simulation import Conditions, Scenario, Trouble
+from asyncdp.testing.simulation import Conditions, Scenario, ScheduledFault
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane
 from tests.planted import hosts, planes, ports, puts, retries
 
-Weather = Callable[[Scenario], Scenario]
+Variant = Callable[[Scenario], Scenario]
 
 #: All layers, as they are by default but for time limits that fit a simulation.
 ALL_LAYERS: dict[str, dict[str, Any]] = {
@@ -43,22 +43,22 @@ def _cast(scenario: Scenario, *roles: str, budget: dict[str, float] | None = Non
 
 def lossy(scenario: Scenario) -> Scenario:
     """Many requests and replies are lost, or late, on the way to two registers."""
-    weather = Conditions(0.01, 1.0, lose_request=0.05, lose_reply=0.2, noticed=0.9, duplicate=0.1, arrives_late=0.9)
-    few = replace(scenario, conditions=weather, registers=2, cancels=0.25, patience_s=(2.0, 4.0), troubles=())
+    conditions = Conditions(0.01, 1.0, lose_request=0.05, lose_reply=0.2, noticed=0.9, duplicate=0.1, arrives_late=0.9)
+    few = replace(scenario, conditions=conditions, registers=2, cancels=0.25, patience_s=(2.0, 4.0), faults=())
     return _cast(few, "registers", "registers", "registers", budget={"floor_per_s": 100.0})
 
 
 def crowded(scenario: Scenario) -> Scenario:
     """Many tasks read and write the same few registers; slots are slow and soon used again."""
-    weather = Conditions(0.005, 1.5)
-    few = replace(scenario, conditions=weather, registers=3, cancels=0.0, hosts=1, troubles=())
+    conditions = Conditions(0.005, 1.5)
+    few = replace(scenario, conditions=conditions, registers=3, cancels=0.0, hosts=1, faults=())
     return replace(_cast(few, *["registers"] * 4), memory={"ports_per_host": 2, "rows_per_slot": 1})
 
 
 def poor(scenario: Scenario) -> Scenario:
     """Everything fails, and nobody can afford it."""
-    weather = Conditions(0.002, 0.5, lose_request=0.3, noticed=1.0)
-    return _cast(replace(scenario, conditions=weather, troubles=()), *["registers"] * 3, budget=TIGHT)
+    conditions = Conditions(0.002, 0.5, lose_request=0.3, noticed=1.0)
+    return _cast(replace(scenario, conditions=conditions, faults=()), *["registers"] * 3, budget=TIGHT)
 
 
 def frugal(scenario: Scenario) -> Scenario:
@@ -70,77 +70,75 @@ def frugal(scenario: Scenario) -> Scenario:
 
 def reading(scenario: Scenario) -> Scenario:
     """Many registers that many read at once, and few of which change meanwhile."""
-    chosen = replace(scenario, conditions=Conditions(0.02, 0.5), registers=16, cancels=0.0, hosts=1, troubles=())
+    chosen = replace(scenario, conditions=Conditions(0.02, 0.5), registers=16, cancels=0.0, hosts=1, faults=())
     return replace(_cast(chosen, *["registers"] * 5), memory={"ports_per_host": 2, "rows_per_slot": 1})
 
 
-def broken_doors(scenario: Scenario) -> Scenario:
+def broken_ports(scenario: Scenario) -> Scenario:
     """On each host one port after the other is silent for a while."""
-    troubles = [
-        Trouble(0.3 + 0.5 * port, 0.8, "door", f"host-{host}", host * 3 + port, "silent")
+    faults = [
+        ScheduledFault(0.3 + 0.5 * port, 0.8, "port", f"host-{host}", host * 3 + port, "silent")
         for host in range(scenario.hosts)
         for port in (1, 2, 3)
     ]
-    chosen = replace(scenario, troubles=tuple(troubles), cancels=0.3, conditions=Conditions(0.01, 0.8))
+    chosen = replace(scenario, faults=tuple(faults), cancels=0.3, conditions=Conditions(0.01, 0.8))
     return replace(_cast(chosen, *["registers"] * 3), memory={"ports_per_host": 3, "rows_per_slot": 1})
 
 
 def leased(scenario: Scenario) -> Scenario:
     """Claims last for a moment only, and trainers are slow."""
-    chosen = replace(scenario, lease_s=0.15, troubles=(), conditions=Conditions(0.02, 0.8))
+    chosen = replace(scenario, lease_s=0.15, faults=(), conditions=Conditions(0.02, 0.8))
     return _cast(chosen, "produces", "scores", "trains", "trains")
 
 
 def bereft(scenario: Scenario) -> Scenario:
     """As leased, and one who holds claims is killed."""
     chosen = leased(scenario)
-    return replace(chosen, troubles=(Trouble(0.8, 0.0, "kill", chosen.clients[0].name),))
+    return replace(chosen, faults=(ScheduledFault(0.8, 0.0, "kill", chosen.clients[0].name),))
 
 
 def flowing(scenario: Scenario) -> Scenario:
     """Samples flow, replies are lost, and everybody looks."""
-    weather = Conditions(0.005, 0.8, lose_reply=0.1, noticed=0.7, arrives_late=0.8)
-    chosen = replace(scenario, conditions=weather, group_size=3, cancels=0.15, troubles=())
+    conditions = Conditions(0.005, 0.8, lose_reply=0.1, noticed=0.7, arrives_late=0.8)
+    chosen = replace(scenario, conditions=conditions, group_size=3, cancels=0.15, faults=())
     roles = ("produces", "scores", "trains", "watches")
     return replace(_cast(chosen, *roles), memory={"ports_per_host": 2, "rows_per_slot": 1})
 
 
 def emptied(scenario: Scenario) -> Scenario:
     """Hosts come back empty, again and again."""
-    troubles = [Trouble(0.3 * at, 0.05, "empty", f"host-{at % scenario.hosts}") for at in range(1, 9)]
-    chosen = replace(scenario, troubles=tuple(troubles), conditions=Conditions(0.005), registers=24)
+    faults = [ScheduledFault(0.3 * at, 0.05, "empty", f"host-{at % scenario.hosts}") for at in range(1, 9)]
+    chosen = replace(scenario, faults=tuple(faults), conditions=Conditions(0.005), registers=24)
     return replace(_cast(chosen, *["registers"] * 3), memory={"ports_per_host": 1, "rows_per_slot": 1})
 
 
 def forgetful(scenario: Scenario) -> Scenario:
     """Replies are lost, and whoever waits for one notices at once."""
-    weather = Conditions(0.001, 0.5, lose_reply=0.25, noticed=1.0)
-    chosen = replace(scenario, conditions=weather, registers=12, cancels=0.0, patience_s=(4.0, 5.0), troubles=())
+    conditions = Conditions(0.001, 0.5, lose_reply=0.25, noticed=1.0)
+    chosen = replace(scenario, conditions=conditions, registers=12, cancels=0.0, patience_s=(4.0, 5.0), faults=())
     return _cast(chosen, *["registers"] * 4, budget={"floor_per_s": 100.0})
 
 
 def impatient(scenario: Scenario) -> Scenario:
     """Most calls are cancelled on their way, and all that is on its way arrives, late."""
-    chosen = replace(
-        scenario, conditions=Conditions(0.01, 1.0, arrives_late=1.0), registers=2, cancels=0.5, troubles=()
-    )
+    chosen = replace(scenario, conditions=Conditions(0.01, 1.0, arrives_late=1.0), registers=2, cancels=0.5, faults=())
     return _cast(chosen, *["registers"] * 3)
 
 
 class Planted(NamedTuple):
-    """One bug: the class that is replaced, by what, the check that finds it, the weather in which it shows."""
+    """One bug: the class that is replaced, by what, the check that finds it, a variant of a scenario that shows it."""
 
     guard: type[Any]
     bug: type[Any]
     check: str
-    weather: Weather = drawn
+    variant: Variant = drawn
 
 
 PLANTED = [
-    Planted(PortRotation, ports.LeaksProbes, "ports", broken_doors),
-    Planted(PortRotation, ports.TwoProbes, "probe", broken_doors),
-    Planted(PortRotation, ports.NeverHeals, "ports", broken_doors),
-    Planted(PortRotation, ports.Starves, "ports", broken_doors),
+    Planted(PortRotation, ports.LeaksProbes, "ports", broken_ports),
+    Planted(PortRotation, ports.TwoProbes, "probe", broken_ports),
+    Planted(PortRotation, ports.NeverHeals, "ports", broken_ports),
+    Planted(PortRotation, ports.Starves, "ports", broken_ports),
     Planted(SlotRetry, retries.DenyList, "budget", poor),
     Planted(SlotRetry, retries.ClaimsWithoutToken, "claim", flowing),
     Planted(SlotRetry, retries.ClearsWithoutOpId, "register", forgetful),
@@ -154,7 +152,7 @@ PLANTED = [
     Planted(Reconcile, puts.Careless, "register", impatient),
     Planted(Reconcile, puts.Heedless, "claim", flowing),
     Planted(AttemptTimeout, puts.ConvertsResults, "register", lossy),
-    Planted(AttemptTimeout, puts.Endless, "time", broken_doors),
+    Planted(AttemptTimeout, puts.Endless, "time", broken_ports),
     Planted(MemoryTransport, puts.HalfVisible, "whole", flowing),
     Planted(MemoryTransport, puts.TagsLater, "claim", flowing),
     Planted(Host, hosts.NoGeneration, "register", crowded),

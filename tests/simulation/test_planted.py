@@ -5,16 +5,16 @@ from functools import cache
 import pytest
 
 from asyncdp.testing.simulation import Report, draw, simulate
-from tests.planted.table import PLANTED, Planted, Weather
+from tests.planted.table import PLANTED, Planted, Variant
 
 #: Tried in turn until one shows the bug.
 SEEDS = range(8)
 
 
 @cache
-def clean(weather: Weather, seed: int) -> Report:
+def clean(variant: Variant, seed: int) -> Report:
     """Run a seed with nothing broken."""
-    return simulate(seed, scenario=weather(draw(seed)))
+    return simulate(seed, scenario=variant(draw(seed)))
 
 
 #: The first bug that each check finds is for make test, the others are for make test-all.
@@ -33,9 +33,9 @@ FIRST = {planted.check: planted for planted in reversed(PLANTED)}
 def test_a_planted_bug_is_found(planted: Planted) -> None:
     """One of a few seeds shows the bug; without it, the same seeds are well."""
     for seed in SEEDS:
-        well = clean(planted.weather, seed)
+        well = clean(planted.variant, seed)
         assert not well.violations, "\n".join(well.told())
-        report = simulate(seed, scenario=planted.weather(draw(seed)), replace={planted.guard: planted.bug})
+        report = simulate(seed, scenario=planted.variant(draw(seed)), replace={planted.guard: planted.bug})
         if planted.check in {violation.check for violation in report.violations}:
             return
     pytest.fail(f"{planted.bug.__name__} shows in none of seeds {SEEDS}: {planted.bug.__doc__}")

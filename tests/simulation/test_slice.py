@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from asyncdp.testing import simulate as command
-from asyncdp.testing.simulation import Report, draw, simulate
-from asyncdp.testing.simulation import seed_runner as crowd
+from asyncdp.testing.simulation import Report, draw, seed_runner, simulate
 from asyncdp.transports.memory.host import Host
 from tests.planted.hosts import NoEpoch
 from tests.planted.table import PLANTED, emptied
@@ -24,7 +23,7 @@ BLOCK = 6
     "first", [0, *(pytest.param(first, marks=pytest.mark.slow) for first in range(BLOCK, 36, BLOCK))]
 )
 def test_random_stacks_keep_their_promises_on_asyncio(first: int) -> None:
-    """Random stacks, weather and troubles break no promise."""
+    """Random stacks, conditions and faults break no promise."""
     for seed in range(first, first + BLOCK):
         report = simulate(seed)
         assert not report.violations, "\n".join(report.told())
@@ -54,13 +53,13 @@ def test_the_same_seed_is_the_same_history(backend: str) -> None:
 
 
 def test_seeds_differ_in_all_that_is_drawn() -> None:
-    """Stacks with and without each layer, all troubles, plain and lossy networks come up within a hundred seeds."""
+    """Stacks with and without each layer, all faults, plain and lossy networks come up within a hundred seeds."""
     drawn = [draw(seed) for seed in range(100)]
     layers = [set(client.layers) for scenario in drawn for client in scenario.clients]
     for optional in ("batch_retry", "slot_retry", "port_rotation"):
         assert 0 < sum(optional in chosen for chosen in layers) < len(layers)
-    kinds = {trouble.kind for scenario in drawn for trouble in scenario.troubles}
-    assert kinds == {"door", "slow", "crash", "empty", "outage", "cut", "pause", "kill"}
+    kinds = {fault.kind for scenario in drawn for fault in scenario.faults}
+    assert kinds == {"port", "slow", "crash", "empty", "outage", "cut", "pause", "kill"}
     assert {scenario.lease_s is None for scenario in drawn} == {True, False}
     assert {scenario.group_size for scenario in drawn} == {None, 2, 3}
 
@@ -81,7 +80,7 @@ def test_a_violation_is_told_with_what_repeats_it(
     def broken(seed: int, backend: str, *, steps: int) -> Report:
         return simulate(seed, backend, scenario=emptied(draw(seed, steps=steps)), replace={Host: NoEpoch})
 
-    monkeypatch.setattr(crowd, "simulate", broken)
+    monkeypatch.setattr(seed_runner, "simulate", broken)
     assert command.main(["--runs", "3", "--seed", "1", "--jobs", "1", "--backend", "asyncio"]) == 1
     said = capsys.readouterr().out
     assert "VIOLATION register: " in said
@@ -98,7 +97,7 @@ def test_a_crash_of_the_simulation_is_a_violation(
     def broken(seed: int, backend: str, *, steps: int) -> Report:
         raise LookupError(f"{seed} {backend} {steps}")
 
-    monkeypatch.setattr(crowd, "simulate", broken)
+    monkeypatch.setattr(seed_runner, "simulate", broken)
     assert command.main(["--once", "--seed", "7"]) == 1
     said = capsys.readouterr().out
     assert "CRASH at seed 7" in said

@@ -32,7 +32,7 @@ def test_a_fresh_plan_has_done_nothing() -> None:
     plan = full_plan()
     plan.live[0].strikes(0.0)
     assert plan.fresh().rules == plan.rules
-    assert plan.fresh().live[0].seen == 0
+    assert plan.fresh().live[0].matched == 0
 
 
 @pytest.mark.parametrize(

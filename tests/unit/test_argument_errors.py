@@ -8,24 +8,26 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from asyncdp import DataPlaneBadRequest, DataPlaneClient, MemoryTransport, stack
+from asyncdp import DataPlaneBadRequest, MemoryTransport, stack
+from asyncdp.protocol import VERBS as OF_THE_PROTOCOL
+from asyncdp.testing.verbs import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 pytestmark = pytest.mark.anyio
 
-VERBS = [
-    name
-    for name, verb in vars(DataPlaneClient).items()
-    if inspect.iscoroutinefunction(verb) and not name.startswith("_") and name != "close"
-]
 #: Right for each argument that a verb may have; the first argument is then made wrong.
 RIGHT: Mapping[str, Any] = {
     "partition_id": "p", "fields": ["x"], "num_samples": 1, "consumer_tasks": ["t"], "task_name": "t",
     "required_fields": ["x"], "batch_size": 1, "meta": None, "task_names": ["t"], "sample_ids": ["a"],
     "select_fields": ["x"], "keys": ["a"], "owner": "o",
 }  # fmt: skip
+
+
+def test_the_table_of_verbs_is_that_of_the_protocol() -> None:
+    """Contract, sweep, fault plans and chaos take their verbs from a table that names each verb but the iterator."""
+    assert {*VERBS, "batches"} == set(OF_THE_PROTOCOL)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -13,11 +13,11 @@ import torch
 from asyncdp import DataPlaneTimeout
 from asyncdp.calls.slots import Resolve
 
+from ..verbs import VERBS
 from .faults import CLAIM, GET, PUT, Fail, Hold, Straggle, Watch
 from .rig import declare, until
 from .same import check_same
 from .steps import TICK_S
-from .verbs import VERBS
 
 if TYPE_CHECKING:
     from .rig import Rig

@@ -17,11 +17,11 @@ from asyncdp import (
 )
 from asyncdp.calls.slots import Reserve, Resolve, WriteSlots
 
+from ..verbs import VERBS
 from .faults import PUT, Hold, Straggle
 from .rig import declare
 from .same import check_same
 from .steps import TICK_S
-from .verbs import VERBS
 
 if TYPE_CHECKING:
     from .rig import Rig

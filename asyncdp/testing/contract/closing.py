@@ -15,10 +15,10 @@ from asyncdp import (
 )
 from asyncdp.calls.slots import Resolve
 
+from ..verbs import VERBS
 from .faults import CLAIM, CLEAR, GET, PUT, Hold, Straggle
 from .rig import at_once, declare, until
 from .steps import TICK_S
-from .verbs import VERBS
 
 if TYPE_CHECKING:
     from .rig import Rig

@@ -12,11 +12,11 @@ import torch
 
 from asyncdp import ClaimNotReady, DataPlaneTimeout, DataPlaneUnavailable
 
+from ..verbs import VERBS
 from .faults import CLAIM, GET, Fail, Hold, Watch
 from .rig import at_once, declare
 from .same import check_same
 from .steps import TICK_S
-from .verbs import MUTATIONS, VERBS
 
 if TYPE_CHECKING:
     from .rig import Rig
@@ -68,7 +68,7 @@ class Deadlines(Contract):
         assert max(late) < TICK_S
         assert (err.op, err.retryable) == (verb, False)
         whole_puts = not rig.client.get_capabilities().slot_writes
-        assert err.ambiguous == (verb in MUTATIONS or (verb == "put_samples" and whole_puts))
+        assert err.ambiguous == (VERBS[verb].mutates and (whole_puts or verb != "put_samples"))
         assert isinstance(err, TimeoutError)
         assert err.elapsed_s == pytest.approx(took, abs=TICK_S)
 
@@ -80,7 +80,7 @@ class Deadlines(Contract):
         await fill(rig, 1)
         before = await rig.client.describe("p")
         (result,) = await at_once(VERBS[verb](client, 0))
-        if verb in {"claim_meta", "wait_partition"}:
+        if VERBS[verb].looks_once:
             assert not isinstance(result, Exception)
             return
         assert isinstance(result, DataPlaneTimeout)

@@ -14,10 +14,10 @@ import torch
 
 from asyncdp import DataPlaneBadRequest, DataPlaneError, stack
 
+from ..verbs import VERBS
 from .base import Contract
 from .children import Child, fork, forked
 from .rig import declare, until
-from .verbs import VERBS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

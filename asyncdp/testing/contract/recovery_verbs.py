@@ -16,9 +16,9 @@ from asyncdp import (
     DataPlaneUnavailable,
 )
 
+from ..verbs import VERBS
 from .rig import at_once, declare, table
 from .same import check_same, rows_of
-from .verbs import VERBS
 
 if TYPE_CHECKING:
     from .rig import Rig

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-import anyio.lowlevel
-
-from asyncdp.calls.slots import ReadResult, ReadSlots
 from asyncdp.compose.composition import SlotMapping
-from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.errors import DataPlaneError
 from asyncdp.factory import layers_of
 from asyncdp.service import Layer
 
-from .damage import damaged
+from .fault import Fault, through
+from .hits import Hit, OnSlots, fault_of
 from .injected import Injected
 from .plan import FaultPlan, plan_of
-from .recycling import Recycled, recycle
 from .request_tracker import RequestTracker, Subject
 from .rule import SLOT_KINDS
 
@@ -51,15 +45,6 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Hit:
-    """A rule that hits a request; ``slots`` are the indexes of the hit slots for rules that hit single slots."""
-
-    rule: Rule
-    draw: float
-    slots: tuple[int, ...] = ()
-
-
 class Faults(Layer):
     """Injects the faults of a plan. It is placed just above the transport, so that all other layers see real errors.
 
@@ -80,7 +65,7 @@ class Faults(Layer):
         """Check that the transport supports the rules of the plan."""
         super().__init__(inner)
         self.plan = plan
-        self._witness = RequestTracker()
+        self._tracker = RequestTracker()
         plan.checked_by(self._check)
 
     def attach_config(self) -> dict[str, Any]:
@@ -134,32 +119,23 @@ class Faults(Layer):
             raise RuntimeError("this fault plan began under another clock: take one per event loop, or plan.fresh()")
         now -= plan.began
         self._move_hosts(now, ctx)
-        request = self._witness.describe(call, ctx)
+        request = self._tracker.describe(call, ctx)
         hits = self._hits(request, now)
         for hit in hits:
             self._record(hit, request, now, ctx)
-        before = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and not hit.rule.options.get("reply"))
-        if before:
-            await ctx.env.clock.sleep(before)
-            self._move_hosts(ctx.env.clock.now() - plan.began, ctx)
-        last = hits[-1].rule if hits else None
-        if last is not None and _stops(last, call):
-            await self._fail(last)
-        if last is not None and last.kind == "lose_reply":
-            await self._lose(call, ctx, last)
-        if isinstance(call, ReadSlots) and any(hit.slots for hit in hits):
-            result: Any = await self._read(call, ctx, hits)
-        else:
-            result = await self.inner.execute(call, ctx)
-        self._witness.learn(call, result, ctx)
-        late = sum(hit.draw for hit in hits if hit.rule.kind == "delay" and hit.rule.options.get("reply"))
-        if late:
-            await ctx.env.clock.sleep(late)
-        return result  # type: ignore[no-any-return]
+        result: R = await through(self._faults(hits), call, ctx, self._send)
+        return result
+
+    async def _send(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Send a request that no fault stopped."""
+        self._move_hosts(ctx.env.clock.now() - (self.plan.began or 0.0), ctx)
+        result = await self.inner.execute(call, ctx)
+        self._tracker.learn(call, result, ctx)
+        return result
 
     # -- selection of faults
 
-    def _hits(self, request: Subject, now: float) -> list[_Hit]:
+    def _hits(self, request: Subject, now: float) -> list[Hit]:
         """Return the rules that hit a request, up to the first one that ends it."""
         hits = []
         for live in self.plan.live:
@@ -171,16 +147,16 @@ class Faults(Layer):
                 slots = [at for at, ids in enumerate(request.by_slot) if sample is None or sample in ids]
                 struck = tuple(at for at in slots if live.strikes(now))
                 if struck:
-                    hits.append(_Hit(rule, live.rng.random(), struck))
+                    hits.append(Hit(rule, live.rng.random(), struck))
                 continue
             if not live.strikes(now):
                 continue
-            hits.append(_Hit(rule, _delay_s(rule, live.rng.gauss(0.0, 1.0)) if rule.kind == "delay" else 0.0))
+            hits.append(Hit(rule, _delay_s(rule, live.rng.gauss(0.0, 1.0)) if rule.kind == "delay" else 0.0))
             if rule.kind != "delay":
                 break
         return hits
 
-    def _record(self, hit: _Hit, request: Subject, now: float, ctx: CallContext) -> None:
+    def _record(self, hit: Hit, request: Subject, now: float, ctx: CallContext) -> None:
         ids = request.ids
         if hit.slots:
             ids = tuple(i for at in hit.slots for i in request.by_slot[at])
@@ -188,58 +164,11 @@ class Faults(Layer):
         self.plan.injected.append(fault)
         ctx.emit("fault", what=fault.kind, verb=fault.verb, host=fault.host, port=fault.port)
 
-    async def _lose(self, call: Call[Any], ctx: CallContext, rule: Rule) -> None:
-        """Execute the request, discard its reply or error, and fail as the rule says."""
-        with suppress(Exception):
-            await self.inner.execute(call, ctx)
-        await self._fail(rule)
-
-    @staticmethod
-    async def _fail(rule: Rule) -> Any:
-        """Raise the rule's exception, or wait until cancelled."""
-        if rule.kind == "refuse":
-            raise ConnectionRefusedError("injected: connection refused")
-        if rule.kind == "reset":
-            raise ConnectionResetError("injected: connection reset")
-        if rule.kind == "not_ready":
-            raise DataPlaneNotReady("injected: not ready", retry_after_s=rule.options.get("retry_after_s"))
-        error = rule.make_error()
-        if error is not None:
-            raise error
-        await anyio.Event().wait()  # the event is never set, so that this waits without a timer
-
-    # -- reads of many slots
-
-    async def _read(self, call: ReadSlots, ctx: CallContext, hits: Sequence[_Hit]) -> ReadResult:
-        """Read the slots that no rule fails, then damage the payload of those that a rule damages."""
-        errors: dict[int, DataPlaneError] = {}
-        ghosts: list[Recycled] = []
-        try:
-            for hit in hits:
-                for at in hit.slots:
-                    if hit.rule.kind == "stale":
-                        errors.setdefault(at, StaleSlotError("injected: stale slot", host=call.host.id, port=call.port))
-                    elif hit.rule.kind == "error":
-                        errors.setdefault(at, hit.rule.make_error())  # type: ignore[arg-type]
-                    elif hit.rule.kind == "recycle":
-                        ghosts += recycle(self.inner, call.refs[at], hit.rule.options["how"], ctx)
-            keep = [at for at in range(len(call.refs)) if at not in errors]
-            if keep:
-                part = call if len(keep) == len(call.refs) else replace(call, refs=tuple(call.refs[at] for at in keep))
-                result = await self.inner.execute(part, ctx)
-            else:
-                await anyio.lowlevel.checkpoint()
-                result = ReadResult(())
-        finally:
-            for ghost in ghosts:
-                ghost.leave()
-        errors.update({keep[at]: err for at, err in result.errors.items()})
-        parts = [replace(part, refs=tuple(keep[at] for at in part.refs)) for part in result.parts]
-        for hit in hits:
-            if hit.rule.kind in ("corrupt", "truncate"):
-                schema = bool(hit.rule.options.get("schema"))
-                parts = [damaged(part, call, hit.slots, hit.rule.kind, hit.draw, schema=schema) for part in parts]
-        return ReadResult(tuple(parts), errors)
+    def _faults(self, hits: Sequence[Hit]) -> list[Fault]:
+        """Return what the rules do to the request; those that hit single slots are the innermost."""
+        faults = [fault_of(hit.rule, hit.draw) for hit in hits if not hit.slots]
+        by_slot = [hit for hit in hits if hit.slots]
+        return [*faults, OnSlots(by_slot, self.inner)] if by_slot else faults
 
     # -- hosts
 
@@ -268,13 +197,6 @@ def _by_slot(rule: Rule, request: Subject) -> bool:
     if rule.kind in SLOT_KINDS:
         return True
     return rule.kind == "error" and rule.where.sample is not None and "ReadSlots" in request.kinds
-
-
-def _stops(rule: Rule, call: Call[Any]) -> bool:
-    """Whether the request is not executed at all."""
-    if rule.kind == "error" and rule.where.sample is not None and isinstance(call, ReadSlots):
-        return False
-    return rule.kind not in SLOT_KINDS and rule.kind not in ("delay", "lose_reply")
 
 
 def _delay_s(rule: Rule, normal: float) -> float:

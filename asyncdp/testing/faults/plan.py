@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .effects import Effects, On, When, given
-from .live import LiveRule
-from .rule import Rule, Where
+from .rule import LiveRule, Rule, Where
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -92,7 +91,7 @@ class FaultPlan(Effects):
     @property
     def idle(self) -> tuple[Rule, ...]:
         """The rules that injected nothing so far; ``assert not plan.idle`` checks that a test met all its faults."""
-        return tuple(live.rule for live in self._rules if not (live.done or live.stage))
+        return tuple(live.rule for live in self._rules if not (live.struck or live.stage))
 
     def report(self) -> str:
         """Describe the seed, the rules and the injected faults in a few lines, for the report of a failed test."""

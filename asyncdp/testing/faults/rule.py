@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import math
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -11,48 +12,20 @@ from typing import Any
 from asyncdp import errors
 from asyncdp.calls import Call, slots
 
-__all__ = ["KINDS", "Rule", "Where", "error_named"]
+from ..verbs import VERBS
+from .trigger import Trigger
+
+__all__ = ["KINDS", "LiveRule", "Rule", "Where", "error_named"]
 
 Check = Callable[[Any], bool]
 
-#: Types of the request that decides the outcome of a verb made of several requests: {verb: types}. Faults that lose a
-#: request or its reply hit this one.
-DECIDING: Mapping[str, tuple[str, ...]] = {
-    "put_samples": ("Publish", "PutSamples"),
-    "get_samples": ("ReadSlots", "GetSamples"),
-    "get_data": ("ReadSlots", "GetSamples"),
-    "claim_meta": ("TryClaim", "ClaimMeta"),
-    "wait_partition": ("TryPartition", "WaitPartition"),
-}
 #: Requests that look up where samples lie or may be placed. Rules for one sample do not apply to them, since they name
 #: other samples as well.
 LOOKUPS = ("Locate", "Place")
 #: Requests that reconcile the pending outcome of an earlier call; they carry the verb of the call that waits for them.
-DEBTS = ("Abort", "AbandonClaim", "Resolve")
-#: The verbs that make requests, and ``close``, which reconciles pending outcomes.
-VERBS = (
-    "check_consumption_status",
-    "claim_meta",
-    "clear_samples",
-    "close",
-    "depth",
-    "describe",
-    "drop_partition",
-    "evict",
-    "get_data",
-    "get_samples",
-    "list_claims",
-    "list_hosts",
-    "list_metadata",
-    "list_partitions",
-    "ping",
-    "pop",
-    "put_samples",
-    "register_partition",
-    "release_claim",
-    "release_claims",
-    "wait_partition",
-)
+RECONCILING = ("Abort", "AbandonClaim", "Resolve")
+#: Verbs that a rule may select: those that make requests, and ``close``, which reconciles pending outcomes.
+SELECTABLE = (*sorted(VERBS), "close")
 
 
 def _number(least: float = 0.0) -> Check:
@@ -144,8 +117,8 @@ class Where:
 
     def __post_init__(self) -> None:
         """Check that the verb and the call exist and that the other values have the right type."""
-        if self.verb is not None and self.verb not in VERBS:
-            raise ValueError(f"verb: {self.verb!r} is not one of {list(VERBS)}")
+        if self.verb is not None and self.verb not in SELECTABLE:
+            raise ValueError(f"verb: {self.verb!r} is not one of {list(SELECTABLE)}")
         if self.call is not None and self.call not in (known := call_names()):
             raise ValueError(f"call: {self.call!r} is not one of {sorted(known)}")
         if self.port is not None and not _whole(0)(self.port):
@@ -155,6 +128,14 @@ class Where:
                 raise ValueError(f"{name}: must be a non-empty string, not {getattr(self, name)!r}")
 
 
+#: The errors of kinds that have no option for it: {kind: function of the options}.
+_RAISED: Mapping[str, Callable[[Mapping[str, Any]], Exception]] = {
+    "refuse": lambda _: ConnectionRefusedError("injected: connection refused"),
+    "reset": lambda _: ConnectionResetError("injected: connection reset"),
+    "not_ready": lambda options: errors.DataPlaneNotReady(
+        "injected: not ready", retry_after_s=options.get("retry_after_s")
+    ),
+}
 _WHEN: Mapping[str, Check] = {
     "p": lambda v: _number()(v) and v <= 1,
     "times": _whole(1),
@@ -226,6 +207,8 @@ class Rule:
     def make_error(self) -> Exception | None:
         """Return a new exception of the type that this rule raises; None where it leaves the request unanswered."""
         options = self.options
+        if self.kind in _RAISED:
+            return _RAISED[self.kind](options)
         name = options.get("error", options.get("raises"))
         if name is None:
             return None
@@ -250,7 +233,8 @@ class Rule:
         if self.kind in SLOT_KINDS:
             return "ReadSlots" in kinds
         if self.kind in ("lose_reply", "lose_request") and where.verb is not None:
-            return not kinds.isdisjoint(DECIDING[verb]) if verb in DECIDING else kinds.isdisjoint(DEBTS)
+            decided_by = {kind.__name__ for kind in VERBS[verb].decided_by} if verb in VERBS else set()
+            return not kinds.isdisjoint(decided_by) if decided_by else kinds.isdisjoint(RECONCILING)
         return where.sample is None or kinds.isdisjoint(LOOKUPS)
 
     def to_dict(self) -> dict[str, Any]:
@@ -280,3 +264,15 @@ class Rule:
         where = Where(**{f.name: rest.pop(f.name) for f in fields(Where) if f.name in rest})
         when = {name: rest.pop(name) for name in _WHEN if name in rest}
         return cls(kind, where, options=rest, **when)
+
+
+class LiveRule(Trigger):
+    """A rule in use, with its trigger and random source."""
+
+    rng: random.Random
+
+    def __init__(self, rule: Rule, rng: random.Random) -> None:
+        """Start with no hits."""
+        super().__init__(rule.times, rule.after, p=rule.p, at_s=rule.at_s, for_s=rule.for_s, rng=rng)
+        self.rule = rule
+        self.stage = 0  # for crash_host: 0 up, 1 crashed, 2 restarted

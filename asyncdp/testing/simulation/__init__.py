@@ -18,11 +18,14 @@ workload; :func:`simulate` runs it in virtual time and checks the history::
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from .checks import CHECKS, check
 from .fabric import Fabric, Simulated
-from .fault_schedule import Trouble
+from .fault_schedule import ScheduledFault
 from .history import Budgets, Event, History, Lost
-from .network import Conditions, DoorState, Network
+from .network import Conditions, Network, PortState
 from .operation import Operation
 from .recorded import Recorded
 from .report import Report
@@ -35,21 +38,34 @@ __all__ = [
     "CHECKS",
     "Budgets",
     "Conditions",
-    "DoorState",
     "Event",
     "Fabric",
     "History",
     "Lost",
     "Network",
     "Operation",
+    "PortState",
     "Recorded",
     "Report",
     "Scenario",
+    "ScheduledFault",
     "Simulated",
-    "Trouble",
     "Violation",
     "WireRequest",
     "check",
     "draw",
     "simulate",
 ]
+
+#: Names of the version before, which are kept for one version.
+_RENAMED = {"DoorState": PortState, "Trouble": ScheduledFault}
+
+
+def __getattr__(name: str) -> Any:
+    """Return what has another name now."""
+    if name not in _RENAMED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    now = _RENAMED[name]
+    text = f"{__name__}.{name} is kept for one version: it is {now.__name__}"
+    warnings.warn(text, DeprecationWarning, stacklevel=2)
+    return now

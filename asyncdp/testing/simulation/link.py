@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
@@ -11,7 +12,9 @@ from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.service import Layer
 
 from ..faults.damage import damaged
-from .network import DoorState
+from ..faults.fault import Chance, Delay, Fail, Fault, LoseReply, Send, Tamper, through
+from ..faults.hits import fault_of
+from .network import CUT, RULES, PortState
 from .wire_request import SlotKey, WireRequest
 
 if TYPE_CHECKING:
@@ -30,6 +33,8 @@ R = TypeVar("R")
 
 #: Host id of the directory in the simulated network.
 DIRECTORY = "directory"
+#: States of a port in which it does nothing that it is asked.
+STOPS = (PortState.REFUSES, PortState.SILENT, PortState.RESETS)
 
 
 def _key(ref: SlotRef) -> SlotKey:
@@ -62,20 +67,21 @@ class Link(Layer):
         self.name = name
         #: (host, port) for which a probe was announced; None: no probe is expected.
         self.probing: tuple[Any, Any] | None = None
-        self._asleep: anyio.Event | None = None
+        #: Set when the client is resumed; None: it is not paused.
+        self.asleep: anyio.Event | None = None
 
     # -- a client that is paused
 
     def pause(self) -> None:
         """Hold back all requests of the client and the replies to it."""
-        if self._asleep is None:
-            self._asleep = anyio.Event()
+        if self.asleep is None:
+            self.asleep = anyio.Event()
 
     def wake(self) -> None:
         """Release everything that was held back."""
-        if self._asleep is not None:
-            self._asleep.set()
-            self._asleep = None
+        if self.asleep is not None:
+            self.asleep.set()
+            self.asleep = None
 
     # -- requests
 
@@ -124,82 +130,100 @@ class Link(Layer):
             note.failed = tuple(key for key, err in kinds if isinstance(err, DataPlaneError) and err.retryable)
 
     async def _send(self, call: Call[R], ctx: CallContext, note: WireRequest) -> R:
-        network = self.fabric.network
-        host = DIRECTORY if note.host is None else note.host
-        state = network.state(host, note.port)
-        flight = network.latency_s(host, note.port)
-        answer = await self._there(call, ctx, host, state, flight)
-        if state is DoorState.MUTE:
-            network.faults["door mute"] += 1
-            await anyio.sleep_forever()
-        if isinstance(answer, ReadResult) and (
-            state is DoorState.GARBLES or network.strikes(network.conditions.garble)
-        ):
-            network.faults["garbled payload"] += 1
-            answer = self._garbled(answer, call)
-        if network.strikes(network.conditions.lose_reply):
-            network.faults["lost reply"] += 1
-            await self._lose(flight)
-        if flight > 2.0 * network.conditions.latency_s:  # only slow requests have slow replies
-            await anyio.sleep(flight)
-        if self._asleep is not None:
-            await self._asleep.wait()
+        answer = await through(self._faults(call, note), call, ctx, self._arrive)
+        if self.asleep is not None:
+            await self.asleep.wait()
         if isinstance(answer, Exception):
             raise answer
         return answer  # type: ignore[no-any-return]
 
-    async def _there(self, call: Call[Any], ctx: CallContext, host: str, state: DoorState | None, flight: float) -> Any:
-        """Deliver a request to the plane and return the answer, or the exception that it raised."""
-        network = self.fabric.network
-        arrives = True  # whether it may still arrive after its sender has given up
+    async def _arrive(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Execute a request; an error of the plane is returned, because it travels back as any other answer does."""
         try:
-            if self._asleep is not None:
-                await self._asleep.wait()
-            if state not in (None, DoorState.MUTE, DoorState.GARBLES) or (self.name, host) in network.cut:
-                arrives = False
-                await self._door(state, flight)
-            if network.strikes(network.conditions.lose_request):
-                network.faults["lost request"] += 1
-                arrives = False
-                await self._lose(flight)
-            await anyio.sleep(flight)
-            try:
-                answer = await self.inner.execute(call, ctx)
-            except Exception as err:  # noqa: BLE001 - an error travels back as any other answer does
-                return err
-        except BaseException:
-            if arrives and network.strikes(network.conditions.arrives_late):
-                network.faults["late request"] += 1
-                self.fabric.deliver(self.inner, call, ctx, flight, self._asleep)
-            raise
-        # A claim attempt that found no samples is not duplicated, since the duplicate might claim some.
-        found = not isinstance(answer, ClaimTry) or answer.meta.size > 0
-        if found and network.strikes(network.conditions.duplicate):
-            network.faults["duplicate"] += 1
-            self.fabric.deliver(self.inner, call, ctx, 5.0 * flight, None)
-        return answer
+            return await self.inner.execute(call, ctx)
+        except Exception as err:  # noqa: BLE001 - raised by _send()
+            return err
 
-    async def _door(self, state: DoorState | None, flight: float) -> None:
-        """Fail a request to a port that does not accept it, or (None) that is cut off the network."""
+    def _faults(self, call: Call[Any], note: WireRequest) -> list[Fault]:
+        """Return what a request meets, the faults of its reply first, in the reverse order."""
         network = self.fabric.network
-        network.faults["unreachable" if state is None else f"door {state.value}"] += 1
-        if state in (None, DoorState.SILENT):
-            await anyio.sleep_forever()
-        await anyio.sleep(flight)
-        if state is DoorState.REFUSES:
-            raise ConnectionRefusedError("simulated: connection refused")
-        raise ConnectionResetError("simulated: connection reset")
+        host = DIRECTORY if note.host is None else note.host
+        state = network.state(host, note.port)
+        flight = network.latency_s(host, note.port)
+        transit = Transit(self, flight)
 
-    async def _lose(self, flight: float) -> None:
-        if not self.fabric.network.strikes(self.fabric.network.conditions.noticed):
-            await anyio.sleep_forever()
-        await anyio.sleep(flight)
-        raise ConnectionResetError("simulated: connection reset")
+        def slow(_: Any) -> bool:
+            return flight > 2.0 * network.conditions.latency_s  # only slow requests have slow replies
 
-    def _garbled(self, answer: ReadResult, call: Any) -> ReadResult:
+        def lost(_: Any) -> bool:
+            return network.happens("lost reply", network.conditions.lose_reply)
+
+        def garbled(answer: Any) -> bool:
+            what, p = "garbled payload", network.conditions.garble
+            return isinstance(answer, ReadResult) and (
+                network.count(what) if state is PortState.GARBLES else network.happens(what, p)
+            )
+
+        def cut_off(_: Any) -> bool:
+            return (self.name, host) in network.cut and transit.stopped("unreachable")
+
+        def never_sent(_: Any) -> bool:
+            return network.strikes(network.conditions.lose_request) and transit.stopped("lost request")
+
+        faults: list[Fault] = [
+            Chance(Delay(flight), slow, reply=True),
+            Chance(LoseReply(make=network.loss, after_s=flight), lost, reply=True),
+            Chance(Tamper(change=partial(self._garbled, call)), garbled, reply=True),
+        ]
+        if state is PortState.MUTE:
+            faults.append(Chance(fault_of(RULES[state]), lambda _: network.count("port mute"), reply=True))
+        faults += [transit, Chance(fault_of(CUT), cut_off)]
+        if state in STOPS:
+            what = f"port {state.value}"
+            faults.append(Chance(fault_of(RULES[state], after_s=flight), lambda _: transit.stopped(what)))
+        return [*faults, Chance(Fail(make=network.loss, after_s=flight), never_sent), Delay(flight)]
+
+    def _garbled(self, call: Any, answer: ReadResult) -> ReadResult:
         draw = self.fabric.network.rng.random()
         parts = [damaged(part, call, part.refs, "truncate", draw, schema=False) for part in answer.parts]
         return ReadResult(tuple(parts), answer.errors)
+
+
+class Transit(Fault):
+    """The way of a request to the plane: it may arrive after its sender gave up, or a second time.
+
+    Args:
+        link: Link of the sender.
+        flight_s: Latency of the request in seconds.
+    """
+
+    def __init__(self, link: Link, flight_s: float) -> None:
+        super().__init__()
+        self.link = link
+        self.flight_s = flight_s
+        self._arrives = True  # whether it may still arrive after its sender has given up
+
+    def stopped(self, what: str) -> bool:
+        """Count a fault by which the request never arrives; return True."""
+        self._arrives = False
+        return self.link.fabric.network.count(what)
+
+    async def strike(self, call: Any, ctx: Any, send: Send) -> Any:
+        """Send the request once the client is awake."""
+        fabric, network = self.link.fabric, self.link.fabric.network
+        try:
+            if self.link.asleep is not None:
+                await self.link.asleep.wait()
+            answer = await send(call, ctx)
+        except BaseException:
+            if self._arrives and network.happens("late request", network.conditions.arrives_late):
+                fabric.deliver(self.link.inner, call, ctx, self.flight_s, self.link.asleep)
+            raise
+        # A claim attempt that found no samples is not duplicated, since the duplicate might claim some.
+        found = not isinstance(answer, Exception) and (not isinstance(answer, ClaimTry) or answer.meta.size > 0)
+        if found and network.happens("duplicate", network.conditions.duplicate):
+            fabric.deliver(self.link.inner, call, ctx, 5.0 * self.flight_s, None)
+        return answer
 
 
 class Tap:

@@ -8,12 +8,14 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Conditions", "DoorState", "Network"]
+from ..faults.rule import Rule
 
-Door = tuple[str, int | None]
+__all__ = ["Conditions", "Network", "PortState"]
+
+Port = tuple[str, int | None]
 
 
-class DoorState(Enum):
+class PortState(Enum):
     """Fault of a port or of the directory."""
 
     REFUSES = "refuses"
@@ -26,6 +28,18 @@ class DoorState(Enum):
     """It breaks connections before it does anything."""
     GARBLES = "garbles"
     """It cuts rows off the payload that it sends."""
+
+
+#: What requests meet at a port in each state, as rules of a fault plan.
+RULES = {
+    PortState.REFUSES: Rule("refuse"),
+    PortState.SILENT: Rule("silent"),
+    PortState.MUTE: Rule("lose_reply"),
+    PortState.RESETS: Rule("reset"),
+    PortState.GARBLES: Rule("truncate"),
+}
+#: What requests meet between a client and a host that is cut off from it.
+CUT = Rule("silent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +83,14 @@ class Network:
         """Start without faults."""
         self.conditions = conditions
         self.rng = rng
-        self.doors: dict[Door, DoorState] = {}
-        self.slow: dict[Door, float] = {}
+        self.ports: dict[Port, PortState] = {}
+        self.slow: dict[Port, float] = {}
         self.cut: set[tuple[str, str]] = set()
         self.faults: Counter[str] = Counter()
 
-    def state(self, host: str, port: int | None) -> DoorState | None:
+    def state(self, host: str, port: int | None) -> PortState | None:
         """Return the fault of a port (None: of the directory); None if it works."""
-        return self.doors.get((host, port))
+        return self.ports.get((host, port))
 
     def latency_s(self, host: str, port: int | None) -> float:
         """Draw the latency of a message in seconds."""
@@ -88,9 +102,22 @@ class Network:
         """Draw whether an event of probability ``p`` happens."""
         return p > 0.0 and self.rng.random() < p
 
+    def happens(self, what: str, p: float) -> bool:
+        """Draw whether a fault of probability ``p`` happens, and count it."""
+        return self.strikes(p) and self.count(what)
+
+    def count(self, what: str) -> bool:
+        """Count a fault; return True."""
+        self.faults[what] += 1
+        return True
+
+    def loss(self) -> Exception | None:
+        """Return what the sender notices of a loss: a connection reset, or (None) nothing."""
+        return RULES[PortState.RESETS].make_error() if self.strikes(self.conditions.noticed) else None
+
     def calm_down(self) -> None:
         """End all faults."""
         self.conditions = CALM
-        self.doors.clear()
+        self.ports.clear()
         self.slow.clear()
         self.cut.clear()

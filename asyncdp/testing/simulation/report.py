@@ -65,6 +65,6 @@ class Report:
         if len(self.violations) > 5:  # noqa: PLR2004 - the first tell most
             lines.append(f"and {len(self.violations) - 5} more violations")
         if self.violations:
-            lines.append("troubles:")
-            lines += [f"  {trouble}" for trouble in self.scenario.troubles]
+            lines.append("scheduled faults:")
+            lines += [f"  {fault}" for fault in self.scenario.faults]
         return lines

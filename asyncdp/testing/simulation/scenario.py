@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .fault_schedule import Trouble, draw_troubles
+from .fault_schedule import ScheduledFault, draw_faults
 from .network import Conditions
 
 __all__ = ["ClientPlan", "Scenario", "draw"]
@@ -34,7 +34,7 @@ class Scenario:
         group_size: Number of samples per group of the flow; None: no groups.
         conditions: Latency and fault probabilities of the network.
         clients: Plans of the clients.
-        troubles: The scheduled faults.
+        faults: The scheduled faults.
         steps: Number of steps of each task.
         patience_s: Minimum and maximum timeout of a call in seconds.
         cancels: Probability that a call is cancelled.
@@ -47,7 +47,7 @@ class Scenario:
     group_size: int | None
     conditions: Conditions
     clients: tuple[ClientPlan, ...]
-    troubles: tuple[Trouble, ...]
+    faults: tuple[ScheduledFault, ...]
     steps: int = 60
     patience_s: tuple[float, float] = (0.5, 4.0)
     cancels: float = 0.1
@@ -139,7 +139,7 @@ def draw(seed: int, *, steps: int = 60) -> Scenario:
         group_size=rng.choice([None, 2, 3]),
         conditions=_conditions(rng),
         clients=clients,
-        troubles=draw_troubles(rng, hosts, ports, names),
+        faults=draw_faults(rng, hosts, ports, names),
         steps=steps,
         cancels=rng.choice([0.0, 0.05, 0.15]),
         registers=rng.choice([3, 8]),

@@ -15,7 +15,7 @@ from ..clock import run_virtual
 from .audit import Audit
 from .checks import check
 from .fabric import Fabric
-from .fault_schedule import make_trouble
+from .fault_schedule import run_fault
 from .flow_work import Producer, Scorer, Trainer, Watcher
 from .registers_work import Registers
 from .report import Report
@@ -75,13 +75,13 @@ class World:
     async def run(self) -> list[Violation]:
         """Run the scenario and return the violations that the final audit found."""
         await self._open()
-        async with anyio.create_task_group() as troubles:
-            for trouble in self.scenario.troubles:
-                troubles.start_soon(make_trouble, self.fabric, trouble, self.scopes.get(trouble.target))
+        async with anyio.create_task_group() as faults:
+            for fault in self.scenario.faults:
+                faults.start_soon(run_fault, self.fabric, fault, self.scopes.get(fault.target))
             async with anyio.create_task_group() as work:
                 for plan in self.scenario.clients:
                     work.start_soon(self._work, plan)
-            troubles.cancel_scope.cancel()
+            faults.cancel_scope.cancel()
         self.fabric.calm_down()
         await anyio.sleep(self.scenario.quiet_s)
         self.fabric.history.calm_since = self.fabric.clock.now()

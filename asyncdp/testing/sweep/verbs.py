@@ -1,4 +1,4 @@
-"""All verbs in a form that can be swept, for a partition with four unclaimed samples."""
+"""The verbs of the table in a form that can be swept, for a partition with four unclaimed samples."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ import torch
 from asyncdp.calls.slots import Resolve
 from asyncdp.compose.outcomes import PendingOutcome
 from asyncdp.errors import DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, SampleNotFound
-from asyncdp.meta import KVBatchMeta
+
+from ..verbs import VERBS as VERBS_TO_CALL
+from ..verbs import Arguments
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
+    from asyncdp.meta import KVBatchMeta
 
 __all__ = ["IDS", "VERBS", "SweptVerb"]
 
@@ -22,6 +25,9 @@ IDS = ("s0", "s1", "s2", "s3")
 TASK = "t"
 #: Timeout in seconds of waits that never succeed; long enough to be cancelled during the wait.
 WAIT_S = 0.3
+
+Prepare = Callable[["Client", str], Awaitable[Any]]
+Check = Callable[["Client", str, bool], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,8 @@ class SweptVerb:
     """
 
     act: Callable[[Client, str, Any], Awaitable[Any]]
-    prepare: Callable[[Client, str], Awaitable[Any]] | None = None
-    check: Callable[[Client, str, bool], Awaitable[None]] | None = None
+    prepare: Prepare | None = None
+    check: Check | None = None
     ends: bool = False
     shields: bool = False
 
@@ -60,6 +66,21 @@ async def _claim(client: Client, partition: str) -> KVBatchMeta:
     return await client.claim_meta(partition, TASK, ["x"], 2)
 
 
+def _by(client: Client, meta: KVBatchMeta) -> KVBatchMeta | list[str]:
+    """Return the meta of rows, or their ids if the backend cannot bind to lives."""
+    return meta if client.get_capabilities().bound_mutations else meta.sample_ids
+
+
+async def _claimed_rows(client: Client, partition: str) -> KVBatchMeta | list[str]:
+    return _by(client, await _claim(client, partition))
+
+
+async def _listed(client: Client, partition: str) -> KVBatchMeta | list[str]:
+    """Return the first two samples, bound to the lives of a listing."""
+    groups = [group for group in await client.list_metadata(partition) if group.keys[0] in IDS[:2]]
+    return _by(client, groups[0].meta().concat(groups[1].meta()))
+
+
 async def _unless_late(call: Awaitable[Any]) -> None:
     """Await a call that times out if it is not cancelled; accept any error of its last look."""
     try:
@@ -68,7 +89,7 @@ async def _unless_late(call: Awaitable[Any]) -> None:
         return
 
 
-async def _owing(client: Client, partition: str) -> None:
+async def _pending(client: Client, partition: str) -> None:
     """Leave a pending outcome in the client, as after a cancel, so that its close has to reconcile it."""
     client.env.pending_outcomes.record(
         PendingOutcome(Resolve(client.env.next_op_id(), partition), "", partition_id=partition)
@@ -122,7 +143,7 @@ async def handed_over(observer: Client, partition: str, cancelled: bool) -> None
         raise AssertionError(f"of {IDS}, {held} are claimed and {free} can be claimed (cancelled: {cancelled})")
 
 
-def whole_or_absent(new: Mapping[str, float]) -> Callable[[Client, str, bool], Awaitable[None]]:
+def whole_or_absent(new: Mapping[str, float]) -> Check:
     """Return a check that the samples are all as before or all as in ``new``; the latter if nothing was cancelled."""
 
     async def check(observer: Client, partition: str, cancelled: bool) -> None:  # noqa: FBT001
@@ -161,59 +182,72 @@ _PUT_OLD = {**OLD, "s0": 70.0, "s1": 71.0}
 _PUT_NEW = {**OLD, "n0": 70.0, "n1": 71.0}
 
 
-def _put(first: str, second: str) -> Callable[[Client, str, Any], Awaitable[Any]]:
-    return lambda c, p, _: c.put_samples([first, second], p, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
+#: What the swept calls are about.
+ABOUT = Arguments(
+    task=TASK,
+    new_field="z",
+    read=IDS,
+    put=("n0", "n1"),
+    values=torch.tensor([70.0, 71.0]),
+    tags=[{"v": 1}] * 2,
+    remove=IDS[:2],
+    size=2,
+)
 
 
-async def _listed(client: Client, partition: str) -> KVBatchMeta:
-    """Return a meta of the first two samples, bound to the lives of a listing."""
-    groups = [group for group in await client.list_metadata(partition) if group.keys[0] in IDS[:2]]
-    return groups[0].meta().concat(groups[1].meta())
+def _of(
+    verb: str,
+    check: Check,
+    prepare: Prepare | None = None,
+    given: str = "",
+    wait_s: float | None = None,
+    missing: str = "",
+    **differing: Any,
+) -> SweptVerb:
+    """Return a verb of the table to sweep.
+
+    Args:
+        verb: Its name.
+        check: See :class:`SweptVerb`.
+        prepare: See :class:`SweptVerb`.
+        given: Name of the argument of the call that is what ``prepare`` returned.
+        wait_s: Timeout in seconds of a call that waits in vain; None: the call succeeds at once.
+        missing: Suffix of the name of the partition, for a partition that does not exist.
+        **differing: Arguments that differ from ``ABOUT``.
+    """
+
+    def act(client: Client, partition: str, prepared: Any) -> Awaitable[Any]:
+        name = partition + missing
+        more = {"partition": name, "drop": name, "owner": client.owner, **differing}
+        if given:
+            more[given] = prepared
+        call = VERBS_TO_CALL[verb](client, wait_s, ABOUT, **more)
+        return call if wait_s is None else _unless_late(call)
+
+    return SweptVerb(act, prepare, check)
 
 
-def _by(client: Client, meta: KVBatchMeta) -> Any:
-    """Return the meta of rows, or their ids if the backend cannot bind to lives."""
-    return meta if client.get_capabilities().bound_mutations else meta.sample_ids
-
-
-def _put_bound(client: Client, partition: str, meta: KVBatchMeta) -> Awaitable[Any]:
-    return client.put_samples(_by(client, meta), partition, {"x": torch.tensor([70.0, 71.0])}, [{"v": 1}] * 2)
-
+_CHECKS: Mapping[str, Check] = {
+    "claim_meta": claimed_once,
+    "put_samples": whole_or_absent({**OLD, "n0": 70.0, "n1": 71.0}),
+    "clear_samples": absent,
+    "evict": absent,
+    "drop_partition": gone_or_whole,
+}
+_again = whole_or_absent({**OLD, "s0": 70.0, "s1": 71.0})
 
 #: {name: verb}; some verbs have several variants.
 VERBS: Mapping[str, SweptVerb] = {
-    "register_partition": SweptVerb(lambda c, p, _: c.register_partition(p, ["z"], 8, [TASK]), check=unharmed),
-    "claim_meta": SweptVerb(lambda c, p, _: _claim(c, p), check=claimed_once),
-    "claim_meta, waiting": SweptVerb(
-        lambda c, p, _: _unless_late(c.claim_meta(p, TASK, ["x"], 5, timeout_s=WAIT_S)), check=claimed_once
-    ),
-    "get_data": SweptVerb(
-        lambda c, p, _: c.get_data(KVBatchMeta(p, sample_ids=list(IDS)), ["x"], timeout_s=10), check=unharmed
-    ),
-    "check_consumption_status": SweptVerb(lambda c, p, _: c.check_consumption_status(p, [TASK]), check=unharmed),
-    "put_samples": SweptVerb(_put("n0", "n1"), check=whole_or_absent(_PUT_NEW)),
-    "put_samples, again": SweptVerb(_put("s0", "s1"), check=whole_or_absent(_PUT_OLD)),
-    "put_samples, by meta": SweptVerb(_put_bound, prepare=_claim, check=whole_or_absent(_PUT_OLD)),
-    "get_samples": SweptVerb(lambda c, p, _: c.get_samples(IDS, p, ["x"]), check=unharmed),
-    "clear_samples": SweptVerb(lambda c, p, _: c.clear_samples(IDS[:2], p), check=absent),
-    "ping": SweptVerb(lambda c, _p, _: c.ping(), check=unharmed),
-    "list_metadata": SweptVerb(lambda c, p, _: c.list_metadata(p), check=unharmed),
-    "depth": SweptVerb(lambda c, p, _: c.depth(p), check=unharmed),
-    "pop": SweptVerb(lambda c, p, meta: c.pop(meta, p), prepare=_claim, check=absent),
-    "evict": SweptVerb(lambda c, p, _: c.evict(IDS[:2], p), check=absent),
-    "evict, by meta": SweptVerb(lambda c, p, meta: c.evict(_by(c, meta), p), prepare=_listed, check=absent),
-    "release_claim": SweptVerb(lambda c, _p, meta: c.release_claim(meta), prepare=_claim, check=some_claims),
-    "list_claims": SweptVerb(lambda c, p, _: c.list_claims(p, TASK), check=unharmed),
-    "release_claims": SweptVerb(lambda c, p, _: c.release_claims(p, c.owner), prepare=_claim, check=some_claims),
-    "list_hosts": SweptVerb(lambda c, _p, _: c.list_hosts(), check=unharmed),
-    "list_partitions": SweptVerb(lambda c, _p, _: c.list_partitions(), check=unharmed),
-    "describe": SweptVerb(lambda c, p, _: c.describe(p), check=unharmed),
-    "drop_partition": SweptVerb(lambda c, p, _: c.drop_partition(p), check=gone_or_whole),
-    "wait_partition": SweptVerb(lambda c, p, _: c.wait_partition(p), check=unharmed),
-    "wait_partition, waiting": SweptVerb(
-        lambda c, p, _: _unless_late(c.wait_partition(f"{p}-never", timeout_s=WAIT_S)), check=unharmed
-    ),
+    **{verb: _of(verb, _CHECKS.get(verb, unharmed)) for verb in VERBS_TO_CALL},
+    "claim_meta, waiting": _of("claim_meta", claimed_once, wait_s=WAIT_S, size=5),
+    "put_samples, again": _of("put_samples", _again, put=IDS[:2]),
+    "put_samples, by meta": _of("put_samples", _again, _claimed_rows, "put"),
+    "pop": _of("pop", absent, _claim, "remove"),
+    "evict, by meta": _of("evict", absent, _listed, "remove"),
+    "release_claim": _of("release_claim", some_claims, _claim, "claim"),
+    "release_claims": _of("release_claims", some_claims, _claim),
+    "wait_partition, waiting": _of("wait_partition", unharmed, wait_s=WAIT_S, missing="-never"),
     "batches": SweptVerb(lambda c, p, _: _batches(c, p, 0), check=handed_over, shields=True),
     "batches, ahead": SweptVerb(lambda c, p, _: _batches(c, p, 2), check=handed_over, shields=True),
-    "close": SweptVerb(lambda c, _p, _: c.close(), prepare=_owing, check=unharmed, ends=True),
+    "close": SweptVerb(lambda c, _p, _: c.close(), prepare=_pending, check=unharmed, ends=True),
 }
