@@ -35,7 +35,15 @@ from asyncdp.service import Layer, Service, layers_of
 from asyncdp.settings import stack_arguments as check
 from asyncdp.settings.names import check_keys, no_such, not_one_of
 
-__all__ = ["DEFAULT_LAYERS", "build_data_plane_client", "default_layers", "layers_of", "stack"]
+__all__ = [
+    "DEFAULT_LAYERS",
+    "build_data_plane_client",
+    "check_config",
+    "default_layers",
+    "layer_settings",
+    "layers_of",
+    "stack",
+]
 
 #: Makes a layer around a service: a layer class, a partial of one, or any callable ``(client) -> client``.
 LayerFactory = Callable[[Any], Any]
@@ -64,6 +72,12 @@ def _all_settings() -> Mapping[type, Mapping[str, str]]:
         parameters = inspect.signature(kind).parameters.values()
         found[kind] = {p.name: str(p.annotation) for p in parameters if p.kind is p.KEYWORD_ONLY}
     return found
+
+
+def layer_settings() -> dict[str, dict[str, str]]:
+    """Return the types of all settings under ``layers:`` as text: ``{layer: {setting: type}}``."""
+    kinds: dict[str, type] = {**DEFAULT_LAYERS, "retry_budget": RetryBudget}
+    return {name: dict(_all_settings()[kind]) for name, kind in kinds.items()}
 
 
 def _settings_of(kind: type) -> Sequence[str]:
@@ -319,22 +333,11 @@ def build_data_plane_client(
     Warns:
         UserWarning: A key has no effect; the message names it.
     """
-    parsed = parse_config(config, homes=_homes)
+    given = None if layers is None else check.factories(layers)
+    parsed, made, retry_budget = _planned(config, given or ())
     config = plain_config(config)
     for text in oddities(parsed):
         warnings.warn(text, stacklevel=2)
-    by_layer, own = _layers_of_config(parsed.layers)
-    retry_budget = by_layer.pop("retry_budget", None)
-    _check_budget(retry_budget, "layers.retry_budget")
-    if parsed.ack_timeout_ms is not None:
-        attempt = by_layer.setdefault("attempt_timeout", {})
-        if "attempt_timeout_s" in attempt:
-            both = "ack_timeout_ms and as layers.attempt_timeout.attempt_timeout_s"
-            raise ValueError(f"ack_timeout_ms: given twice, as {both}; leave one out")
-        attempt["attempt_timeout_s"] = parsed.ack_timeout_ms / 1e3
-    given = None if layers is None else check.factories(layers)
-    acked = "" if parsed.ack_timeout_ms is None else "ack_timeout_ms"
-    made = _arranged([*(given or ()), *own], by_layer, acked)
     on_event = None
     if parsed.observability is not None and parsed.observability.enabled:
         on_event = parsed.observability.callback or log_event
@@ -352,6 +355,38 @@ def build_data_plane_client(
         attach["ucxx"] = {**attach["ucxx"], "allow_pickle": True}
     client.recipe = (_reattach, (attach, *([] if given is None else [given])))
     return client
+
+
+def check_config(config: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """Check a config as :func:`build_data_plane_client` does, without opening anything.
+
+    Returns:
+        The checked config, and warnings about keys that have no effect.
+
+    Raises:
+        ValueError: A key is unknown, missing or has the wrong type, two keys contradict each other, or the config is
+            disabled; the message names the key.
+    """
+    parsed, _, _ = _planned(config, ())
+    return parsed, oddities(parsed)
+
+
+def _planned(
+    config: Mapping[str, Any], given: Sequence[LayerFactory]
+) -> tuple[Config, list[LayerFactory], Mapping[str, float] | None]:
+    """Check a config; return it with the layers that it and ``given`` ask for, and the settings of the retry budget."""
+    parsed = parse_config(config, homes=_homes)
+    by_layer, own = _layers_of_config(parsed.layers)
+    retry_budget = by_layer.pop("retry_budget", None)
+    _check_budget(retry_budget, "layers.retry_budget")
+    if parsed.ack_timeout_ms is not None:
+        attempt = by_layer.setdefault("attempt_timeout", {})
+        if "attempt_timeout_s" in attempt:
+            both = "ack_timeout_ms and as layers.attempt_timeout.attempt_timeout_s"
+            raise ValueError(f"ack_timeout_ms: given twice, as {both}; leave one out")
+        attempt["attempt_timeout_s"] = parsed.ack_timeout_ms / 1e3
+    acked = "" if parsed.ack_timeout_ms is None else "ack_timeout_ms"
+    return parsed, _arranged([*given, *own], by_layer, acked), retry_budget
 
 
 def _layers_of_config(

@@ -13,8 +13,18 @@ import typer
 
 from asyncdp import __version__
 
+from .arena import arena
+from .bench import bench
+from .claims import claims, release
+from .config import config
+from .describe import depth, describe
 from .directory import directory
+from .doctor import doctor
+from .evict import evict
+from .hosts import hosts
+from .ls import ls
 from .output_file import can_be_written
+from .ping import ping
 from .serve import serve
 
 if TYPE_CHECKING:
@@ -103,5 +113,8 @@ def _tell(console: Console, report: Report) -> None:
         console.print(line, highlight=False)
 
 
-app.command()(serve)
-app.add_typer(directory)
+for command in (ping, ls, describe, depth, claims, release, evict, hosts, doctor, serve):
+    app.command()(command)
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+for commands in (config, arena, directory):
+    app.add_typer(commands)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .acl import excess_rights
 from .claiming import Claiming
 from .clearing import Clearing
-from .link import Link
+from .link import Link, lines_of
 from .locating import Locating
 from .publishing import Publishing
 from .settings import DirectorySettings
@@ -82,6 +82,32 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         """Return unix seconds by the server's clock, as measured at most ``sync_clock_s`` ago."""
         await self._open()
         return self._link.server_us(0.0) / 1e6
+
+    async def state(self) -> tuple[tuple[int, int, str] | None, bool | None]:
+        """Return the server's used bytes, its limit (0: none) and its maxmemory-policy, and whether it keeps its data.
+
+        None in the place of what this client's user may not ask for.
+        """
+        found: list[dict[str, str] | None] = []
+        for reply in await self._link.pipeline(
+            [("INFO", "memory"), ("INFO", "persistence"), ("CONFIG", "GET", "save")]
+        ):
+            if isinstance(reply, Exception):
+                found.append(None)
+            elif isinstance(reply, bytes):
+                found.append(lines_of(reply))
+            else:
+                found.append({"save": bytes(reply[1]).decode() if len(reply) > 1 else ""})
+        told, kept, save = found
+        memory = None
+        if told is not None:
+            limit = int(told.get("maxmemory", "0"))
+            memory = int(told.get("used_memory", "0")), limit, told.get("maxmemory_policy", "")
+        if kept is None:
+            return memory, None
+        if kept.get("aof_enabled") == "1":
+            return memory, True
+        return memory, None if save is None else bool(save["save"])
 
     async def share_secret(self, text: str) -> str:
         """Store the slot hosts' secret for all users of this directory; return the one that was stored first."""

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from .settings import DirectorySettings
 
-__all__ = ["Link"]
+__all__ = ["Link", "lines_of"]
 
 NO_FUNCTION = "Function not found"
 NO_COMMAND = "unknown command"
@@ -256,7 +256,7 @@ class Link:
         """Return the error of a server without support for functions, with its name and version."""
         name = "the server"
         with contextlib.suppress(ResponseError):
-            told = _lines(await self.command("INFO", "server"))
+            told = lines_of(await self.command("INFO", "server"))
             name = f"Valkey {told['valkey_version']}" if "valkey_version" in told else f"Redis {told['redis_version']}"
         msg = f"the directory at {self._place} cannot be used: {name} knows no functions; Redis 7 or Valkey is needed"
         return DataPlaneUnsupported(msg, capability="functions")
@@ -307,7 +307,7 @@ class Link:
             )
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
         if not isinstance(memory, Exception):  # otherwise this user may not send INFO
-            self._look_at_eviction(_lines(memory))
+            self._look_at_eviction(lines_of(memory))
         self._offset_s = int(clock[0]) + int(clock[1]) / 1e6 - (sent + came) / 2
         self.epoch = epoch.decode()
         self._supervised = supervised == b"1"
@@ -393,6 +393,6 @@ def _end_now(connections: list[tuple[AbstractConnection, Any]]) -> None:
         made._reader = made._writer = None  # noqa: SLF001 - as its disconnect() does, which is a coroutine
 
 
-def _lines(info: bytes) -> dict[str, str]:
+def lines_of(info: bytes) -> dict[str, str]:
     """Parse the reply of INFO into a dict."""
     return dict(line.split(":", 1) for line in info.decode().splitlines() if ":" in line)

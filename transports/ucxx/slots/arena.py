@@ -45,7 +45,7 @@ _MAGIC: Final = b"ADPARENA"
 #: Version of the headers and of the layout of rows in slots. The positions of magic and version never change.
 _VERSION: Final = 1
 _GIVEN_UP_AT: Final = PAGE - 8
-_SHM: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
+SHM: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
 
 
 def arena_name(host_id: str, plane: str = "") -> str:
@@ -68,11 +68,11 @@ def _open(name: str, flags: int) -> int:
         fd = int(_posixshmem.shm_open("/" + name, flags, 0o600))
     except OSError as err:
         if err.errno == errno.ELOOP:
-            raise PermissionError(f"{_SHM / name} is a link") from err
+            raise PermissionError(f"{SHM / name} is a link") from err
         raise
     found = os.fstat(fd)
     try:
-        check_owner(found, str(_SHM / name))
+        check_owner(found, str(SHM / name))
     except PermissionError:
         os.close(fd)
         raise
@@ -303,7 +303,7 @@ def _locked(name: str) -> int | None:
             msg = f"a host of this name lives on this machine already: it holds the arena {name}"
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
         # The segment may have been unlinked, or replaced by another of its name, between open and lock.
-        path = _SHM / name
+        path = SHM / name
         if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
             return fd
         os.close(fd)
@@ -317,7 +317,7 @@ def sweep_arenas(older_than_s: float, *, now: float | None = None) -> list[str]:
     """
     now = time.time() if now is None else now
     swept = []
-    for path in sorted(_SHM.glob(PREFIX + "*")):
+    for path in sorted(SHM.glob(PREFIX + "*")):
         # Segments that a running host holds, that are gone already or that belong to another user are skipped.
         with contextlib.suppress(DataPlaneUnavailable, OSError):
             if now - path.stat().st_mtime >= older_than_s and Arena.discard(path.name):
