@@ -8,12 +8,13 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
-from asyncdp.settings.names import convert, not_one_of, plain_mapping
+from asyncdp.settings.names import as_mapping, convert, not_one_of, plain_mapping
 
 __all__ = [
     "Config",
     "DataPlaneConfig",
     "MemorySettings",
+    "NemoSettings",
     "ObservabilityConfig",
     "TransferQueueSettings",
     "UcxxSettings",
@@ -52,8 +53,9 @@ class DataPlaneConfig(TypedDict):
     user-defined layers, outermost first, as callables or ``"package.module:Name"``.
     ``group_id_pattern``: how a sample id contains the group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
     which a claim expires (None: never). ``owner``: name of the client at the plane. ``full_tracebacks``: whether errors
-    keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. A mapping named
-    after the impl holds the transport's own keys.
+    keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. ``nemo``:
+    whether the client behaves as NeMo-RL's, or the keys of :class:`NemoSettings`. A mapping named after the impl holds
+    the transport's own keys.
     """
 
     enabled: bool
@@ -77,6 +79,7 @@ class DataPlaneConfig(TypedDict):
     claim_lease_s: NotRequired[float | None]
     owner: NotRequired[str | None]
     full_tracebacks: NotRequired[bool | None]
+    nemo: NotRequired[bool | dict[str, Any] | None]
     memory: NotRequired[dict[str, Any] | None]
     transfer_queue: NotRequired[dict[str, Any] | None]
     ucxx: NotRequired[dict[str, Any] | None]
@@ -184,6 +187,31 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         return f"UcxxSettings({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
 
+class NemoSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """Keys of the mapping ``nemo``: in what a client behaves as NeMo-RL's; ``nemo: true`` selects all defaults.
+
+    Attributes:
+        rectangles: Whether a ragged field whose rows have equal lengths in a read comes back dense.
+        partial_claims: Whether a claim returns as soon as one sample is ready, with up to ``batch_size``.
+        whole_groups: Whether claims take whole groups of ``grpo_group_size``. False: the group size is not declared.
+        clear_all: Whether ``clear_samples(None, ...)`` removes every sample of the partition, whoever put it.
+        declare_anew: Whether registering a partition that has no samples forgets the types that its fields had.
+        object_arrays: Whether an array of objects of several dimensions is put as one list per row.
+        infrastructure_errors: Whether errors of the infrastructure are ConnectionErrors too, and errors of unknown
+            names KeyErrors too.
+        find_plane: Whether a driver makes the plane known to workers that have the same config.
+    """
+
+    rectangles: bool = True
+    partial_claims: bool = True
+    whole_groups: bool = False
+    clear_all: bool = True
+    declare_anew: bool = True
+    object_arrays: bool = True
+    infrastructure_errors: bool = True
+    find_plane: bool = True
+
+
 class _Seeds(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Keys that may also be given in a mapping named after the backend."""
 
@@ -216,6 +244,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     claim_lease_s: Seconds | None = None
     owner: str | None = None
     full_tracebacks: bool = False
+    nemo: bool | NemoSettings | None = None
     memory: MemorySettings | None = None
     transfer_queue: TransferQueueSettings | None = None
     ucxx: UcxxSettings | None = None
@@ -223,6 +252,8 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
 #: The backends of each impl, the default first.
 BACKENDS = {"memory": ("simple",), "transfer_queue": ("simple", "mooncake_cpu"), "ucxx": ("valkey",)}
+#: Backends of other impls that are taken for the default one, so that ``impl`` alone can be changed in a config.
+STAND_INS = {"ucxx": ("simple", "mooncake_cpu")}
 #: Default number of storage units, or of slot hosts to start. A slot host allocates its arena, 1 GiB of shared memory,
 #: when it starts.
 UNITS = {"memory": 2, "transfer_queue": 2, "ucxx": 1}
@@ -258,7 +289,7 @@ def plain_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _flat(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the plain config, and the original paths of keys that were in the mapping named after the backend."""
-    given: object = config
+    given: object = as_mapping(config)
     if not isinstance(given, Mapping):
         msg = f"the config must be a mapping, not a {type(config).__name__}"
         raise ValueError(msg)  # noqa: TRY004 - config errors are ValueErrors
@@ -301,15 +332,20 @@ def parse_config(
     impl = given.get("impl")
     known = impl if isinstance(impl, str) and impl in BACKENDS else "memory"
     backend = given.get("backend")
-    if impl == known and isinstance(backend, str) and backend not in BACKENDS[known]:
+    if impl == known and backend in STAND_INS.get(known, ()):
+        given["backend"] = BACKENDS[known][0]
+    elif impl == known and isinstance(backend, str) and backend not in BACKENDS[known]:
         raise not_one_of("backend", backend, BACKENDS[known], f" for impl {known!r}")
     longest = given.get("call_timeout_s")
     poll_s = min(POLL_S, longest / 10) if isinstance(longest, (int, float)) and longest > 0 else POLL_S
     defaults = {"backend": BACKENDS[known][0], "num_storage_units": UNITS[known], "claim_meta_poll_interval_s": poll_s}
+    if given.get("nemo", False) is not False:  # TransferQueue makes a partition of whatever is put to it
+        defaults["auto_register"] = True
     elsewhere = {**_homes(known), **(homes(known) if homes is not None else {})}
     parsed = convert({**defaults, **given}, Config, homes=elsewhere, origins=origins)
     _check_together(parsed)
-    return msgspec.structs.replace(parsed, group_id_pattern=_pattern(parsed.group_id_pattern))
+    nemo = NemoSettings() if parsed.nemo is True else parsed.nemo or None
+    return msgspec.structs.replace(parsed, group_id_pattern=_pattern(parsed.group_id_pattern), nemo=nemo)
 
 
 def _homes(impl: str) -> dict[str, str]:
@@ -358,7 +394,7 @@ def oddities(config: Config) -> list[str]:
         told += [
             f"{key}: has no effect; only the backend 'mooncake_cpu' reads it"
             for key in ("global_segment_size", "local_buffer_size")
-            if getattr(config, key) is not None and config.impl != "transfer_queue"
+            if getattr(config, key) is not None and config.impl != "transfer_queue" and not config.nemo
         ]
     if config.impl == "ucxx" and config.controller_address is not None and config.ucxx is not None:
         told += [

@@ -18,7 +18,7 @@ from asyncdp.client import Client
 from asyncdp.clock import AnyioClock
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.compose.outcomes import PendingOutcomes
-from asyncdp.config import Config, UcxxSettings, oddities, parse_config, plain_config
+from asyncdp.config import Config, NemoSettings, UcxxSettings, oddities, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
@@ -30,6 +30,7 @@ from asyncdp.middleware.port_rotation import PortRotation
 from asyncdp.middleware.reconcile import Reconcile
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
+from asyncdp.nemo.layer import Nemo
 from asyncdp.process.tracebacks import shorten
 from asyncdp.service import Layer, Service, layers_of
 from asyncdp.settings import stack_arguments as check
@@ -386,7 +387,11 @@ def _planned(
             raise ValueError(f"ack_timeout_ms: given twice, as {both}; leave one out")
         attempt["attempt_timeout_s"] = parsed.ack_timeout_ms / 1e3
     acked = "" if parsed.ack_timeout_ms is None else "ack_timeout_ms"
-    return parsed, _arranged([*given, *own], by_layer, acked), retry_budget
+    made = _arranged([*given, *own], by_layer, acked)
+    if isinstance(parsed.nemo, NemoSettings):
+        top = [] if any(_class_of(factory) is Metrics for factory in made) else [Metrics]
+        made = [partial(Nemo, settings=parsed.nemo), *top, *made]
+    return parsed, made, retry_budget
 
 
 def _layers_of_config(

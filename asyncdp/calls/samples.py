@@ -243,7 +243,11 @@ def handles(*kinds: type[Call[Any]]) -> Callable[[Handler], Handler]:
 
 @dataclass(frozen=True, slots=True)
 class RegisterPartition(Call[None]):
-    """Declare a partition, or add to its declaration."""
+    """Declare a partition, or add to its declaration.
+
+    ``anew``: if the partition has no rows, the types of its fields, their vocabularies and its group size are those of
+    this declaration; what was declared or written before does not bind them.
+    """
 
     partition_id: str
     fields: tuple[str, ...]
@@ -251,6 +255,7 @@ class RegisterPartition(Call[None]):
     consumer_tasks: tuple[str, ...]
     grpo_group_size: int | None = None
     enums: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    anew: bool = False
     mutates: ClassVar[bool] = True
 
 

@@ -15,7 +15,7 @@ import msgspec
 
 from asyncdp.rows.plain_values import plain_tree
 
-__all__ = ["check_keys", "convert", "named", "no_such", "not_one_of", "plain_mapping"]
+__all__ = ["as_mapping", "check_keys", "convert", "named", "no_such", "not_one_of", "plain_mapping"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -66,6 +66,15 @@ def not_one_of(path: str, value: Any, known: Iterable[str], of: str = "") -> Val
     return ValueError(f"{path}: {value!r:.80} is not one of {listed}{of}{near}")
 
 
+def as_mapping(value: Any) -> Any:
+    """Return an object with the methods of a mapping (a config of another library) as one; any other value as it is."""
+    if isinstance(value, (Mapping, type)):
+        return value
+    if not (callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__")):
+        return value
+    return {key: value[key] for key in value.keys()}  # noqa: SIM118 - it may iterate over something else
+
+
 def plain_mapping(values: Mapping[Any, Any], path: str = "") -> dict[Any, Any]:
     """Return a mapping as dicts, lists and plain values, without keys whose value is None.
 
@@ -88,6 +97,7 @@ def plain_mapping(values: Mapping[Any, Any], path: str = "") -> dict[Any, Any]:
 def _plain(value: Any, path: str) -> Any:
     if path.rpartition(".")[2] in KEPT:
         return value
+    value = as_mapping(value)
     if isinstance(value, Mapping):
         return plain_mapping(value, path)
     if isinstance(value, enum.Enum):

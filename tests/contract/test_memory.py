@@ -11,6 +11,7 @@ from asyncdp.testing.contract import Contract, DataPlaneContract
 from tests.contract.by_config import ByConfig
 from tests.contract.memory_only import MemoryOnly
 from tests.contract.memory_planes import memory
+from tests.contract.nemo import NemoMode
 
 if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
@@ -21,7 +22,7 @@ PLANES = {
 }
 
 
-class InMemory(DataPlaneContract, ByConfig, MemoryOnly):
+class InMemory(DataPlaneContract, ByConfig, NemoMode, MemoryOnly):
     """The contract on planes in memory."""
 
     @pytest.fixture(params=["memory", pytest.param("memory-split", marks=pytest.mark.slow)])

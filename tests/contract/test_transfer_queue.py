@@ -18,6 +18,7 @@ from asyncdp.testing.contract import (
     Stale,
 )
 from tests.contract.by_config import ByConfig
+from tests.contract.nemo import NemoMode
 
 if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
@@ -51,7 +52,7 @@ class OnRay:
         return PLANES[request.param]
 
 
-class TestTransferQueue(OnRay, *SLICE, ByConfig):
+class TestTransferQueue(OnRay, *SLICE, ByConfig, NemoMode):
     """TQTransport keeps the contract."""
 
 

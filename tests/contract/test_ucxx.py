@@ -21,6 +21,7 @@ from asyncdp.testing.contract import (
     Stale,
 )
 from tests.contract.by_config import ByConfig
+from tests.contract.nemo import NemoMode
 
 if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
@@ -59,7 +60,7 @@ class OnUCXX:
         return PLANES[request.param]
 
 
-class TestUCXX(OnUCXX, *SLICE, ByConfig):
+class TestUCXX(OnUCXX, *SLICE, ByConfig, NemoMode):
     """UCXXTransport keeps the contract."""
 
 

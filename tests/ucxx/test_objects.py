@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -96,6 +97,68 @@ def test_numpy_values_come_back_as_they_were(value: Any) -> None:
         assert back.flags.writeable
 
 
+@pytest.mark.parametrize("dtype", sorted(objects._TENSOR_TYPES))
+def test_tensors_come_back_as_they_were(dtype: str) -> None:
+    """Of every dtype and rank, empty ones, views, conjugates and those with grad; the copy shares no memory."""
+    whole = torch.arange(24).view(2, 3, 4).to(getattr(torch, dtype))
+    values = [whole, whole[:, 1], whole[0, 0, 0], whole[:0], whole.transpose(0, 2)]
+    if whole.is_complex() or whole.dtype in (torch.float32, torch.bfloat16):
+        values += [whole.clone().requires_grad_() * 2, whole.conj()]
+    codec = MsgpackCodec()
+    back = codec.loads(codec.dumps({"log": [tuple(values)]}))["log"][0]
+    for found, value in zip(back, values, strict=True):
+        assert (found.dtype, found.shape, found.requires_grad) == (value.dtype, value.shape, False)
+        plain = value.detach().resolve_conj().contiguous()
+        if plain.numel():
+            assert torch.equal(found.reshape(-1).view(torch.uint8), plain.reshape(-1).view(torch.uint8))
+    assert len(codec.dumps(whole[:1, :1, :1])) < len(codec.dumps(whole))
+
+
+def test_arrays_of_objects_come_back_as_they_were() -> None:
+    """Of any shape, with lists of equal length, bytearrays and arrays in them."""
+    codec = MsgpackCodec()
+    matrix = np.empty((2, 2), dtype=object)
+    matrix[:] = [[[1, 2], bytearray(b"x")], [(3, {4}), np.array([None, [5]], dtype=object)]]
+    back = codec.loads(codec.dumps([matrix]))[0]
+    assert back.shape == (2, 2)
+    assert same(back.ravel().tolist()[:3], matrix.ravel().tolist()[:3])
+    assert back[1, 1].tolist() == [None, [5]]
+    assert codec.loads(codec.dumps(np.empty((0, 3), dtype=object))).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ["float32", [2], b"1234"],
+        ["float32", [-1], b"1234"],
+        ["float32", [1.0], b"1234"],
+        ["float32", ["1"], b"1234"],
+        ["float32", 1, b"1234"],
+        ["float32", [0] * 2000, b""],
+        ["load", [1], b"1"],
+        ["qint8", [1], b"1"],
+        ["float32", [1]],
+    ],
+    ids=lambda parts: repr(parts)[:40],
+)
+def test_a_tensor_that_is_none_is_corrupt(parts: list[Any]) -> None:
+    """What its bytes announce is checked before it is made."""
+    codec = MsgpackCodec()
+    packb, ext = codec._msgpack.packb, codec._msgpack.ExtType
+    with pytest.raises(CorruptPayload):
+        codec.loads(packb(ext(objects._TENSOR, packb(parts))))
+
+
+def test_many_small_tensors_are_refused() -> None:
+    """An empty tensor takes 40 times the memory of its bytes: more than a few thousand are refused on both sides."""
+    codec = MsgpackCodec()
+    with pytest.raises(ValueError, match="so many small ones"):
+        codec.dumps([torch.zeros(0)] * 20_000)
+    packb, ext = codec._msgpack.packb, codec._msgpack.ExtType
+    with pytest.raises(CorruptPayload, match="so many small ones"):
+        codec.loads(packb([ext(objects._TENSOR, packb(["float32", [0], b""]))] * 60_000))
+
+
 class Colour(enum.IntEnum):
     """A subclass of int."""
 
@@ -118,6 +181,10 @@ class Point(NamedTuple):
         object(),
         memoryview(b"x"),
         {"deep": [np.array([object()])]},
+        torch.nn.Parameter(torch.zeros(1)),
+        torch.zeros(2).to_sparse(),
+        torch.zeros(2, device="meta"),
+        torch.nested.nested_tensor([torch.zeros(1)], layout=torch.jagged),
         range(3),
     ],
     ids=lambda v: type(v).__name__,

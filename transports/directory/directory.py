@@ -49,13 +49,19 @@ class Directory(Claims):
         tasks: Sequence[str],
         group_size: int | None,
         enums: Mapping[str, Sequence[str]],
+        anew: bool = False,  # noqa: FBT001, FBT002 - arguments come by position from other processes
     ) -> None:
-        """Declare a partition, or merge the declaration with an existing one."""
+        """Declare a partition, or merge the declaration with an existing one.
+
+        ``anew``: of a partition without rows, field types, vocabularies and group size are forgotten first.
+        """
         part = self.partitions.get(partition_id) or Partition(partition_id)
-        if group_size is not None and part.group_size not in (None, group_size):
-            text = f"partition {part.id!r} has grpo_group_size {part.group_size}, not {group_size}"
+        fresh = anew and not part.rows
+        size = None if fresh else part.group_size
+        if group_size is not None and size not in (None, group_size):
+            text = f"partition {part.id!r} has grpo_group_size {size}, not {group_size}"
             raise self.error("DataPlaneBadRequest", text, partition_id=part.id, field="grpo_group_size")
-        known = dict(part.fields)
+        known = {name: self.new_spec() for name in part.fields} if fresh else dict(part.fields)
         for name in fields:
             known.setdefault(name, self.new_spec())
         for name, words in enums.items():
@@ -74,8 +80,9 @@ class Directory(Claims):
         part.declared.update(fields, enums)
         part.tasks.update(dict.fromkeys(tasks))
         part.num_samples = max(part.num_samples, num_samples)
-        if group_size is not None and part.group_size is None:
-            part.group_size = group_size
+        size = size if group_size is None else group_size
+        if size != part.group_size:
+            part.group_size = size
             part.indexes.clear()
         self.partitions[part.id] = part
         self.changed()

@@ -306,7 +306,7 @@ class MemoryTransport(Service):
         plane = self.plane
         args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
         with plane.lock:
-            plane.register(*args, call.enums)
+            plane.register(*args, call.enums, call.anew)
         self._known[call.partition_id] = plane.epoch
 
     @handles(c.CheckConsumptionStatus)

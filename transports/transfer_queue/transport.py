@@ -109,7 +109,8 @@ class TQTransport(Transfers):
     @handles(c.RegisterPartition)
     async def _register(self, call: c.RegisterPartition, ctx: CallContext) -> None:
         args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
-        await self._mutate("register", (*args, dict(call.enums)), ctx, call.partition_id)
+        anew = (True,) if call.anew else ()  # a directory shipped by an earlier release takes no such argument
+        await self._mutate("register", (*args, dict(call.enums), *anew), ctx, call.partition_id)
 
     @handles(s.TryPartition)
     async def _try_partition(self, call: s.TryPartition, ctx: CallContext) -> bool:

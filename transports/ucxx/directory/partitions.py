@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneBadRequest
@@ -41,7 +42,7 @@ class Partitions(Base):
             united = schema.united(call)
             if united == schema:
                 break
-            payload = pack((united.dump(), united.group_size or 0, len(united.tasks)))
+            payload = pack((united.dump(), united.group_size or 0, len(united.tasks), call.anew))
             reply = await self._send("register", call.partition_id, payload, schema.version, NO_OP)
             if reply[0] == OK:
                 break
@@ -49,6 +50,8 @@ class Partitions(Base):
                 schema = Schema.load(reply[1], reply[2])
             elif reply[0] == UNKNOWN:
                 schema = ABSENT
+            elif reply[0] == ERROR and call.anew:  # it has rows, which keep their types
+                call = replace(call, anew=False)
             elif reply[0] == ERROR:
                 name, rows = load(reply[1])
                 msg = f"group {text(name)!r} has {rows} rows already, grpo_group_size would be {call.grpo_group_size}"

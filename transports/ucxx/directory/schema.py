@@ -91,6 +91,10 @@ class Schema:
         Raises:
             DataPlaneBadRequest: The group size differs, or a vocabulary is given for a field of another kind.
         """
+        if call.anew:
+            return self._with({name: FieldSpec() for name in self.fields}, group_size=None).united(
+                replace(call, anew=False)
+            )
         size = call.grpo_group_size
         if size is not None and self.group_size not in (None, size):
             msg = f"partition {call.partition_id!r} has grpo_group_size {self.group_size}, not {size}"

@@ -1,15 +1,17 @@
 """Encoding of values that are no tensors: msgpack, with extension types for the types that msgpack would change.
 
 msgpack preserves None, bool, 64-bit ints, floats, str, bytes, lists and dicts. Tuples, sets, frozensets, bytearrays,
-ints of any size, complex numbers and numpy arrays and scalars are encoded as extension types, so that each is decoded
-to an equal value of the same type. Subclasses (an OrderedDict, an IntEnum, a named tuple) would be decoded to their
-base class, so they are refused.
+ints of any size, complex numbers, numpy arrays (of objects, too) and scalars, and dense tensors are encoded as
+extension types, so that each is decoded to an equal value of the same type; tensors are decoded to the CPU, without
+grad. Subclasses (an OrderedDict, an IntEnum, a named tuple) would be decoded to their base class, so they are refused.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, Final
@@ -20,7 +22,7 @@ from asyncdp.errors import CorruptPayload, DataPlaneError
 
 __all__ = ["MsgpackCodec"]
 
-_TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _BYTEARRAY, _ARRAY, _SCALAR = range(1, 9)
+_TUPLE, _SET, _FROZENSET, _INT, _COMPLEX, _BYTEARRAY, _ARRAY, _SCALAR, _OBJECTS, _TENSOR = range(1, 11)
 #: Code of pickles, apart from the others, because decoding one runs code that its writer chose.
 _PICKLE = 100
 #: Deepest nesting of tuples, sets and arrays, without the lists and dicts in between: each level is one more pass.
@@ -28,7 +30,8 @@ _MAX_PASSES = 64
 #: Deepest nesting of all containers together; far below Python's recursion limit.
 _MAX_DEPTH = 256
 #: Most containers in one value: ``_FREE``, or one for each ``_BYTES_EACH`` packed bytes if that is more; a set counts
-#: ``_SET_COUNTS`` times. An empty list is one byte packed and 56 bytes decoded; an empty set is four and 216.
+#: ``_SET_COUNTS`` times, and so does a tensor. An empty list is one byte packed and 56 bytes decoded; an empty set is
+#: four and 216; an empty tensor is 16 and some 600.
 _FREE: Final = 1 << 16
 _BYTES_EACH: Final = 4
 _SET_COUNTS: Final = 4
@@ -46,11 +49,21 @@ _NO_PICKLES: Final = (
     "a pickled value came, and allow_pickle is off: turn ucxx.allow_pickle on in this process' own config, if it trusts"
     " whoever may put"
 )
+#: Dtypes of tensors among objects, by their names in torch; all of them can be viewed as bytes.
+_TENSOR_TYPES: Final = frozenset(
+    {
+        *("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "bfloat16"),
+        *("float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    }
+)
+#: Most dimensions of such a tensor, as of a numpy array.
+_MAX_RANK: Final = 64
 #: Types that msgpack encodes as bytes even with ``strict_types``.
 _BUFFERS = frozenset({bytearray, memoryview})
 _NESTING: Final = frozenset({list, tuple, dict, set, frozenset})
 _LOOKED_INTO: Final = _NESTING | _BUFFERS
-_SETS: Final = (bytes([_SET]), bytes([_FROZENSET]))
+_SETS: Final = (bytes([_SET]), bytes([_FROZENSET]), bytes([_TENSOR]))
 #: Matches encoded numbers, None and bools: everything but text, bytes, extensions and containers.
 _NUMBERS: Final = re.compile(
     rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8})*+"
@@ -169,13 +182,9 @@ class MsgpackCodec:
             return ext(_COMPLEX, np.complex128(value).tobytes())
         if kind is bytearray:
             return ext(_BYTEARRAY, bytes(value))
-        if kind is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
-            nest.count += 2  # for the list that encodes it, and for its shape
-            parts = [value.dtype.str, list(value.shape), _readable(value.tobytes(), value.dtype)]
-            return ext(_ARRAY, self._pack(parts, passes, nest))
-        if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
-            nest.count += 1
-            return ext(_SCALAR, self._pack([value.dtype.str, _readable(value.tobytes(), value.dtype)], passes, nest))
+        parts = _parts(value, nest)
+        if parts is not None:
+            return ext(parts[0], self._pack(parts[1], passes, nest))
         if self.allow_pickle:
             return ext(_PICKLE, pickle.dumps(value, protocol=5))
         raise TypeError(
@@ -219,19 +228,82 @@ class MsgpackCodec:
             return complex(np.frombuffer(body, np.complex128, count=1)[0])
         if code == _BYTEARRAY:
             return bytearray(body)
-        if code == _ARRAY:
-            dtype, shape, raw = self._unpack(body, passes, survey)
-            return np.frombuffer(_readable(raw, _plain(dtype)), _plain(dtype)).reshape(shape).copy()
-        if code == _SCALAR:
-            dtype, raw = self._unpack(body, passes, survey)
-            # An empty text has no bytes, so ``frombuffer`` cannot make the one element of it.
-            kind = _plain(dtype)
-            return np.frombuffer(_readable(raw, kind), kind, count=1)[0] if kind.itemsize else kind.type()
+        if code in (_ARRAY, _SCALAR, _OBJECTS, _TENSOR):
+            return _whole(code, self._unpack(body, passes, survey))
         if code == _PICKLE and self.allow_pickle:
             return pickle.loads(body)  # noqa: S301 - the user enabled it
         if code == _PICKLE:
             raise CorruptPayload(_NO_PICKLES, retryable=False, blames_port=False)
         raise ValueError(f"unknown extension type {code}")
+
+
+def _parts(value: Any, nest: _Nest) -> tuple[int, list[Any]] | None:
+    """Return the code of an array, scalar or tensor and a list that encodes it, counted; None for other values."""
+    if type(value) is np.ndarray and value.dtype.kind in _PLAIN_KINDS:
+        nest.count += 2  # for the list that encodes it, and for its shape
+        return _ARRAY, [value.dtype.str, list(value.shape), _readable(value.tobytes(), value.dtype)]
+    if type(value) is np.ndarray and value.dtype.kind == "O":
+        items = value.ravel().tolist()
+        nest.count += 2
+        nest.look_at((items,), 0)
+        return _OBJECTS, [list(value.shape), items]
+    if isinstance(value, np.generic) and value.dtype.kind in _PLAIN_KINDS:
+        nest.count += 1
+        return _SCALAR, [value.dtype.str, _readable(value.tobytes(), value.dtype)]
+    if _is_tensor(value):
+        nest.count += 2 + _SET_COUNTS - 1
+        return _TENSOR, _tensor_parts(value)
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    """Return whether a value is a tensor that :func:`_tensor_parts` can encode; one of a subclass is not."""
+    torch: Any = sys.modules.get("torch")  # without it there are no tensors; hosts do not import it
+    return (
+        torch is not None
+        and type(value) is torch.Tensor
+        and value.layout == torch.strided
+        and not (value.is_nested or value.is_quantized)
+        and value.device.type != "meta"
+        and value.ndim <= _MAX_RANK
+        and str(value.dtype).removeprefix("torch.") in _TENSOR_TYPES
+    )
+
+
+def _tensor_parts(value: Any) -> list[Any]:
+    """Return dtype, shape and bytes of a dense tensor."""
+    plain = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    raw = plain.reshape(-1).view(sys.modules["torch"].uint8).numpy().tobytes() if plain.numel() else b""
+    return [str(value.dtype).removeprefix("torch."), list(value.shape), raw]
+
+
+def _whole(code: int, parts: list[Any]) -> Any:
+    """Make the array, scalar or tensor of what :func:`_parts` returned."""
+    if code == _TENSOR:
+        return _tensor(*parts)
+    if code == _OBJECTS:
+        shape, items = parts
+        return np.fromiter(items, dtype=object, count=len(items)).reshape(shape)  # np.array would look into lists
+    kind = _plain(parts[0])
+    raw = _readable(parts[-1], kind)
+    if code == _ARRAY:
+        return np.frombuffer(raw, kind).reshape(parts[1]).copy()
+    # An empty text has no bytes, so ``frombuffer`` cannot make the one element of it.
+    return np.frombuffer(raw, kind, count=1)[0] if kind.itemsize else kind.type()
+
+
+def _tensor(name: str, shape: list[int], raw: bytes) -> Any:
+    """Make a tensor of dtype, shape and bytes."""
+    import torch  # hosts and servers, which decode nothing, run without it
+
+    if name not in _TENSOR_TYPES or len(shape) > _MAX_RANK or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"a tensor of {name} of shape {shape!r:.80} is not kept")
+    dtype = getattr(torch, name)
+    if math.prod(shape) * dtype.itemsize != len(raw):
+        raise ValueError(f"a tensor of {name} of shape {shape!r:.80} in {len(raw)} bytes")
+    if not raw:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _made(allow_pickle: bool) -> MsgpackCodec:  # noqa: FBT001 - called by pickle

@@ -10,20 +10,23 @@ local function largest_group(K)
   return name, rows
 end
 
--- Payload: {doc, gsize, nt}. ARGV[3] is the version that the declaration was united with; '0': there was no partition.
+-- Payload: {doc, gsize, nt, anew}. ARGV[3] is the version that the declaration was united with; '0': there was no partition.
+-- anew: types and group size are not those of the version before, which only a partition without rows allows.
 local function register(K, P, args, now)
   if P and P.ver ~= args[3] then return schema(P) end
   if not P and args[3] ~= '0' then return { UNKNOWN, '' } end
   local a = unpack_(args[4])
   local had = P and P.gsize
-  if P and not had and a[2] > 0 then
+  if P and a[4] then
+    if redis.call('HLEN', K .. 'i') > 0 then return { ERROR, pack({ '', 0 }) } end
+  elseif P and not had and a[2] > 0 then
     local name, rows = largest_group(K)
     if rows > a[2] then return { ERROR, pack({ name, rows }) } end
   end
   P = P or fresh(K, now)
   if tonumber(P.ver) == 0 then redis.call('HSET', K .. 'p', 'born', string.format('%.0f', now)) end
   set_schema(P, a[1], a[2], a[3])
-  if P.gsize and not had then regroup(P) end
+  if P.gsize ~= had then regroup(P) end
   save(P)
   notify(K)
   return { OK, P.ver }
