@@ -31,6 +31,7 @@ from asyncdp.middleware.reconcile import Reconcile
 from asyncdp.middleware.slot_retry import SlotRetry
 from asyncdp.middleware.typed_errors import TypedErrors
 from asyncdp.nemo.layer import Nemo
+from asyncdp.nemo.rendezvous import Plane, find
 from asyncdp.process.tracebacks import shorten
 from asyncdp.service import Layer, Service, layers_of
 from asyncdp.settings import stack_arguments as check
@@ -337,6 +338,9 @@ def build_data_plane_client(
     given = None if layers is None else check.factories(layers)
     parsed, made, retry_budget = _planned(config, given or ())
     config = plain_config(config)
+    plane = _plane_of(parsed)
+    if plane is not None and not bootstrap and (address := find(plane)) is not None:
+        config["controller_address"] = address
     for text in oddities(parsed):
         warnings.warn(text, stacklevel=2)
     on_event = None
@@ -352,10 +356,23 @@ def build_data_plane_client(
     )
     client.full_tracebacks = parsed.full_tracebacks
     attach = client.attach_config()
+    if plane is not None and bootstrap and isinstance(client.service, Nemo):
+        client.service.announce(plane, attach["controller_address"])
     if parsed.ucxx is not None and parsed.ucxx.allow_pickle:  # unpickling a client runs its sender's code anyway
         attach["ucxx"] = {**attach["ucxx"], "allow_pickle": True}
     client.recipe = (_reattach, (attach, *([] if given is None else [given])))
     return client
+
+
+def _plane_of(parsed: Config) -> Plane | None:
+    """Return the plane by which a driver and its workers find each other; None if the config has an address or no need.
+
+    TransferQueue is found by the names of its actors.
+    """
+    wanted = isinstance(parsed.nemo, NemoSettings) and parsed.nemo.find_plane and parsed.controller_address is None
+    if not wanted or parsed.impl == "transfer_queue":
+        return None
+    return Plane(parsed.impl, (parsed.ucxx or UcxxSettings()).namespace if parsed.impl == "ucxx" else "")
 
 
 def check_config(config: Mapping[str, Any]) -> tuple[Config, list[str]]:

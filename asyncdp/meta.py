@@ -98,7 +98,7 @@ class KVBatchMeta:
         for name in ("sequence_lengths", "tags", "handles", "created"):
             rows = getattr(self, name)
             if rows is not None and len(rows) != size:
-                msg = f"{name} has {len(rows)} entries for {size} sample_ids"
+                msg = f"{name} has {len(rows)} entries for {size} sample_ids; they align 1:1"
                 raise DataPlaneBadRequest(msg, partition_id=self.partition_id, field=name)
 
     @classmethod
@@ -203,7 +203,7 @@ class KVBatchMeta:
             parts.extend(KVBatchMeta.of(part) for part in ([other] if is_meta(other) else cast("Any", other)))
         for part in parts:
             if part.partition_id != self.partition_id:
-                msg = f"cannot join metas of partitions {self.partition_id!r} and {part.partition_id!r}"
+                msg = f"partition_ids must match: these metas are of {self.partition_id!r} and {part.partition_id!r}"
                 raise DataPlaneBadRequest(msg, partition_id=self.partition_id)
         fields: list[str] | None = None
         if all(part.fields is not None for part in parts):

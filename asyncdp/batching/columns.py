@@ -187,7 +187,7 @@ async def kv_first_write(  # noqa: PLR0913 - NeMo-RL's eight, and two that all o
     lengths: list[int] = valid.tolist()
     for name, given in (("sample_ids", len(ids)), ("tags", len(lengths) if tags is None else len(tags))):
         if given != len(lengths):
-            msg = f"{name!r}: has {given} entries for a batch of {len(lengths)} rows"
+            msg = f"{name!r}: {given} entries must match batch size {len(lengths)}"
             raise DataPlaneBadRequest(msg, op=op, partition_id=partition_id, field=name)
     if pad_to_multiple < 1:
         msg = f"'pad_to_multiple': cannot be {pad_to_multiple!r}"

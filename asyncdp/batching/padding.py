@@ -258,7 +258,8 @@ def row_lengths(lengths: Lengths, rows: int | None = None, *, op: str, field: st
     except (TypeError, ValueError, RuntimeError) as err:
         raise _refuse(op, field, f"takes integers of shape (N,), not {_describe(lengths)}") from err
     if given.ndim != 1 or (rows is not None and given.shape[0] != rows):
-        raise _refuse(op, field, f"has shape {tuple(given.shape)}, not ({'N' if rows is None else rows},)")
+        wanted = f"({'N' if rows is None else rows},)"
+        raise _refuse(op, field, f"{field} shape {tuple(given.shape)} is not {wanted}")
     if given.numel() and (given.is_floating_point() or given.is_complex() or given.dtype == torch.bool):
         raise _refuse(op, field, f"takes integers, not {given.dtype}")
     found = given.to(torch.int64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,6 +27,7 @@ from asyncdp.rows.block import field_names, raw_leaf
 from asyncdp.service import Layer
 
 from .errors import translated
+from .rendezvous import Plane, announce
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext
@@ -49,6 +52,17 @@ class Nemo(Layer):
         """Keep the settings."""
         super().__init__(inner)
         self.settings = settings or NemoSettings()
+        self._withdraw: Callable[[], None] | None = None
+
+    def announce(self, plane: Plane, address: str) -> None:
+        """Make the plane known to workers with the driver's config, until this client is closed or gone."""
+        self._withdraw = weakref.finalize(self, announce(plane, address))
+
+    async def on_close(self) -> None:
+        """Withdraw the announcement; close the wrapped service."""
+        if self._withdraw is not None:
+            self._withdraw()
+        await super().on_close()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Serve the call; translate the error that it raises."""
