@@ -90,12 +90,14 @@ class Verb:
         looks_once: Whether a call with ``timeout_s=0`` looks once, instead of raising DataPlaneTimeout.
         decided_by: Types of the request that decides its outcome, where it is made of several requests: on a backend
             with slots, and on one that gets whole verbs.
+        needs: Capabilities without which a backend does not serve it.
     """
 
     call: Callable[[Client, Arguments, float | None], Awaitable[Any]]
     mutates: bool = False
     looks_once: bool = False
     decided_by: tuple[type[Call[Any]], ...] = ()
+    needs: tuple[str, ...] = ()
 
     def __call__(
         self, client: Client, timeout_s: float | None = None, about: Arguments | None = None, **differing: Any
@@ -140,7 +142,7 @@ VERBS: Mapping[str, Verb] = {
     "release_claim": Verb(lambda c, a, t: c.release_claim(a.to_release(), timeout_s=t), mutates=True),
     "list_claims": Verb(lambda c, a, t: c.list_claims(a.partition, a.task, timeout_s=t)),
     "release_claims": Verb(lambda c, a, t: c.release_claims(a.partition, a.owner, timeout_s=t), mutates=True),
-    "list_hosts": Verb(lambda c, _a, t: c.list_hosts(timeout_s=t)),
+    "list_hosts": Verb(lambda c, _a, t: c.list_hosts(timeout_s=t), needs=("host_listing",)),
     "list_partitions": Verb(lambda c, _a, t: c.list_partitions(timeout_s=t)),
     "describe": Verb(lambda c, a, t: c.describe(a.partition, timeout_s=t)),
     "drop_partition": Verb(lambda c, a, t: c.drop_partition(a.drop, timeout_s=t), mutates=True),

@@ -48,6 +48,7 @@ class AsyncioNative(Contract):
     @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "release_claim"])
     async def test_task_cancel_ends_any_verb_at_once(self, rig: Rig, verb: str, *, after: bool) -> None:
         """T2: the call raises CancelledError and leaves no task or slot; the client's next call gets its own reply."""
+        rig.need(*VERBS[verb].needs)
         hold = Hold(after=after)
         client = await rig.attach(hold)
         await fill(rig)

@@ -51,6 +51,7 @@ class Cancels(Contract):
         self, rig: Rig, verb: str, *, after: bool
     ) -> None:
         """T2, promise 11: no task, slot or permit is left, and the client can be used at once."""
+        rig.need(*VERBS[verb].needs)
         hold = Hold(after=after)
         client = await rig.attach(hold)
         await fill(rig, 3)
