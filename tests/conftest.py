@@ -31,7 +31,9 @@ __all__ = [
 
 #: Folders whose tests must leave nothing behind. The others start servers whose libraries keep threads, sockets and
 #: processes as they like; they look themselves at what is theirs.
-LEAVE_NOTHING = frozenset({"contract", "docs", "layers", "sans_io", "seam", "sweep", "testing", "unit", "user_style"})
+LEAVE_NOTHING = frozenset(
+    {"contract", "docs", "layers", "recovery", "sans_io", "seam", "sweep", "testing", "unit", "user_style"}
+)
 #: Tests that must leave the process unchanged (untouched.py), by how their ids begin.
 GUARDED = (
     "tests/contract/test_guards.py",

@@ -1,0 +1,209 @@
+"""Writes the rollouts of one group: all of them are trained on, or none is left behind."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING, Any, Self
+
+import anyio
+
+from asyncdp.errors import DataPlaneError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from tensordict import TensorDict
+
+    from asyncdp.meta import KVBatchMeta
+    from asyncdp.protocol import DataPlaneClient
+
+    from .ledger import CapacityLedger
+    from .reservations import Reservation
+
+__all__ = ["GroupWriter"]
+
+#: Seconds that the rollback of a group may take.
+ROLLBACK_S = 10.0
+#: Tag of rows of a group that is being written: tells them from rows that others put under the same ids.
+WRITER = "group_writer"
+
+
+class GroupWriter:
+    """Writes one group in several puts, each of new rows, and commits it at the end.
+
+    For example::
+
+        async with GroupWriter(client, "rollouts", "g7", size=8, weight_version=3) as group:
+            await group.put(["g7_g0", "g7_g1"], fields)
+            await group.fail("g7_g2", "the environment crashed")
+
+    Until then no row can be claimed, since rows are put with ``committed=False``. If the block raises or is cancelled,
+    the rows that this writer has created are removed, in the lives that it created, and its error goes up; if the
+    removal fails too, that error is ``error.rollback_error`` and is noted in the traceback. What is left then is not
+    committed, so no claim returns it, and a RecoveryLoop evicts it.
+
+    Args:
+        client: A client of the plane; its backend must be able to bind mutations to lives (``bound_mutations``).
+        partition_id: The partition.
+        group_id: The group.
+        size: Number of rows of the complete group, without failed ones.
+        weight_version: Version of the weights that the rollouts were made with.
+        reservation: The group's place, released or committed with the group; None: it has none.
+        ledger: The ledger of the reservation if it is in this process, which then need not list to know.
+
+    Attributes:
+        meta: The rows written so far, failed ones aside; None before the first put.
+        failed: Number of rows that were written as failed.
+    """
+
+    def __init__(
+        self,
+        client: DataPlaneClient,
+        partition_id: str,
+        group_id: str,
+        *,
+        size: int,
+        weight_version: int,
+        reservation: Reservation | None = None,
+        ledger: CapacityLedger | None = None,
+    ) -> None:
+        """Write nothing yet."""
+        self.meta: KVBatchMeta | None = None
+        self.failed = 0
+        self._client = client
+        self._partition_id = partition_id
+        self._reservation = reservation
+        self._ledger = ledger
+        self._token = uuid.uuid4().hex
+        self._tags = {
+            "group_id": group_id,
+            "weight_version": weight_version,
+            "expected_num_keys": size,
+            "committed": False,
+            WRITER: self._token,
+        }
+        self._created: list[KVBatchMeta] = []
+        self._unsure: list[str] = []
+
+    async def put(
+        self,
+        sample_ids: Sequence[str],
+        fields: TensorDict | Mapping[str, Any],
+        tags: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> KVBatchMeta:
+        """Put new rows of the group; ``tags`` are added to those of the group.
+
+        Raises:
+            DataPlaneBadRequest: A row of one of the ids lives already; nothing was written.
+        """
+        given = [{}] * len(sample_ids) if tags is None else tags
+        meta = await self._put(sample_ids, fields, [{**row, **self._tags} for row in given], timeout_s)
+        self.meta = meta if self.meta is None else self.meta.concat(meta)
+        return meta
+
+    async def fail(
+        self, sample_id: str, reason: str, *, tags: Mapping[str, Any] | None = None, timeout_s: float | None = None
+    ) -> None:
+        """Put a row that says that a rollout failed: no claim returns it, and it does not complete the group.
+
+        It counts as a row where the partition's ``grpo_group_size`` bounds the rows of a group.
+        """
+        row = {**(tags or {}), **self._tags, "status": "failed", "failure": reason}
+        await self._put([sample_id], None, [row], timeout_s)
+        self.failed += 1
+
+    async def _put(
+        self,
+        sample_ids: Sequence[str],
+        fields: TensorDict | Mapping[str, Any] | None,
+        tags: list[dict[str, Any]],
+        timeout_s: float | None,
+    ) -> KVBatchMeta:
+        self._unsure.extend(sample_ids)
+        try:
+            meta = await self._client.put_samples(
+                sample_ids, self._partition_id, fields, tags, only="new", timeout_s=timeout_s
+            )
+        except DataPlaneError as err:
+            if not err.ambiguous:
+                self._unsure = [one for one in self._unsure if one not in set(sample_ids)]
+            raise
+        self._unsure = [one for one in self._unsure if one not in set(sample_ids)]
+        self._created.append(meta)
+        return meta
+
+    async def __aenter__(self) -> Self:
+        """Return the writer."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Commit the group, or remove what was created of it."""
+        if err is None:
+            try:
+                await self._commit()
+            except BaseException as failed:
+                await self._roll_back(failed)
+                raise
+        else:
+            await self._roll_back(err)
+
+    async def _commit(self) -> None:
+        """Commit all rows in one put: other clients see the whole group or nothing of it."""
+        if not self._created:
+            if self._reservation is not None:
+                await self._release(self._reservation)
+            return
+        rows = self._created[0].concat(self._created[1:])
+        await self._client.put_samples(rows, self._partition_id, tags=[{"committed": True}] * rows.size)
+        self._created, self._unsure = [], []  # committed: it is not rolled back any more
+        if self._reservation is not None:
+            if self._ledger is not None:
+                await self._ledger.commit(self._reservation)
+            else:
+                await self._client.clear_samples(self._reservation.meta, self._partition_id)
+
+    async def _release(self, reservation: Reservation) -> None:
+        if self._ledger is not None:
+            await self._ledger.release(reservation)
+        else:
+            await self._client.clear_samples(reservation.meta, self._partition_id)
+
+    async def _roll_back(self, error: BaseException) -> None:
+        """Remove what was created; what goes wrong with that is attached to ``error``."""
+        problem: Exception | None = None
+        with anyio.move_on_after(ROLLBACK_S, shield=True) as limit:
+            try:
+                await self._remove_created()
+                if self._reservation is not None:
+                    await self._release(self._reservation)
+            except Exception as err:  # noqa: BLE001 - it goes up with the error that it follows
+                problem = err
+        if limit.cancelled_caught:
+            problem = TimeoutError(f"the rollback took longer than {ROLLBACK_S:g} s")
+        if problem is not None:
+            error.rollback_error = problem  # type: ignore[attr-defined]
+            error.add_note(f"The rollback of the group failed too: {type(problem).__name__}: {problem}")
+
+    async def _remove_created(self) -> None:
+        created = list(self._created)
+        if self._unsure:
+            created += await self._found(self._unsure)
+        if created:
+            await self._client.clear_samples(created[0].concat(created[1:]), self._partition_id)
+
+    async def _found(self, sample_ids: Sequence[str]) -> list[KVBatchMeta]:
+        """Find the rows that puts without an answer have created; a put to the same ids settles what became of them."""
+        tags = [{"committed": False}] * len(sample_ids)
+        await self._client.put_samples(sample_ids, self._partition_id, tags=tags, only="existing", stale="skip")
+        found = []
+        for group in await self._client.list_metadata(self._partition_id):
+            ours = [key for key, row in zip(group.keys, group.tags, strict=True) if row.get(WRITER) == self._token]
+            there = [key for key in ours if key in set(sample_ids)]
+            if there:
+                found.append(group.meta(there))
+        return found

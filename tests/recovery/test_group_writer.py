@@ -1,0 +1,200 @@
+"""GroupWriter on the memory plane, in virtual time: a group is written as a whole, or nothing of it is left."""
+
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import pytest
+import torch
+
+from asyncdp import Client, DataPlaneBadRequest, DataPlaneError, DataPlaneUnavailable, MemoryTransport
+from asyncdp.recovery import CapacityLedger, GroupWriter
+from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
+
+BACKENDS = ["asyncio", "trio"]
+
+
+def on_a_plane(check: Callable[[Client], Any], plan: FaultPlan | None = None, backend: str = "asyncio") -> None:
+    """Run a check with a client of a fresh plane."""
+
+    async def run() -> None:
+        async with faulty_stack(MemoryTransport(), plan or FaultPlan(), attempt_timeout_s=1.0) as client:
+            await client.register_partition("p", ["x"], 8, ["train"])
+            await check(client)
+
+    run_virtual(run, backend)  # type: ignore[arg-type]
+
+
+async def keys(client: Client) -> list[str]:
+    """Return the ids of all rows."""
+    return sorted(key for group in await client.list_metadata("p") for key in group.keys)
+
+
+def x(value: float) -> dict[str, torch.Tensor]:
+    """Return one row."""
+    return {"x": torch.tensor([value])}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_group_is_claimed_once_it_is_committed(backend: str) -> None:
+    """Row by row, with a failed one among them: claims see none before all are there, then those that are fit."""
+
+    async def check(client: Client) -> None:
+        async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+            await group.put(["a"], x(1.0), [{"input_lengths": 3}])
+            await group.fail("b", "the environment crashed", tags={"prompt": 4})
+            await group.put(["c"], x(2.0))
+            assert await client.depth("p") == 0
+            assert (await client.claim_meta("p", "train", ["x"], 2, blocking=False)).size == 0
+            assert group.meta is not None
+            assert (group.meta.sample_ids, group.failed) == (["a", "c"], 1)
+        (listed,) = await client.list_metadata("p")
+        assert (listed.group_id, listed.weight_version, listed.expected_num_keys) == ("g", 7, 2)
+        assert (listed.committed, listed.is_complete, await client.depth("p")) == (True, True, 1)
+        tags = dict(zip(listed.keys, listed.tags, strict=True))
+        assert tags["b"]["status"] == "failed"
+        assert (tags["b"]["failure"], tags["b"]["prompt"]) == ("the environment crashed", 4)
+        claimed = await client.claim_meta("p", "train", ["x"], 2)
+        assert (claimed.sample_ids, claimed.sequence_lengths) == (["a", "c"], None)
+        assert (await client.get_data(claimed))["x"].tolist() == [1.0, 2.0]
+
+    on_a_plane(check, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_failure_in_the_middle_leaves_nothing(backend: str) -> None:
+    """The first error goes up as it was; the place is given back; rows of others stay."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 1)
+        await client.put_samples(["theirs"], "p", x(0.0), [{"group_id": "h"}])
+        place = await ledger.reserve("g")
+        with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(
+                client, "p", "g", size=2, weight_version=7, reservation=place, ledger=ledger
+            ) as group:
+                await group.put(["a"], x(1.0))
+                raise ZeroDivisionError
+        assert not hasattr(raised.value, "rollback_error")
+        assert (await keys(client), ledger.used) == (["theirs"], 0)
+
+    on_a_plane(check, backend=backend)
+
+
+def test_a_row_of_somebody_else_is_neither_written_nor_removed() -> None:
+    """Only what this writer created is rolled back: not what lived before, nor what was put anew since."""
+
+    async def check(client: Client) -> None:
+        await client.put_samples(["b"], "p", x(9.0), [{"group_id": "other"}])
+        with pytest.raises(DataPlaneBadRequest, match="'b'"):  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await client.clear_samples(["a"], "p")
+                await client.put_samples(["a"], "p", x(5.0), [{"group_id": "new"}])
+                await group.put(["b"], x(2.0))
+        assert await keys(client) == ["a", "b"]
+        assert (await client.get_samples(["a", "b"], "p", ["x"]))["x"].tolist() == [5.0, 9.0]
+
+    on_a_plane(check)
+
+
+def test_a_group_that_was_evicted_meanwhile_is_not_committed() -> None:
+    """The writer is told, and removes the rest."""
+
+    async def check(client: Client) -> None:
+        with pytest.raises(DataPlaneError):  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await group.put(["b"], x(1.0))
+                await client.evict(["a"], "p")
+        assert await keys(client) == []
+
+    on_a_plane(check)
+
+
+@pytest.mark.parametrize("lost", ["lose_reply", "lose_request"])
+def test_a_put_without_an_answer_is_rolled_back_as_well(lost: str) -> None:
+    """Whether it happened is found out first."""
+    plan = getattr(FaultPlan().on("put_samples", call="Publish"), lost)(after=1, times=4)
+
+    async def check(client: Client) -> None:
+        with pytest.raises(DataPlaneError) as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await group.put(["b"], x(1.0))
+        assert raised.value.ambiguous
+        assert not hasattr(raised.value, "rollback_error")
+        assert await keys(client) == []
+
+    on_a_plane(check, plan)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_cancelled_at_any_moment_it_leaves_all_or_nothing(backend: str) -> None:
+    """The cancellation goes up; a group is whole and committed, or there is no row of it."""
+
+    async def check(client: Client) -> None:
+        whole = 0
+        for step in range(40):
+            ids = [f"s{step}_g0", f"s{step}_g1"]
+            with anyio.move_on_after(0.1 * step):
+                async with GroupWriter(client, "p", f"s{step}", size=2, weight_version=7) as group:
+                    await group.put(ids[:1], x(1.0))
+                    await group.put(ids[1:], x(1.0))
+            left = [one for one in await client.list_metadata("p") if one.group_id == f"s{step}"]
+            assert all(one.committed and one.is_complete for one in left)
+            whole += len(left)
+        assert 0 < whole < 40
+
+    on_a_plane(check, FaultPlan(seed=5).on("put_samples").delay(p50_s=0.2, p99_s=1.0), backend)
+
+
+def test_a_rollback_that_fails_is_attached_to_the_first_error() -> None:
+    """The first error goes up; the second one is at hand, and in the traceback. What is left cannot be claimed."""
+    plan = FaultPlan().on("clear_samples").error(DataPlaneUnavailable, "away", for_s=1e6)
+
+    async def check(client: Client) -> None:
+        with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                raise ZeroDivisionError
+        assert isinstance(raised.value.rollback_error, (DataPlaneUnavailable, TimeoutError))  # type: ignore[attr-defined]
+        assert "The rollback of the group failed too: " in raised.value.__notes__[0]
+        assert (await client.list_metadata("p"))[0].committed is False
+
+    on_a_plane(check, plan)
+
+
+def test_a_rollback_takes_a_bounded_time() -> None:
+    """A plane that does not answer at all does not keep a worker that was told to end."""
+    plan = FaultPlan().silent(at_s=5.0)
+
+    async def check(client: Client) -> None:
+        with anyio.CancelScope() as scope:
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await anyio.sleep(6.0)
+                scope.cancel()
+                began = anyio.current_time()
+                await anyio.sleep(1.0)
+        assert anyio.current_time() - began <= 10.5
+
+    on_a_plane(check, plan)
+
+
+def test_a_writer_that_wrote_nothing_gives_its_place_back() -> None:
+    """As one that wrote failures only commits them, to be counted."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 2)
+        async with GroupWriter(client, "p", "g", size=2, weight_version=7, reservation=await ledger.reserve("g")):
+            pass
+        assert await keys(client) == []
+        async with GroupWriter(
+            client, "p", "h", size=2, weight_version=7, reservation=await ledger.reserve("h")
+        ) as group:
+            await group.fail("h0", "no answer")
+        assert await keys(client) == ["h0"]
+        assert await client.depth("p") == 0
+
+    on_a_plane(check)

@@ -1,0 +1,606 @@
+"""RecoveryLoop on the memory plane, in virtual time."""
+
+import pickle
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from asyncdp import (
+    ClaimNotReady,
+    Client,
+    DataPlaneBadRequest,
+    DataPlaneClosed,
+    DataPlaneGroupMeta,
+    DataPlaneNotReady,
+    DataPlaneTimeout,
+    DataPlaneUnavailable,
+    MemoryTransport,
+    SampleNotFound,
+    stack,
+)
+from asyncdp.recovery import (
+    CapacityLedger,
+    GroupWriter,
+    RecoveryGaveUp,
+    RecoveryLoop,
+    RecoveryStep,
+    Selector,
+    is_outage,
+)
+from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
+
+BACKENDS = ["asyncio", "trio"]
+#: A history that fails is told as it is: to make it shorter takes minutes.
+PHASES = (Phase.explicit, Phase.reuse, Phase.generate)
+
+
+def on_a_plane(check: Callable[[Client], Any], plan: FaultPlan | None = None, backend: str = "asyncio") -> None:
+    """Run a check with a client of a fresh plane that has a partition of groups of two."""
+
+    async def run() -> None:
+        async with faulty_stack(
+            MemoryTransport(), plan or FaultPlan(), attempt_timeout_s=1.0, outage_patience_s=0
+        ) as client:
+            await declare(client)
+            await check(client)
+
+    run_virtual(run, backend)  # type: ignore[arg-type]
+
+
+async def declare(client: Client) -> None:
+    """Declare the partition."""
+    await client.register_partition("p", ["x"], 8, ["train"], grpo_group_size=2)
+
+
+async def put_group(client: Client, name: str, version: int | None = 5, rows: int = 2) -> None:
+    """Put a group, whole or not."""
+    tags = [{} if version is None else {"weight_version": version}] * rows
+    await client.put_samples([f"{name}_g{i}" for i in range(rows)], "p", {"x": torch.zeros(rows)}, tags)
+
+
+async def groups(client: Client) -> list[str]:
+    """Return the ids of the groups, without reservations."""
+    return [one.group_id for one in await client.list_metadata("p") if "reservation_for" not in one.tags[0]]
+
+
+def loop_on(client: Client, **kwargs: Any) -> RecoveryLoop:
+    """Make a loop of a controller at weight version 5, with room for four groups."""
+    ledger = kwargs.pop("ledger", None) or CapacityLedger(client, "p", 4)
+    selector = kwargs.pop("selector", None) or Selector()
+    return RecoveryLoop(ledger, selector, lambda: 5, rng=random.Random(1), **kwargs)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_controller_that_is_started_again_puts_all_in_order_before_it_goes_on(backend: str) -> None:
+    """Trained groups are popped, stale and incomplete ones evicted, claims of the dead released; then it opens."""
+
+    async def check(client: Client) -> None:
+        for name, version in (("trained", 5), ("stale", 1), ("untagged", None), ("good", 5), ("ahead", 6)):
+            await put_group(client, name, version)
+        await put_group(client, "half", rows=1)
+        ledger = CapacityLedger(client, "p", 4)
+        for name in ("made", "dropped"):
+            await ledger.reserve(name, owner="worker" if name == "made" else "dead")
+        await put_group(client, "made", rows=1)
+        await client.claim_meta("p", "train", ["x"], 10)
+        told: list[RecoveryStep] = []
+        alive = {client.owner: False, "worker": True, "dead": False}
+
+        def journal(listed: Sequence[DataPlaneGroupMeta]) -> list[DataPlaneGroupMeta]:
+            return [one for one in listed if one.group_id == "trained"]
+
+        loop = loop_on(client, alive=alive.__getitem__, trained=journal, on_event=told.append)
+        assert not loop.ledger.gate.is_open
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await loop.ledger.gate.wait()
+            assert sorted(await groups(client)) == ["ahead", "good", "made"]
+            assert loop.ledger.used == 3
+            assert loop.removed == {"trained": 1, "stale": 1, "untagged": 1, "incomplete": 1}
+            assert (loop.released, await client.list_claims("p", "train")) == (1, [])
+            tasks.cancel_scope.cancel()
+        assert [str(step.state) for step in told] == ["pinging", "rebuilding", "evicting", "releasing"]
+        assert [step.detail for step in told] == [
+            {},
+            {"used": 7, "capacity": 4},
+            {
+                "removed": {"trained": 1, "stale": 1, "untagged": 1, "incomplete": 1},
+                "waiting": {"ahead": 1, "incomplete": 1},
+            },
+            {"released": 1, "unknown_owners": {}},
+        ]
+        assert not loop.ledger.gate.is_open
+
+    on_a_plane(check, backend=backend)
+
+
+ERRORS: dict[str, tuple[type[Exception], dict[str, Any]]] = {
+    "nobody answers": (DataPlaneUnavailable, {}),
+    "loading, busy, read-only": (DataPlaneUnavailable, {"retry_after_s": 0.5, "blames_port": False}),
+    "too slow": (DataPlaneTimeout, {}),
+    "full, out of memory": (DataPlaneNotReady, {"retry_after_s": 0.5}),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_outage_closes_the_gate_and_is_waited_for(name: str, backend: str) -> None:
+    """For a minute all calls fail: the pumps wait, then go on; what became stale is evicted before they do."""
+    error, attributes = ERRORS[name]
+    plan = FaultPlan().error(error, "not now", attributes=attributes, at_s=10, for_s=60)
+
+    async def check(client: Client) -> None:
+        client.call_timeout_s = 5.0  # of a backend that answers, layers wait for it so long
+        await put_group(client, "old", 3)
+        selector = Selector(max_staleness=2)
+        loop = loop_on(client, selector=selector, declare=lambda: declare(client), alive=lambda _: True)
+        done = []
+
+        async def pump() -> None:
+            while True:
+                await anyio.sleep(0.5)
+                await loop.call(lambda: client.depth("p"))
+                done.append(anyio.current_time())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            tasks.start_soon(pump)
+            await anyio.sleep(30)
+            assert not loop.ledger.gate.is_open
+            selector.max_staleness = 1
+            await anyio.sleep(100)
+            tasks.cancel_scope.cancel()
+        assert loop.outage >= 1
+        assert not [at for at in done if 15 < at < 70]
+        assert len([at for at in done if at > 90]) > 50
+        assert (await groups(client), loop.removed) == ([], {"stale": 1})
+
+    on_a_plane(check, plan.fresh(), backend)
+
+
+@pytest.mark.parametrize("verb", ["ping", "register_partition", "list_metadata", "evict", "describe", "list_claims"])
+def test_whatever_step_fails_the_recovery_begins_again(verb: str) -> None:
+    """A plane that answers some verbs only is not taken for one that is back."""
+    plan = FaultPlan().on(verb).error(DataPlaneUnavailable, "half back", at_s=20, for_s=60)
+    plan = plan.on("depth").error(DataPlaneUnavailable, "away", at_s=20, times=1)
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client, declare=lambda: declare(client), alive=lambda _: True, sweep_every_s=1e6)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await anyio.sleep(21)
+            await put_group(client, "stale", 1)
+            with suppress(DataPlaneUnavailable):
+                await client.depth("p")
+            loop.report(DataPlaneUnavailable("away"))
+            loop._tasks = None
+            await anyio.sleep(20)
+            assert not loop.ledger.gate.is_open
+            await anyio.sleep(80)
+            assert loop.ledger.gate.is_open
+            assert await groups(client) == []
+            tasks.cancel_scope.cancel()
+        assert loop.outage == 1
+
+    on_a_plane(check, plan)
+
+
+def test_claims_that_are_not_ready_are_no_outage() -> None:
+    """Nor is anything else that waiting for the plane does not mend."""
+    assert is_outage(DataPlaneUnavailable("x"))
+    assert is_outage(DataPlaneTimeout("x"))
+    assert is_outage(DataPlaneNotReady("x"))
+    for error in (
+        ClaimNotReady("x"),
+        DataPlaneBadRequest("x"),
+        SampleNotFound("x"),
+        DataPlaneClosed("x"),
+        TimeoutError(),
+    ):
+        assert not is_outage(error)
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            with pytest.raises(ClaimNotReady):
+                await loop.call(lambda: client.claim_meta("p", "train", ["x"], 2, timeout_s=1.0))
+            with pytest.raises(SampleNotFound):
+                async with loop.reported():
+                    await client.get_samples(["no"], "p", ["x"])
+            assert (loop.outage, loop.ledger.gate.is_open) == (0, True)
+            async with loop.reported():
+                raise DataPlaneUnavailable("away")
+            assert (loop.outage, loop.ledger.gate.is_open) == (1, False)
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check)
+
+
+def test_a_call_that_fails_late_closes_nothing() -> None:
+    """It began before an outage that is over; a call of now does."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client)
+        assert loop.outage == 0
+        assert loop.story == ()
+        assert loop.report(DataPlaneUnavailable("before it runs"))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await loop.ledger.gate.wait()
+            assert loop.report(DataPlaneUnavailable("first"), outage=0)
+            assert not loop.ledger.gate.is_open
+            assert loop.report(DataPlaneUnavailable("second"), outage=0)
+            await loop.ledger.gate.wait()
+            assert loop.report(DataPlaneUnavailable("late"), outage=0)
+            assert (loop.outage, loop.ledger.gate.is_open) == (1, True)
+            assert loop.report(DataPlaneUnavailable("now"), outage=1)
+            assert (loop.outage, loop.ledger.gate.is_open) == (2, False)
+            assert loop.story[0].detail == {"error": "DataPlaneUnavailable: now"}
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_it_gives_up_with_the_whole_story(backend: str) -> None:
+    """After its bound; whoever waits for the gate gets the same error, which can be pickled."""
+
+    async def check(client: Client) -> None:
+        await anyio.sleep(2.0)
+        loop = loop_on(client, give_up_after_s=120.0)
+        found: list[Exception] = []
+
+        async def pump() -> None:
+            try:
+                await loop.call(lambda: client.depth("p"))
+            except RecoveryGaveUp as err:
+                found.append(err)
+
+        began = anyio.current_time()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(pump)
+            with pytest.raises(RecoveryGaveUp) as raised:
+                await loop.run()
+        assert anyio.current_time() - began == pytest.approx(120.0)
+        assert found == [raised.value]
+        error = raised.value
+        assert (error.op, error.partition_id, error.retryable) == ("recover", "p", False)
+        assert error.message.startswith("the plane was not back after 120 s; outage 0 went so:\n  ")
+        assert len(error.story) > 10
+        assert "pinging -> waiting: failed, error: DataPlane" in error.story[0]
+        assert "given_up: expired" in error.story[-1]
+        assert all(line in str(error) for line in error.story)
+        copy = pickle.loads(pickle.dumps(error))
+        assert (type(copy), str(copy), copy.story) == (RecoveryGaveUp, str(error), error.story)
+        with pytest.raises(RecoveryGaveUp):
+            await loop.ledger.gate.wait()
+
+    on_a_plane(check, FaultPlan().silent(at_s=1.0), backend)
+
+
+def test_a_long_story_says_what_it_leaves_out() -> None:
+    """Its beginning and its end are told."""
+
+    async def check(client: Client) -> None:
+        await anyio.sleep(2.0)
+        loop = loop_on(client, give_up_after_s=3000.0, backoff_cap_s=0.5)
+        with pytest.raises(RecoveryGaveUp) as raised:
+            await loop.run()
+        assert len(raised.value.story) == 201
+        assert "steps are left out)" in raised.value.story[100]
+
+    on_a_plane(check, FaultPlan().silent(at_s=1.0))
+
+
+def test_what_waiting_does_not_mend_goes_up_at_once() -> None:
+    """A misspelt partition, a closed client, a mistake in what the caller gave: pumps are told as well."""
+
+    async def check(client: Client) -> None:
+        misspelt = RecoveryLoop(CapacityLedger(client, "q", 4), Selector(), lambda: 5)
+        with pytest.raises(DataPlaneBadRequest):
+            await misspelt.run()
+        with pytest.raises(DataPlaneBadRequest):
+            await misspelt.ledger.gate.wait()
+        broken = RecoveryLoop(CapacityLedger(client, "p", 4), Selector(), lambda: 1 // 0)
+        with pytest.raises(ZeroDivisionError):
+            await broken.run()
+        with pytest.raises(ZeroDivisionError):
+            await broken.call(lambda: client.depth("p"))
+        closed = loop_on(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(expect, DataPlaneClosed, closed.run)
+            await closed.ledger.gate.wait()
+            await client.close()
+
+    on_a_plane(check)
+
+
+async def expect(kind: type[Exception], call: Callable[[], Any]) -> None:
+    """Make a call that is to fail."""
+    with pytest.raises(kind):
+        await call()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_between_outages_the_partition_is_put_in_order_now_and_then(backend: str) -> None:
+    """Stale and abandoned groups go, places come back, without a fault."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client, sweep_every_s=10.0, selector=Selector(incomplete_grace_s=15.0))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await loop.ledger.gate.wait()
+            await put_group(client, "stale", 3)
+            await put_group(client, "half", rows=1)
+            await put_group(client, "good")
+            await anyio.sleep(11.0)
+            assert sorted(await groups(client)) == ["good", "half"]
+            await anyio.sleep(20.0)
+            assert await groups(client) == ["good"]
+            assert (loop.ledger.used, loop.outage) == (1, 0)
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check, backend=backend)
+
+
+@pytest.mark.parametrize("error", [DataPlaneUnavailable, SampleNotFound])
+def test_a_sweep_that_fails_is_an_outage(error: type[Exception]) -> None:
+    """Whatever the plane says, it is waited for; nobody's task ends."""
+    plan = FaultPlan().on("list_metadata").error(error, "strange", at_s=20, for_s=20)
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await anyio.sleep(30.0)
+            assert not loop.ledger.gate.is_open
+            await anyio.sleep(60.0)
+            assert loop.ledger.gate.is_open
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check, plan)
+
+
+def test_groups_that_are_trained_on_are_left_alone() -> None:
+    """Chosen once, not evicted as stale meanwhile, popped in the end; or put back."""
+
+    async def check(client: Client) -> None:
+        for name in ("a", "b", "c"):
+            await put_group(client, name)
+        version = [5]
+        loop = RecoveryLoop(CapacityLedger(client, "p", 4), Selector(max_staleness=0), lambda: version[0])
+        first = await loop.select(2)
+        assert [one.group_id for one in first.chosen] == ["a", "b"]
+        assert (await loop.select(2)).chosen == ()
+        second = await loop.select(2, least=1)
+        assert [one.group_id for one in second.chosen] == ["c"]
+        loop.put_back(second.chosen)
+        version[0] = 6
+        await loop.sweep()
+        assert (await groups(client), loop.removed) == (["a", "b"], {"stale": 1})
+        assert loop.ledger.used == 2
+        await loop.finish(first.chosen)
+        assert (await groups(client), loop.removed, loop.ledger.used) == ([], {"stale": 1, "trained": 2}, 0)
+        await put_group(client, "a", 6)
+        assert [one.group_id for one in (await loop.select(1)).chosen] == ["a"]
+
+    on_a_plane(check)
+
+
+def test_removals_spare_what_was_put_anew() -> None:
+    """3a: between the listing and the removal a group is popped, and its ids live again."""
+
+    async def check(client: Client) -> None:
+        await put_group(client, "g", 1)
+        loop = loop_on(client, trained=lambda listed: listed)
+        listing = await loop.ledger.rebuild()
+        await client.pop(["g_g0", "g_g1"], "p")
+        await put_group(client, "g", 5)
+        await loop._look(0, 0, listing)
+        assert await groups(client) == ["g"]
+        loop = loop_on(client)
+        await loop._look(0, 0, listing)
+        assert await groups(client) == ["g"]
+
+    on_a_plane(check)
+
+
+def test_owners_that_cannot_be_asked_about_keep_what_they_have() -> None:
+    """What asks about processes may fail as they do; the story says so. Answers may be awaitable."""
+
+    async def check(client: Client) -> None:
+        await put_group(client, "a")
+        await client.claim_meta("p", "train", ["x"], 2)
+        state = ["fails"]
+
+        async def alive(owner: str) -> bool:
+            if state == ["fails"]:
+                raise OSError("no route")
+            return state == ["lives"]
+
+        loop = loop_on(client, alive=alive, tasks=["train"])
+        await loop.sweep()
+        assert (loop.released, loop.unknown_owners) == (0, {client.owner: "OSError: no route"})
+        state[:] = ["lives"]
+        await loop.sweep()
+        assert (loop.released, loop.unknown_owners) == (0, {})
+        state[:] = ["dead"]
+        await loop.sweep()
+        assert (loop.released, await client.list_claims("p", "train")) == (1, [])
+
+    on_a_plane(check)
+
+
+def test_failed_rows_are_counted_apart() -> None:
+    """They are neither trained on nor lost."""
+
+    async def check(client: Client) -> None:
+        async with GroupWriter(client, "p", "g", size=2, weight_version=5) as group:
+            await group.put(["g_g0", "g_g1"], {"x": torch.zeros(2)})
+            await group.fail("g_g2", "timed out")
+        loop = loop_on(client)
+        assert [one.group_id for one in (await loop.select(1)).chosen] == ["g"]
+        assert (loop.failed_rows, loop.removed) == (1, {})
+
+    async def run() -> None:
+        async with stack(MemoryTransport()) as client:
+            await client.register_partition("p", ["x"], 8, ["train"])
+            await check(client)
+
+    run_virtual(run)
+
+
+def test_an_observer_that_raises_harms_nothing() -> None:
+    """X6."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client, on_event=lambda _: 1 // 0)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await loop.ledger.gate.wait()
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check)
+
+
+class Run:
+    """A controller with pumps, killed and started again. What is left is asked by a client that meets no fault."""
+
+    def __init__(self, client: Client, truth: Client, rng: random.Random) -> None:
+        self.client, self.truth, self.rng = client, truth, rng
+        self.version = 5
+        self.journal: dict[str, int] = {}
+        self.made = 0
+        self.open = 0
+        self.dead: set[str] = set()
+
+    def trained(self, listed: Sequence[DataPlaneGroupMeta]) -> list[DataPlaneGroupMeta]:
+        """Return what the journal has."""
+        return [one for one in listed if one.group_id in self.journal]
+
+    async def rollout(self, loop: RecoveryLoop) -> None:
+        """Produce groups; now and then a worker fails, or dies in the middle."""
+        while True:
+            await anyio.sleep(self.rng.uniform(0.0, 2.0))
+            self.made += 1
+            name = f"r{self.made}"
+            async with loop.reported():
+                place = await loop.ledger.reserve(name, owner=f"worker-{name}", weight_version=self.version)
+                assert len(await self.truth.list_metadata("p")) <= 4 + len(self.dead)
+                fate = self.rng.random()
+                if fate < 0.1:
+                    self.dead.add(place.owner)
+                    continue
+                with suppress(ZeroDivisionError):
+                    async with GroupWriter(
+                        self.client,
+                        "p",
+                        name,
+                        size=2,
+                        weight_version=self.version,
+                        reservation=place,
+                        ledger=loop.ledger,
+                    ) as group:
+                        await group.put([f"{name}_g0"], {"x": torch.zeros(1)})
+                        if fate < 0.2:
+                            raise ZeroDivisionError
+                        await group.put([f"{name}_g1"], {"x": torch.zeros(1)})
+
+    async def train(self, loop: RecoveryLoop) -> None:
+        """Train on what is chosen: journalled once, then popped."""
+        while True:
+            await anyio.sleep(self.rng.uniform(0.0, 2.0))
+            async with loop.reported():
+                selection = await loop.select(1)
+                for one in selection.chosen:
+                    assert one.group_id not in self.journal  # no group is trained twice
+                    assert self.version - (one.weight_version or 0) in (0, 1)
+                    self.journal[one.group_id] = self.version
+                self.version += len(selection.chosen)
+                if self.rng.random() < 0.3:
+                    loop.put_back(selection.chosen)  # killed before the pop: the journal knows
+                    continue
+                await loop.finish(selection.chosen)
+
+    async def controller(self, for_s: float) -> RecoveryLoop:
+        """Run a controller from its start to its kill."""
+        loop = RecoveryLoop(
+            CapacityLedger(self.client, "p", 4, reservation_timeout_s=60.0),
+            Selector(),
+            lambda: self.version,
+            trained=self.trained,
+            alive=lambda owner: owner not in self.dead,
+            rng=self.rng,
+            sweep_every_s=3.0,
+        )
+        with anyio.move_on_after(for_s):
+            async with anyio.create_task_group() as tasks:
+                for task in (loop.run,):
+                    tasks.start_soon(task)
+                tasks.start_soon(self.rollout, loop)
+                tasks.start_soon(self.train, loop)
+        return loop
+
+
+def play(kills: Sequence[float], seed: int, plan: FaultPlan) -> None:
+    """Play a run; in the end a controller without faults trains what is left, and the account adds up."""
+
+    async def run() -> None:
+        transport = MemoryTransport()
+        truth = stack(MemoryTransport(transport.attach_config(), bootstrap=False))
+        async with faulty_stack(transport, plan, attempt_timeout_s=1.0, max_attempts=2) as client, truth:
+            client.env.clock.time()  # virtual time begins: from now on wall time follows it
+            await declare(truth)
+            one = Run(client, truth, random.Random(seed))
+            for for_s in kills:
+                await one.controller(for_s)
+            before = len(one.journal)
+            calm = Run(truth, truth, one.rng)
+            calm.__dict__ |= {**one.__dict__, "client": truth}
+            loop = await calm.controller(60.0)
+            assert len(calm.journal) > before + 5  # it goes on
+            await loop.sweep()
+            await loop.sweep()
+            left = {g.tags[0].get("reservation_for", g.group_id) for g in await truth.list_metadata("p")}
+            assert loop.ledger.used == len(left) <= 4
+            assert not left.intersection(calm.journal)
+
+    run_virtual(run)
+
+
+PLANS = st.builds(
+    lambda seed, p, at_s, for_s: (
+        FaultPlan(seed=seed)
+        .refuse(p=p, for_s=100.0)
+        .lose_reply(p=p, for_s=100.0)
+        .lose_request(p=p / 2, for_s=100.0)
+        .silent(at_s=at_s, for_s=for_s)
+    ),
+    st.integers(0, 2**16),
+    st.sampled_from([0.01, 0.05, 0.2]),
+    st.floats(0.0, 60.0),
+    st.floats(1.0, 60.0),
+)
+
+
+@settings(max_examples=8, phases=PHASES)
+@given(kills=st.lists(st.floats(0.0, 40.0), max_size=4), seed=st.integers(0, 2**16), plan=PLANS)
+def test_random_controllers_train_each_group_once(kills: list[float], seed: int, plan: FaultPlan) -> None:
+    """Faults, outages, dead workers, kills of the controller: the capacity is kept, and no group is trained twice."""
+    play(kills, seed, plan)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, phases=PHASES)
+@given(kills=st.lists(st.floats(0.0, 40.0), max_size=4), seed=st.integers(0, 2**16), plan=PLANS)
+def test_a_thousand_random_controllers(kills: list[float], seed: int, plan: FaultPlan) -> None:
+    """The same for long."""
+    play(kills, seed, plan)
