@@ -38,6 +38,9 @@ PATIENT = frozenset(
         "check_consumption_status",
     }
 )
+#: Seconds of patience that count as none: what rounding leaves of it. A wait for less than a clock can tell ends
+#: at once, so that the call would wait again and again.
+NO_TIME_S = 1e-6
 
 
 class OutageWait:
@@ -64,7 +67,7 @@ class OutageWait:
         if not self._served or ctx.verb not in PATIENT or not _silent(err) or not _waits(call):
             return False
         now = ctx.env.clock.now()
-        if min(self._patience.left_s(ctx.op_id, now), ctx.remaining()) <= 0:
+        if min(self._patience.left_s(ctx.op_id, now), ctx.remaining()) <= NO_TIME_S:
             return False
         host = getattr(call, "host", None)
         away = err.host if host is None else host.id  # err.host may be an address instead of an id
@@ -86,7 +89,7 @@ class OutageWait:
     ) -> bool:
         while True:
             left_s = min(self._patience.left_s(ctx.op_id, ctx.env.clock.now()), ctx.remaining())
-            if left_s <= 0:
+            if left_s <= NO_TIME_S:
                 return False
             if outage.lead():
                 await self._ask(outage, send, away, left_s, ctx)

@@ -12,7 +12,7 @@ from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.testing.simulation import Conditions, Scenario, ScheduledFault
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.plane import Plane
-from tests.planted import hosts, planes, ports, puts, retries
+from tests.planted import hosts, outages, planes, ports, puts, retries
 
 Variant = Callable[[Scenario], Scenario]
 
@@ -112,6 +112,15 @@ def emptied(scenario: Scenario) -> Scenario:
     return replace(_cast(chosen, *["registers"] * 3), memory={"ports_per_host": 1, "rows_per_slot": 1})
 
 
+def away(scenario: Scenario) -> Scenario:
+    """Hosts die, and come back when no call has the patience for it any more."""
+    troubles = [Trouble(0.4, 3.0, "crash", f"host-{host}") for host in range(scenario.hosts)]
+    layers = {**ALL_LAYERS, "slot_retry": {"backoff_base_s": 0.02, "outage_patience_s": 0.5}}
+    chosen = replace(scenario, troubles=tuple(troubles), conditions=Conditions(0.01), patience_s=(3.0, 4.0))
+    chosen = replace(_cast(chosen, *["registers"] * 4), cancels=0.0, memory={"ports_per_host": 1, "rows_per_slot": 1})
+    return replace(chosen, clients=tuple(replace(client, layers=layers) for client in chosen.clients))
+
+
 def forgetful(scenario: Scenario) -> Scenario:
     """Replies are lost, and whoever waits for one notices at once."""
     conditions = Conditions(0.001, 0.5, lose_reply=0.25, noticed=1.0)
@@ -145,6 +154,8 @@ PLANTED = [
     Planted(RetryBudget, retries.NeverSpends, "budget", poor),
     Planted(SlotRetry, retries.AsksStaleAgain, "stale-once", crowded),
     Planted(SlotRetry, retries.NeverGivesUp, "ceiling", frugal),
+    Planted(SlotRetry, outages.AsksAlone, "outage", away),
+    Planted(SlotRetry, outages.WaitsForEver, "outage", away),
     Planted(BatchRetry, retries.MixesLives, "whole", crowded),
     Planted(BatchRetry, retries.ShortRead, "outcome", crowded),
     Planted(SlotMapping, puts.RollbackRemovesAll, "register", poor),
