@@ -111,6 +111,35 @@ async def test_a_directory_out_of_memory_can_be_emptied(
     await client.put_samples(["new"], "p", tags=[{"k": 1}])
 
 
+@pytest.mark.parametrize("verb", ["pop", "put_samples", "depth"])
+async def test_functions_that_a_full_directory_does_not_take_are_named(
+    client: "DataPlaneClient", admin: Callable[..., Any], verb: str
+) -> None:
+    """A full directory that lost the functions, or has those of another release: not ready, with what to do."""
+    client.call_timeout_s = 1.0  # type: ignore[attr-defined]
+    await admin("CONFIG", "SET", "maxmemory", "100kb")
+    await admin("FUNCTION", "FLUSH")
+    with pytest.raises(DataPlaneNotReady, match="raise its maxmemory until they are loaded") as caught:
+        await {**READS, **REMOVALS, **GROWTH}[verb](client)
+    assert not caught.value.ambiguous
+    client.call_timeout_s = 60.0  # type: ignore[attr-defined]
+    await admin("CONFIG", "SET", "maxmemory", "0")
+    await {**READS, **REMOVALS, **GROWTH}[verb](client)
+
+
+@pytest.mark.parametrize("state", ["READONLY", "OOM"])
+async def test_a_server_that_never_saw_the_plane_and_takes_no_writes_is_named(
+    frail: "EmbeddedServer", admin: Callable[..., Any], namespace: str, state: str
+) -> None:
+    """The first call of a client on a replica, or on a full server: a typed error that names the state."""
+    await admin(*(("CONFIG", "SET", "maxmemory", "100kb") if state == "OOM" else ("REPLICAOF", "127.0.0.1", "1")))
+    kind = DataPlaneNotReady if state == "OOM" else DataPlaneUnavailable
+    async with client_of(frail.url, namespace, call_timeout_s=1.0) as client:
+        for verb in (READS["list_partitions"], GROWTH["register_partition"]):
+            with pytest.raises(kind, match="out of memory" if state == "OOM" else "answers READONLY"):
+                await verb(client)
+
+
 async def test_a_put_is_refused_before_its_payload_is_sent(
     client: "DataPlaneClient", admin: Callable[..., Any], connect: Callable[..., "Directory"], frail: "EmbeddedServer"
 ) -> None:
@@ -193,7 +222,7 @@ async def disk_fails(frail: "EmbeddedServer") -> AsyncIterator[None]:
         (frail.folder / "dump.rdb").mkdir()
         await one.config_set("save", "3600 1")
         await one.execute_command("BGSAVE")
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while (await one.info("persistence"))["rdb_last_bgsave_status"] != "err":  # noqa: ASYNC110
                 await anyio.sleep(0.02)
         yield

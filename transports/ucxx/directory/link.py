@@ -17,10 +17,10 @@ from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
-from redis.exceptions import NoPermissionError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.process.forks import on_fork, on_fork_of_loop, sever
 from asyncdp.process.loop_end import abort, at_loop_end
 
@@ -246,6 +246,14 @@ class Link:
                 f" ASYNCDP_DIRECTORY, asyncdp directory install --namespace {namespace}"
             )
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False) from err
+        except OutOfMemoryError as err:
+            msg = (
+                f"the directory at {self._place} is out of memory, and has no functions of this version for the"
+                f" namespace {namespace!r} with which rows could be removed: raise its maxmemory until they are loaded"
+                " (CONFIG SET maxmemory, then any call, or asyncdp directory install), or remove rows with a client of"
+                " the version that wrote them"
+            )
+            raise DataPlaneNotReady(msg, retry_after_s=0.5) from err
         except ResponseError as err:
             if NO_COMMAND in str(err):
                 raise await self._too_old() from err
