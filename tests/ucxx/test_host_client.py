@@ -69,6 +69,23 @@ async def test_lane_and_wire_see_the_same_rows(*, writes: bool, reads: bool) -> 
         assert isinstance((await reader.read(here, route, picked)).errors[0], StaleSlotError)
 
 
+async def test_errors_name_the_host_by_its_id() -> None:
+    """A connection that is refused, that breaks, or whose request is refused: by the name that users know."""
+    async with hosted() as host, reaching(host, lane=False) as (host_client, here, route):
+        refs = await put(host_client, here, route, "op", rows(1))
+        with pytest.raises(DataPlaneWriteError) as refused:
+            await host_client.write(here, route, "nobody's", refs, rows(1))
+        (connection,) = host_client._pool._idle[route.address, here.ports[0]]
+        connection._control._transport.abort()
+        with pytest.raises(DataPlaneUnavailable) as broken:
+            await host_client.read(here, route, refs)
+        await host.stop()
+        with pytest.raises(DataPlaneUnavailable) as gone:
+            await host_client.read(here, route, refs)
+    for caught in (refused, broken, gone):
+        assert (caught.value.host, caught.value.port) == (here.id, here.ports[0])
+
+
 async def test_another_machine_has_no_lane() -> None:
     """Told by the boot id and a readable arena, never by the address."""
     async with hosted() as host, reaching(host) as (host_client, here, route):
@@ -88,7 +105,7 @@ async def test_a_put_that_was_cancelled_on_the_lane_leaves_nothing(monkeypatch: 
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             await host_client.abort(here, route, f"op{turns}")
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 while host.service.table.slots:
                     await asyncio.sleep(0.005)
                     host.service.table.sweep(0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from asyncdp.calls.slots import SlotRef
-from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
 
 from ..slots.arena import Arena
 from ..slots.writer_process import this_machine
@@ -100,11 +100,16 @@ class HostClient:
         chosen = port if port is not None else (host.ports[0] if host.ports else None)
         if chosen is None:
             raise DataPlaneUnavailable(f"host {host.id!r} has no ports", host=host.id)
-        async with self._pool.use(route.address, chosen) as connection:
-            if connection.welcome.host_id != host.id:  # slot numbers are not unique among hosts
-                msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
-                raise StaleSlotError(msg, host=host.id, port=chosen)
-            yield connection
+        try:
+            async with self._pool.use(route.address, chosen) as connection:
+                if connection.welcome.host_id != host.id:  # slot numbers are not unique among hosts
+                    msg = f"{connection.welcome.host_id!r} answers where slot host {host.id!r} was"
+                    raise StaleSlotError(msg, host=host.id, port=chosen)
+                yield connection
+        except DataPlaneError as err:
+            if err.host == route.address:  # the pool does not know the name, by which layers and users know the host
+                err.host = host.id
+            raise
 
     async def read(self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
         """Read rows of slots, over the lane or through ``port`` (None: the host's first port)."""
