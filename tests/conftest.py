@@ -34,15 +34,6 @@ __all__ = [
 LEAVE_NOTHING = frozenset(
     {"contract", "docs", "layers", "recovery", "sans_io", "seam", "sweep", "testing", "unit", "user_style"}
 )
-#: Tests that must leave the process unchanged (untouched.py), by how their ids begin.
-GUARDED = (
-    "tests/contract/test_guards.py",
-    "tests/contract/test_memory.py",
-    "tests/contract/test_ucxx.py",
-    "tests/layers/",
-    "tests/testing/",
-    "tests/ucxx/test_serve.py",
-)
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})
 
@@ -59,8 +50,9 @@ class Arranged:
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """Leave the layers on trio to make test-all, but for their cancels; shuffle."""
         for item in items:
-            chosen = getattr(getattr(item, "callspec", None), "params", {}).get("anyio_backend")
-            if chosen == "trio" and item.path.parent.name == "layers" and item.path.name != "test_cancel.py":
+            params = getattr(getattr(item, "callspec", None), "params", {})
+            on_trio = "trio" in (params.get("anyio_backend"), params.get("backend"))
+            if on_trio and item.path.parent.name == "layers" and item.path.name != "test_cancel.py":
                 item.add_marker("slow")
         order.shuffle(config, items)
 
@@ -68,7 +60,7 @@ class Arranged:
 def pytest_configure(config: pytest.Config) -> None:
     """Have the tests shuffled, and what they leave changed told; set up what they use, in a process that runs some."""
     config.pluginmanager.register(Arranged(), "asyncdp-tests-order")
-    config.pluginmanager.register(Untouched(GUARDED), "asyncdp-tests-untouched")
+    config.pluginmanager.register(Untouched(), "asyncdp-tests-untouched")
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         return  # it shares the tests out, and runs none
     import hypothesis

@@ -157,7 +157,7 @@ class Chaos:
 
     async def settled(self) -> None:
         """Wait until the plane answers again."""
-        with anyio.fail_after(20):
+        with anyio.fail_after(60):
             while True:
                 try:
                     await self.client.ping()

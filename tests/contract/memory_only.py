@@ -165,9 +165,9 @@ class MemoryOnly(Contract):
     async def test_where_no_plane_is_nobody_answers(self, rig: Rig) -> None:
         """Attached to an address without a plane: DataPlaneUnavailable on every verb, within its time."""
         lost = await rig.attach(controller_address="memory://nowhere")
-        with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable, match="nowhere"):
+        with anyio.fail_after(60), pytest.raises(DataPlaneUnavailable, match="nowhere"):
             await lost.ping()
-        with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
+        with anyio.fail_after(60), pytest.raises(DataPlaneUnavailable):
             await lost.register_partition("p", ["x"], 1, [], timeout_s=1)
 
     @pytest.mark.parametrize("per_slot", [None, 1, 3])

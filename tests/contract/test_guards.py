@@ -35,6 +35,7 @@ from asyncdp.testing.contract import (
 )
 from asyncdp.testing.contract import rig as rig_module
 from asyncdp.testing.contract.faults import PUT, LoseReply
+from asyncdp.testing.faults import fault as faults_module
 from tests.contract import broken
 from tests.contract.memory_planes import memory
 from tests.planted import planes, puts
@@ -144,11 +145,18 @@ GUARDS = [
 ]
 
 
+def be_impatient(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Do not wait long for what will not happen."""
+    for module in (rig_module, faults_module):
+        monkeypatch.setattr(module, "PATIENCE_S", seconds)
+
+
 @pytest.mark.parametrize(("kind", "settings", "check"), GUARDS)
 async def test_a_transport_that_breaks_a_promise_fails_its_test(
-    kind: type[MemoryTransport], settings: dict[str, Any], check: Check
+    kind: type[MemoryTransport], settings: dict[str, Any], check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The promise's test fails on a transport that breaks it."""
+    be_impatient(monkeypatch, 2.0)
     with pytest.raises(FAILED):
         async with Rig(memory(kind, **settings)) as rig:
             await check(rig)
@@ -183,7 +191,7 @@ async def test_a_stack_without_a_layer_fails_its_test(
     layer: str, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10, 11, 3: what the layers promise, a stack without them does not."""
-    monkeypatch.setattr(rig_module, "PATIENCE_S", 0.4)
+    be_impatient(monkeypatch, 0.4)
     with pytest.raises(FAILED):
         async with Rig(memory(MemoryTransport), without=tuple(layer.split())) as rig:
             await check(rig)

@@ -65,7 +65,7 @@ def test_a_process_ends_with_the_one_that_started_it() -> None:
     process.start()
     theirs.close()
     ours.close()
-    process.join(30)
+    process.join(240)
     assert process.exitcode == 1
 
 

@@ -61,7 +61,7 @@ class Line(asyncio.Transport):
 
     async def answer(self, known: int) -> Message | None:
         """Return what was sent after the first ``known`` messages, or None where the stream ended instead."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.sent) <= known and not self.ended:
                 self._news.clear()
                 await self._news.wait()

@@ -114,9 +114,9 @@ def emptied(scenario: Scenario) -> Scenario:
 
 def away(scenario: Scenario) -> Scenario:
     """Hosts die, and come back when no call has the patience for it any more."""
-    troubles = [Trouble(0.4, 3.0, "crash", f"host-{host}") for host in range(scenario.hosts)]
+    faults = [ScheduledFault(0.4, 3.0, "crash", f"host-{host}") for host in range(scenario.hosts)]
     layers = {**ALL_LAYERS, "slot_retry": {"backoff_base_s": 0.02, "outage_patience_s": 0.5}}
-    chosen = replace(scenario, troubles=tuple(troubles), conditions=Conditions(0.01), patience_s=(3.0, 4.0))
+    chosen = replace(scenario, faults=tuple(faults), conditions=Conditions(0.01), patience_s=(3.0, 4.0))
     chosen = replace(_cast(chosen, *["registers"] * 4), cancels=0.0, memory={"ports_per_host": 1, "rows_per_slot": 1})
     return replace(chosen, clients=tuple(replace(client, layers=layers) for client in chosen.clients))
 

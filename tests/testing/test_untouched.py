@@ -3,6 +3,8 @@
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from tests.testing.project import Project
 
 TESTS = """
@@ -60,6 +62,7 @@ TESTS = """
 """
 
 
+@pytest.mark.slow
 def test_what_a_test_leaves_changed_is_told_by_name(tmp_path: Path) -> None:
     """Each that changes something fails, and no other does."""
     project = Project(tmp_path).write(

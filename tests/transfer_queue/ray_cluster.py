@@ -37,13 +37,15 @@ def start_ray(**more: Any) -> Any:
             )
         except Exception:
             ray.shutdown()  # it may be half there
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()  # what it left open is closed here, else in some test, whose failure that would be
             if not left:
                 raise
         else:
             break
+        # What it left open is closed here, else in some test, whose failure that would be. The error, which held all of
+        # it, is gone by now.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            gc.collect()
     return ray
 
 

@@ -48,7 +48,7 @@ def _bit_flipped(value: Any) -> Any:
 async def flip(client: Client, field: str, sample_id: str) -> None:
     """Flip a bit of one value where it lies in its storage unit."""
     transport: Any = TQTransport(client.attach_config(), bootstrap=False)
-    deadline = anyio.current_time() + 10
+    deadline = anyio.current_time() + 60
     link = await transport._session.link(deadline)
     groups, *_ = await link.ask("locate", ("p", [sample_id], (field,), None), deadline)
     unit, _, _, keys, _ = groups[0]

@@ -41,6 +41,15 @@ async def filled(plane: Begin, servers: Servers, **layers: Any) -> Client:
     return client
 
 
+async def lost_keys(client: Client) -> set[str]:
+    """Wait until the listing tells of lost rows; return their ids."""
+    with anyio.fail_after(60):
+        while True:
+            if lost := {key for group in await client.list_metadata("p") for key in group.lost_keys}:
+                return lost
+            await anyio.sleep(0.05)
+
+
 async def timed(call: Awaitable[Any]) -> tuple[float, Any]:
     """Return how long a call took, in seconds, and its result or error."""
     began = time.monotonic()
@@ -53,7 +62,7 @@ async def timed(call: Awaitable[Any]) -> tuple[float, Any]:
 async def pending(client: Client, count: int = 8) -> list[tuple[float, Any]]:
     """Keep asking for the time, so that something is on its way whenever a server goes; return all endings."""
     seen: list[tuple[float, Any]] = []
-    with anyio.move_on_after(3.0):
+    with anyio.move_on_after(60.0):
         while True:
             try:
                 await client.ping(timeout_s=3.0)
@@ -96,11 +105,11 @@ async def test_a_paused_controller_is_noticed_within_its_heartbeats(plane: Begin
     began = time.monotonic()
     try:
         with pytest.raises(DataPlaneUnavailable):
-            await client.depth("p", timeout_s=10)
+            await client.depth("p", timeout_s=60)
         assert time.monotonic() - began < 60.0
     finally:
         servers.resume(servers.endpoints.controller)
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         while True:
             try:
                 assert await client.depth("p") == 32
@@ -113,15 +122,14 @@ async def test_a_killed_unit_costs_only_its_own_rows(plane: Begin, servers: Serv
     """The other unit's rows come, the lost are named, by the listing too; puts go on; popped, the lost are gone."""
     client = await filled(plane, servers, **ONCE)
     servers.kill(servers.endpoints.units[0])
-    await anyio.sleep(0.3)
+    lost = await lost_keys(client)
     with pytest.raises(PartialReadError) as caught:
-        await client.get_samples(IDS, "p", ["x"], timeout_s=5)
+        await client.get_samples(IDS, "p", ["x"], timeout_s=30)
     assert sorted(caught.value.ok.sample_ids + caught.value.failed.sample_ids) == sorted(IDS)
     assert caught.value.ok.size == 16
     assert all(isinstance(err, DataPlaneUnavailable) for err in caught.value.errors.values())
     kept = [int(i[1:]) for i in caught.value.ok.sample_ids]
     assert caught.value.rows["x"].tolist() == kept
-    lost = {key for group in await client.list_metadata("p") for key in group.lost_keys}
     assert lost == set(caught.value.failed.sample_ids)
     assert await client.depth("p") == 16
     await client.put_samples(["new1", "new2"], "p", {"x": torch.ones(2)})
@@ -152,8 +160,13 @@ async def test_a_clear_with_a_silent_unit_is_not_reported_done(plane: Begin, ser
         assert (await client.describe("p")).size == 0
     finally:
         servers.resume(unit)
-    await anyio.sleep(0.5)  # its heartbeat has to see it
-    await client.put_samples(["z"], "p", {"x": torch.zeros(1)})
+    with anyio.fail_after(60):
+        while True:  # its heartbeat has to see it
+            try:
+                await client.put_samples(["z"], "p", {"x": torch.zeros(1)})
+                break
+            except DataPlaneUnavailable:
+                await anyio.sleep(0.05)
     assert (await client.get_samples(["z"], "p", ["x"]))["x"].tolist() == [0.0]
 
 
@@ -168,10 +181,9 @@ async def test_removing_the_rows_of_a_dead_unit_is_done(plane: Begin, servers: S
     keys = {unit: keys for unit, _, _, keys, _ in groups}
     servers.kill(servers.endpoints.units[0])
     if verb == "evict":  # as a controller does that recovers
-        await anyio.sleep(0.3)
-        lost = [key for group in await client.list_metadata("p") for key in group.lost_keys]
+        lost = await lost_keys(client)
         assert len(lost) == 16
-        await client.evict(lost, "p")
+        await client.evict(sorted(lost), "p")
         assert await client.depth("p") == 16
         assert not [key for group in await client.list_metadata("p") for key in group.lost_keys]
     await {
@@ -200,7 +212,7 @@ async def test_claims_and_listing_go_on_without_a_unit(plane: Begin, servers: Se
     await client.release_claim(claimed)
     assert len(await client.list_metadata("p")) == 32
     with pytest.raises(ClaimNotReady):
-        await client.claim_meta("p", "train", ["x"], 64, timeout_s=0.2)
+        await client.claim_meta("p", "train", ["x"], 64, timeout_s=0)
 
 
 async def test_the_default_stack_sits_out_a_pause(plane: Begin, servers: Servers) -> None:

@@ -28,7 +28,7 @@ SAMPLES = int(os.environ.get("ASYNCDP_CLAIM_SAMPLES", "2000"))
 
 
 #: How long a claimer waits for more, in seconds: a busy machine may put that slowly.
-PATIENCE_S = 4.0
+PATIENCE_S = 10.0
 
 
 async def _claimer(client: Client, rng: random.Random, log: Any) -> None:

@@ -53,11 +53,11 @@ async def test_close_ends_what_waits(plane: Callable[..., Client], servers: Serv
 
     async def call() -> None:
         try:
-            results.append(await client.ping(timeout_s=30))
+            results.append(await client.ping(timeout_s=300))
         except Exception as err:  # noqa: BLE001 - looked at below
             results.append(err)
 
-    with anyio.fail_after(10):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(call)
             await anyio.sleep(0.2)

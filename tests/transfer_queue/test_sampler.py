@@ -33,6 +33,7 @@ def partition() -> Any:
     return SimpleNamespace(custom_meta={})
 
 
+@pytest.mark.slow
 def test_it_runs_where_asyncdp_is_not_installed() -> None:
     """Unpickled in a process that cannot import asyncdp it serves requests: everything went by value."""
     code = textwrap.dedent(
@@ -63,7 +64,7 @@ def test_it_runs_where_asyncdp_is_not_installed() -> None:
         """
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], input=pickled_sampler(), capture_output=True, timeout=100, check=False
+        [sys.executable, "-c", code], input=pickled_sampler(), capture_output=True, timeout=240, check=False
     )
     told = done.stdout.decode().splitlines()
     conflict = ("DataPlaneBadRequest", "field 'x' holds object, not int64[]")

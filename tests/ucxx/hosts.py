@@ -126,7 +126,7 @@ class Spawned:
         """Send it a signal."""
         self.process.send_signal(number)
 
-    async def gone(self, timeout_s: float = 20.0) -> int:
+    async def gone(self, timeout_s: float = 60.0) -> int:
         """Wait until it has ended; returns its exit code."""
         async with asyncio.timeout(timeout_s):
             while self.process.poll() is None:  # noqa: ASYNC110 - a process has no event

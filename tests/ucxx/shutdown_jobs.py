@@ -33,7 +33,7 @@ async def _reader(client: Any, say: Say) -> None:
     told = False
     while True:
         try:
-            rows = await client.get_samples(IDS, "p", ["x"], timeout_s=10)
+            rows = await client.get_samples(IDS, "p", ["x"], timeout_s=60)
         except DataPlaneError:
             await asyncio.sleep(0.01)
             continue

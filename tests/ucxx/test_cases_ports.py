@@ -46,7 +46,7 @@ class Scene:
         self.transport = transport
         self.client = client
 
-    async def get(self, timeout_s: float = 10.0) -> None:
+    async def get(self, timeout_s: float = 60.0) -> None:
         """Read the row, which is right."""
         got = await self.client.get_samples(["a"], "p", ["x"], timeout_s=timeout_s)
         assert torch.equal(got["x"], ROW[None])
@@ -57,14 +57,14 @@ class Scene:
 
     async def use_both(self) -> None:
         """Read until either door has been used: a port that has never answered is given more time."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while not all(door.came for door in self.doors):
                 await self.get()
 
     async def until_seen(self, event: str) -> None:
         """Read, rightly each time, until the layers told of something."""
         before = self.seen(event)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while self.seen(event) == before:
                 await self.get()
                 await asyncio.sleep(0.01)
@@ -139,10 +139,10 @@ async def test_a_probe_that_is_cancelled_leaves_its_place_to_the_next(behind_doo
         await scene.until_seen("quarantine")
         await worse.become("mute")
         probes = scene.seen("probe")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(60):
             while scene.seen("probe") == probes:
                 call = asyncio.ensure_future(scene.get())
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(60):
                     while not call.done() and scene.seen("probe") == probes:  # noqa: ASYNC110 - it has no event
                         await asyncio.sleep(0.005)
                 call.cancel()

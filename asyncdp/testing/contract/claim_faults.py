@@ -88,7 +88,7 @@ class ClaimFaults(Contract):
         await declare(rig.client)
         await put(rig.client, "a")
         rig.need("slot_addressable")
-        assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=9)).sample_ids == ["a"]
+        assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=30)).sample_ids == ["a"]
         fail.times = 10_000
         with pytest.raises(DataPlaneUnavailable):
             await client.claim_meta("p", "train", ["x"], 1, timeout_s=SHORT_S)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.lowlevel
@@ -21,10 +21,22 @@ from .rig import at_once, declare
 from .steps import SHORT_S, TICK_S, claim, claimed_by, not_ready, put
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from .rig import Rig
 from .base import Contract
 
 __all__ = ["ClaimWaits"]
+
+
+async def blocked(struck: Callable[[], int], deadline: float) -> bool:
+    """Block the loop until ``deadline`` is over, once a look was answered; return whether that was in time."""
+    while not struck() and anyio.current_time() < deadline + 1.0:
+        await anyio.lowlevel.checkpoint()
+    await anyio.lowlevel.checkpoint()
+    in_time = anyio.current_time() < deadline
+    time.sleep(max(0.0, deadline + 0.1 - anyio.current_time()))  # noqa: ASYNC251 - that is the point
+    return in_time
 
 
 class ClaimWaits(Contract):
@@ -44,8 +56,8 @@ class ClaimWaits(Contract):
         """C7: a claim of 3 with min_batch_size=1 returns the 2 ready samples at once."""
         await declare(rig.client)
         await put(rig.client, "a", "b")
-        with anyio.fail_after(10):
-            meta = await rig.client.claim_meta("p", "train", ["x"], 3, min_batch_size=1, timeout_s=60)
+        with anyio.fail_after(60):
+            meta = await rig.client.claim_meta("p", "train", ["x"], 3, min_batch_size=1, timeout_s=300)
         assert meta.sample_ids == ["a", "b"]
 
     async def test_non_blocking_returns_what_is_ready_maybe_nothing(self, rig: Rig) -> None:
@@ -71,10 +83,10 @@ class ClaimWaits(Contract):
                 pings.append(anyio.current_time() - began)
             await put(rig.client, "b")
 
-        claimed, problem = await at_once(rig.client.claim_meta("p", "train", ["x"], 2, timeout_s=9), others())
+        claimed, problem = await at_once(rig.client.claim_meta("p", "train", ["x"], 2, timeout_s=50), others())
         assert problem is None
         assert claimed.sample_ids == ["a", "b"]
-        assert min(pings) < 8.0, "they waited for the claim"
+        assert min(pings) < 40.0, "they waited for the claim"
 
     async def test_too_few_in_time_is_claim_not_ready_with_nothing_claimed(self, rig: Rig) -> None:
         """C6: the error has the required and ready counts and the waiting ids; nothing is retried or claimed."""
@@ -140,7 +152,7 @@ class ClaimWaits(Contract):
         """C1: an unknown partition, task or field raises DataPlaneBadRequest with its name, without waiting."""
         await declare(rig.client)
         await put(rig.client, "a")
-        with anyio.fail_after(10), pytest.raises(DataPlaneBadRequest, match="'mistyped'") as caught:
+        with anyio.fail_after(60), pytest.raises(DataPlaneBadRequest, match="'mistyped'") as caught:
             await rig.client.claim_meta(partition, task, [field], 1, blocking=blocking)
         assert not caught.value.ambiguous
         assert await claimed_by(rig.client) == {}
@@ -163,16 +175,15 @@ class ClaimWaits(Contract):
 
     async def test_a_claim_that_overslept_says_what_its_last_look_saw(self, rig: Rig) -> None:
         """Promise 10: if the loop is blocked beyond the deadline, the claim raises the error of its last look."""
-        fail = Fail(CLAIM, times=10_000)
-        client = await rig.attach(fail, settings={"max_attempts": 1})
         await declare(rig.client)
-
-        async def block() -> None:
-            while not fail.struck:
-                await anyio.lowlevel.checkpoint()
-            await anyio.lowlevel.checkpoint()
-            time.sleep(0.3)  # noqa: ASYNC251 - that is the point
-
-        claimed, _ = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0.2), block())
+        claimed: Any = None
+        for timeout_s in (0.2, 2.0, 20.0):  # a busy machine may not have looked once in a short time
+            fail = Fail(CLAIM, times=10_000)
+            client = await rig.attach(fail, settings={"max_attempts": 1})
+            deadline = anyio.current_time() + timeout_s
+            claiming = client.claim_meta("p", "train", ["x"], 1, timeout_s=timeout_s)
+            claimed, in_time = await at_once(claiming, blocked(lambda f=fail: f.struck, deadline))  # type: ignore[misc]
+            if in_time:
+                break
         assert isinstance(claimed, DataPlaneUnavailable)
         assert "refused" in claimed.message

@@ -45,7 +45,7 @@ class Claims(Contract):
         await declare(rig.client)
         for i in range(25):
             claimed, _ = await at_once(
-                rig.mate.claim_meta("p", "train", ["x"], 2, timeout_s=5),
+                rig.mate.claim_meta("p", "train", ["x"], 2, timeout_s=30),
                 rig.client.put_samples([f"a{i}", f"b{i}"], "p", {"x": torch.zeros(2)}, [{"i": i}, {"i": i}]),
             )
             assert [tags.get("i") for tags in claimed.tags] == [i, i]

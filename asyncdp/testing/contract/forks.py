@@ -172,7 +172,7 @@ class Forks(Contract):
         async def own() -> int:
             client = stack(plane.attach({"owner": "child"}))
             try:
-                with anyio.fail_after(30):
+                with anyio.fail_after(60):
                     await client.put_samples(["c"], "p", {"x": torch.ones(1, 4)}, timeout_s=5)
             except DataPlaneError as err:
                 return 3 if str(err) else 1
@@ -218,7 +218,7 @@ class Forks(Contract):
         await declare(owner)
         await owner.put_samples(["a"], "p", {"x": torch.ones(1, 4)})
         async with forked(collect, waits=True):
-            with anyio.fail_after(20):
+            with anyio.fail_after(60):
                 await rig.mate.close()
                 await rig.end(owner)
             await goes_on(rig.client)

@@ -138,7 +138,7 @@ class Metadata(Contract):
         await declare(rig.client, grpo_group_size=8)
         puts = await at_once(
             *((rig.client, rig.mate)[i % 2].put_samples([f"g_g{i}"], "p", table(x=torch.zeros(1))) for i in range(8)),
-            rig.client.claim_meta("p", "train", ["x"], 8, timeout_s=9),
+            rig.client.claim_meta("p", "train", ["x"], 8, timeout_s=30),
         )
         assert sorted(puts[-1].sample_ids) == [f"g_g{i}" for i in range(8)]
         assert await claim(rig.client) == []

@@ -85,7 +85,7 @@ class ReadFaults(Contract):
         client = await rig.attach(Fail(GET, times=999))
         await fill(rig)
         with pytest.raises(DataPlaneUnavailable, match="refused") as caught:
-            await client.get_samples(IDS, "p", ["x"], timeout_s=5)
+            await client.get_samples(IDS, "p", ["x"], timeout_s=30)
         err = caught.value
         assert err.op == "get_samples"
         assert err.attempts > 1
@@ -104,7 +104,7 @@ class ReadFaults(Contract):
         assert harm.struck == 1
         harm.times = 999
         with pytest.raises((CorruptPayload, PartialReadError)) as caught:
-            await client.get_samples(["a", "b"], "p", ["x"], timeout_s=5)
+            await client.get_samples(["a", "b"], "p", ["x"], timeout_s=30)
         err = caught.value
         assert all(isinstance(e, CorruptPayload) for e in getattr(err, "errors", {0: err}).values())
 
@@ -151,4 +151,4 @@ class ReadFaults(Contract):
         client = await rig.attach(Fail(GET, make=fail, times=999))
         await fill(rig)
         with pytest.raises(typed):
-            await client.get_samples(["s0"], "p", ["x"], timeout_s=5)
+            await client.get_samples(["s0"], "p", ["x"], timeout_s=30)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -19,8 +20,11 @@ from asyncdp import (
 from ..verbs import VERBS
 from .rig import at_once, declare, table
 from .same import check_same, rows_of
+from .steps import fails_with
 
 if TYPE_CHECKING:
+    from asyncdp.client import Client
+
     from .rig import Rig
 from .base import Contract
 
@@ -91,8 +95,8 @@ class RecoveryVerbs(Contract):
             await anyio.sleep(0.02)
             await declare(rig.mate)
 
-        assert await at_once(rig.client.wait_partition("p", timeout_s=9), later()) == [None, None]
-        await rig.client.wait_partition("p", timeout_s=1)
+        assert await at_once(rig.client.wait_partition("p", timeout_s=50), later()) == [None, None]
+        await rig.client.wait_partition("p", timeout_s=30)
         with pytest.raises(DataPlaneTimeout) as caught:
             await rig.client.wait_partition("q", timeout_s=0.2)
         err = caught.value
@@ -101,7 +105,7 @@ class RecoveryVerbs(Contract):
     async def test_ping_goes_through(self, rig: Rig) -> None:
         """Ping succeeds from every client of a plane."""
         await rig.client.ping()
-        await rig.mate.ping(timeout_s=1)
+        await rig.mate.ping(timeout_s=30)
 
     async def test_hosts_are_listed(self, rig: Rig) -> None:
         """Every client sees the same hosts by id, all of which answer; what is not counted is None or absent."""
@@ -151,18 +155,25 @@ class RecoveryVerbs(Contract):
         await declare(worker)
         await rig.end(owner)
         for verb in ("ping", "depth", "put_samples", "get_samples", "claim_meta", "clear_samples"):
-            with anyio.fail_after(5), pytest.raises(DataPlaneUnavailable):
-                await VERBS[verb](worker, 0.2)
+            await fails_with(DataPlaneUnavailable, functools.partial(VERBS[verb], worker), 0.2)
 
     async def test_a_claim_that_waits_when_the_plane_ends_is_told(self, rig: Rig) -> None:
         """A blocking claim ends after the end of its plane, not much later than its own timeout."""
-        owner = await rig.open()
-        worker = await rig.attach(to=owner)
-        await declare(worker)
-
-        async def close() -> None:
-            await anyio.sleep(0.02)
-            await rig.end(owner)
-
-        claimed, _ = await at_once(worker.claim_meta("p", "train", ["x"], 1, timeout_s=0.3), close())
+        claimed: Any = None
+        for timeout_s in (0.3, 2.0, 20.0):  # closing takes its time on a busy machine
+            owner = await rig.open()
+            worker = await rig.attach(to=owner)
+            await declare(worker)
+            claiming = worker.claim_meta("p", "train", ["x"], 1, timeout_s=timeout_s)
+            (claimed, in_time) = await at_once(claiming, self._ends_within(rig, owner, timeout_s))
+            if in_time:
+                break
         assert isinstance(claimed, DataPlaneUnavailable)
+
+    @staticmethod
+    async def _ends_within(rig: Rig, owner: Client, timeout_s: float) -> bool:
+        """End the plane of ``owner``; return whether that took less than half of the time."""
+        began = anyio.current_time()
+        await anyio.sleep(0.02)
+        await rig.end(owner)
+        return anyio.current_time() - began < timeout_s / 2

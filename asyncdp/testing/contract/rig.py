@@ -29,11 +29,11 @@ BASE: Mapping[str, Any] = {
     "num_storage_units": 2,
     "claim_meta_poll_interval_s": 0.01,
 }
-#: Layer settings with the shortest pauses between retries and a short limit for reconciliation in ``close()``, because
-#: the suite tests that retries happen, not how long they wait.
-FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 0.3}
+#: Layer settings with the shortest pauses between retries, because the suite tests that they happen, not how long they
+#: wait; reconciliation in ``close()`` gets the time that it needs on a busy machine.
+FAST: Mapping[str, Any] = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 20.0}
 #: Seconds after which a hanging step of a test fails.
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 @dataclass(eq=False)
