@@ -38,7 +38,7 @@ def run_inside(*shards: Sequence[str], tls: str | None = "tcp,self") -> list[str
         tls: Transports that UCX may use; None: its own choice.
     """
     inside = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
-    pytest_ = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "100", "-p", "no:cacheprovider"]
+    pytest_ = [sys.executable, "-m", "pytest", "-q", "-x", "--timeout", "250", "-p", "no:cacheprovider"]
     env = {**os.environ, "ASYNCDP_NETNS": "1", "UCX_WARN_UNUSED_ENV_VARS": "n"}
     env.pop("UCX_TLS", None)
     env |= {} if tls is None else {"UCX_TLS": tls}

@@ -130,15 +130,21 @@ class Deadlines(Contract):
 
     async def test_the_one_look_of_a_claim_without_time_ends_with_its_attempt(self, rig: Rig) -> None:
         """U12: without an answer, it raises DataPlaneTimeout after attempt_timeout_s; the batch is not lost."""
-        hold = Hold(CLAIM)
-        client = await rig.attach(hold, settings={"attempt_timeout_s": 0.1})
         await fill(rig, 1)
-        (err,) = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0))
-        assert isinstance(err, DataPlaneTimeout)
-        assert "no answer within 0.1 s" in err.message
-        assert err.ambiguous
-        hold.go.set()
-        assert (await client.claim_meta("p", "train", ["x"], 1, timeout_s=50)).sample_ids == ["a"]
+        for attempt_timeout_s in (0.1, 1.0, 10.0):  # a busy machine may answer no attempt in a short time
+            hold = Hold(CLAIM)
+            client = await rig.attach(hold, settings={"attempt_timeout_s": attempt_timeout_s})
+            (err,) = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=0))
+            assert isinstance(err, DataPlaneTimeout)
+            assert f"no answer within {attempt_timeout_s:g} s" in err.message
+            assert err.ambiguous
+            hold.go.set()
+            (claimed,) = await at_once(client.claim_meta("p", "train", ["x"], 1, timeout_s=9))
+            if not isinstance(claimed, DataPlaneTimeout):
+                break
+        else:
+            pytest.fail("not answered in time")
+        assert claimed.sample_ids == ["a"]
 
     async def test_waiting_for_a_partition_without_time_looks_once(self, rig: Rig) -> None:
         """U12: the partition exists, or DataPlaneTimeout says that it was not registered."""
@@ -158,11 +164,16 @@ class Deadlines(Contract):
     async def test_one_slow_answer_costs_an_attempt_not_the_call(self, rig: Rig) -> None:
         """An attempt that exceeds its timeout is given up, and the next attempt succeeds."""
         rig.need("slot_addressable")
-        hold = Hold(GET)
-        client = await rig.attach(hold, settings={"attempt_timeout_s": 0.3})
         await fill(rig)
-        with anyio.fail_after(60):
-            check_same((await client.get_samples(["s3"], "p", ["x"]))["x"], torch.tensor([3.0]))
+        for attempt_timeout_s in (0.1, 1.0, 10.0):  # a busy machine may answer no attempt in a short time
+            hold = Hold(GET)
+            client = await rig.attach(hold, settings={"attempt_timeout_s": attempt_timeout_s})
+            (got,) = await at_once(client.get_samples(["s3"], "p", ["x"]))
+            if not isinstance(got, DataPlaneTimeout):
+                break
+        else:
+            pytest.fail("not answered in time")
+        check_same(got["x"], torch.tensor([3.0]))
         assert hold.struck == 1
 
     async def test_retries_stay_within_the_calls_time(self, rig: Rig) -> None:

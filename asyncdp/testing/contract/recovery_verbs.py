@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from asyncdp import (
+    ClaimNotReady,
     DataPlaneCapabilities,
     DataPlaneClient,
     DataPlaneTimeout,
@@ -160,20 +161,16 @@ class RecoveryVerbs(Contract):
     async def test_a_claim_that_waits_when_the_plane_ends_is_told(self, rig: Rig) -> None:
         """A blocking claim ends after the end of its plane, not much later than its own timeout."""
         claimed: Any = None
-        for timeout_s in (0.3, 2.0, 20.0):  # closing takes its time on a busy machine
+        for timeout_s in (0.3, 3.0, 30.0):  # closing takes its time on a busy machine
             owner = await rig.open()
             worker = await rig.attach(to=owner)
             await declare(worker)
-            claiming = worker.claim_meta("p", "train", ["x"], 1, timeout_s=timeout_s)
-            (claimed, in_time) = await at_once(claiming, self._ends_within(rig, owner, timeout_s))
-            if in_time:
+
+            async def close(ending: Client = owner) -> None:
+                await anyio.sleep(0.02)
+                await rig.end(ending)
+
+            claimed, _ = await at_once(worker.claim_meta("p", "train", ["x"], 1, timeout_s=timeout_s), close())
+            if not isinstance(claimed, (ClaimNotReady, DataPlaneTimeout)):
                 break
         assert isinstance(claimed, DataPlaneUnavailable)
-
-    @staticmethod
-    async def _ends_within(rig: Rig, owner: Client, timeout_s: float) -> bool:
-        """End the plane of ``owner``; return whether that took less than half of the time."""
-        began = anyio.current_time()
-        await anyio.sleep(0.02)
-        await rig.end(owner)
-        return anyio.current_time() - began < timeout_s / 2

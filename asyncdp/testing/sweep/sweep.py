@@ -31,12 +31,12 @@ __all__ = ["Swept", "cancellation_sweep"]
 
 #: Factor by which more checkpoints are tried than were counted, for transports whose number of checkpoints varies.
 OVER = 1.5
-#: Layer settings with the shortest pauses between retries and a short limit for reconciliation in ``close()``.
-FAST = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 2.0}
+#: Layer settings with the shortest pauses between retries; a busy machine has time for reconciliation in ``close()``.
+FAST = {"backoff_base_s": 0.001, "round_backoff_base_s": 0.001, "close_timeout_s": 20.0}
 #: Seconds after which a hanging step fails.
 PATIENCE_S = 30.0
 #: Seconds that a transport with real sockets has to clean up after a cancelled call.
-GRACE_S = 2.0
+GRACE_S = 20.0
 #: Maximum number of failures in the message.
 TOLD = 5
 
