@@ -169,7 +169,7 @@ async def test_a_lease_that_is_over_is_lost(plane: "Directory") -> None:
     """A consumer outlives its lease and another claims: the first may neither release nor pop."""
     await put(plane, ["a"])
     first = await plane.claim(op("first"), "p", "t", ["x"], 1, 1, "slow", lease_s=0.02)
-    again = await plane.claim(op("second"), "p", "t", ["x"], 1, 1, "quick", wait_s=5.0)
+    again = await plane.claim(op("second"), "p", "t", ["x"], 1, 1, "quick", wait_s=60.0)
     assert first.meta.sample_ids == again.meta.sample_ids == ["a"]
     with pytest.raises(ClaimLost, match="'a' is not claimed"):
         await plane.release(op(), "p", ["a"], ["first"], "t")

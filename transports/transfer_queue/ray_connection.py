@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
+import sys
 from typing import Any
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
+from asyncdp.process.forks import keep_for_ever, on_fork
 
 __all__ = ["RayConnection"]
+
+#: Where Ray keeps another native object.
+_KV, _KV_CLIENT = ".experimental.internal_kv", "global_gcs_client"
 
 
 class RayConnection:
@@ -58,6 +64,7 @@ class RayConnection:
         """
         import ray
 
+        on_fork(self)
         if ray.is_initialized():
             there = self._address and str(ray.get_runtime_context().gcs_address)
             if self._address and there and _differ(self._address, there):
@@ -88,6 +95,23 @@ class RayConnection:
             ray.init(**quiet)
             return True
         return False
+
+    def after_fork(self) -> None:
+        """Keep Ray from acting in a child at its end: it would wait for threads that only the parent has, for ever.
+
+        What Ray has begun is the parent's to end, and the destructors of its native objects crash in a child.
+        """
+        modules = (sys.modules.get(f"ray{name}") for name in ("", "._private.worker", "._private.state", _KV))
+        ray, worker, state, kv = modules
+        if ray is None:
+            return
+        atexit.unregister(ray.shutdown)
+        node = getattr(worker, "_global_node", None)
+        getattr(node, "all_processes", {}).clear()
+        native = getattr(worker, "global_worker", None), getattr(state, "state", None), getattr(kv, _KV_CLIENT, None)
+        for held in (node, *native):
+            if held is not None:
+                keep_for_ever(held)
 
     def stop(self) -> None:
         """Shut Ray down if this object started it."""
