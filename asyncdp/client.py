@@ -50,7 +50,9 @@ from asyncdp.settings import verb_arguments as check
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from asyncdp.batches import Batches
+    import torch
+
+    from asyncdp.batches import Batches, Idle, Survivors
 
 __all__ = ["Client", "DataPlaneClient"]
 
@@ -476,7 +478,7 @@ class Client(DataPlaneClient):
     async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         await self.__run(c.WaitPartition(check.name(partition_id, "partition_id")), "wait_partition", timeout_s)
 
-    def batches(
+    def batches(  # noqa: PLR0913 - the arguments of claim_meta, and how to iterate
         self,
         partition_id: str,
         task_name: str,
@@ -486,6 +488,9 @@ class Client(DataPlaneClient):
         select_fields: Sequence[str] | None = None,
         min_batch_size: int | None = None,
         prefetch: int = 0,
+        device: torch.device | str | int | None = None,
+        survivors: Survivors = "raise",
+        idle: Idle = "raise",
         timeout_s: float | None = None,
     ) -> Batches:
         from asyncdp.batches import Batches
@@ -500,6 +505,9 @@ class Client(DataPlaneClient):
             min_batch_size=min_batch_size,
             prefetch=check.count(prefetch, "prefetch", 0),
             timeout_s=timeout_s,
+            device=device,
+            survivors=cast("Survivors", check.choice(survivors, "survivors", ("raise", "drop"))),
+            idle=cast("Idle", check.choice(idle, "idle", ("raise", "wait", "end"))),
         )
 
     # -- D. lifecycle

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkabl
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import torch
     from tensordict import TensorDict
 
+    from asyncdp.batches import Idle, Survivors
     from asyncdp.calls import Only
     from asyncdp.meta import (
         ClaimInfo,
@@ -290,7 +292,7 @@ class DataPlaneClient(Protocol):
     def attach_config(self) -> dict[str, Any]:
         """Return the config with which another process attaches to the same plane."""
 
-    def batches(
+    def batches(  # noqa: PLR0913 - the arguments of claim_meta, and how to iterate
         self,
         partition_id: str,
         task_name: str,
@@ -300,9 +302,12 @@ class DataPlaneClient(Protocol):
         select_fields: Sequence[str] | None = None,
         min_batch_size: int | None = None,
         prefetch: int = 0,
+        device: torch.device | str | int | None = None,
+        survivors: Survivors = "raise",
+        idle: Idle = "raise",
         timeout_s: float | None = None,
     ) -> AsyncIterator[tuple[KVBatchMeta, TensorDict]]:
-        """Return an endless iterator over claimed batches: ``(meta, data)``, as ``claim_meta`` and ``get_data`` return.
+        """Return an iterator over claimed batches: ``(meta, data)``, as ``claim_meta`` and ``get_data`` return.
 
         Args:
             partition_id: The partition.
@@ -312,7 +317,13 @@ class DataPlaneClient(Protocol):
             select_fields: Fields to read; None: ``required_fields``.
             min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
             prefetch: Number of batches to claim and read ahead; above 0, use ``async with`` on the result.
-            timeout_s: Seconds to wait for one batch, after which ClaimNotReady is raised; None: the client's default.
+            device: Device to which the data is moved; None: it stays in host memory.
+            survivors: If only some rows of a batch can be read, ``"raise"`` raises PartialReadError; ``"drop"`` returns
+                the others, without groups (tag ``group_id``) of which a row is missing, and passes over batches of
+                which no row exists any more. Claims of rows that are left out and still exist are released.
+            idle: If too few samples are ready within ``timeout_s``, ``"raise"`` raises ClaimNotReady and can be
+                continued, ``"wait"`` waits again, ``"end"`` ends the iteration.
+            timeout_s: Seconds to wait for one batch; None: the client's default.
         """
 
     async def close(self) -> None:

@@ -6,7 +6,17 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import ClaimNotReady, Client, MemoryTransport, StaleSlotError, stack
+from asyncdp import (
+    ClaimNotReady,
+    Client,
+    DataPlaneBadRequest,
+    DataPlaneTimeout,
+    KVBatchMeta,
+    MemoryTransport,
+    PartialReadError,
+    StaleSlotError,
+    stack,
+)
 
 pytestmark = pytest.mark.anyio
 IDS = [f"s{i}" for i in range(8)]
@@ -74,6 +84,116 @@ async def test_an_error_of_a_prefetched_batch_comes_in_its_turn(client: Client) 
             await anext(batches)
         third, _ = await anext(batches)
     assert (first.sample_ids, third.sample_ids) == (["s0", "s1"], ["s4", "s5"])
+
+
+@pytest.fixture
+async def rows_on_three_hosts() -> AsyncIterator[Client]:
+    """A plane that has lost rows: the host of some is dead; two groups of two, and four rows by themselves."""
+    async with stack(MemoryTransport(), max_attempts=1, max_rounds=1, outage_patience_s=0) as client:
+        await client.register_partition("p", ["x"], 8, ["train"])
+        for at, name in enumerate(IDS):
+            tags = [{"group_id": f"g{at // 2}"}] if at < 4 else None
+            await client.put_samples([name], "p", {"x": torch.tensor([at])}, tags)
+        yield client
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+async def test_survivors_come_without_groups_that_are_not_whole(rows_on_three_hosts: Client, prefetch: int) -> None:
+    """A row is gone, another one out of reach: their groups are left out; the claims of what exists are released."""
+    client = rows_on_three_hosts
+    real = client.get_data
+
+    async def get_data(meta: KVBatchMeta, *args: object, **kwargs: object) -> object:
+        lost = [at for at, name in enumerate(meta.sample_ids) if name in ("s1", "s5")]
+        if not lost:
+            return await real(meta, *args, **kwargs)  # type: ignore[arg-type]
+        ok = [at for at in range(meta.size) if at not in lost]
+        errors = {
+            at: StaleSlotError("gone") if meta.sample_ids[at] == "s1" else DataPlaneTimeout("slow") for at in lost
+        }
+        rows = await real(meta.subset(ok))
+        raise PartialReadError(rows=rows, ok=meta.subset(ok), failed=meta.subset(lost), errors=errors)
+
+    client.get_data = get_data  # type: ignore[method-assign,assignment]
+    async with client.batches("p", "train", ["x"], 8, survivors="drop", prefetch=prefetch) as batches:
+        meta, data = await anext(batches)
+        assert meta.sample_ids == ["s2", "s3", "s4", "s6", "s7"]
+        assert data["x"].tolist() == [2, 3, 4, 6, 7]
+    claimed = {one for claim in await client.list_claims("p", "train") for one in claim.sample_ids}
+    assert claimed == {"s1", *meta.sample_ids}  # what is gone has nothing to be released
+    with pytest.raises(PartialReadError) as raised:
+        await anext(client.batches("p", "train", ["x"], 8, min_batch_size=1))
+    assert raised.value.batch.sample_ids == ["s0", "s5"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+async def test_a_batch_that_is_gone_is_passed_over(client: Client, prefetch: int) -> None:
+    """With survivors="drop", what was evicted between claim and read costs nothing but the claim."""
+    real = client.claim_meta
+    evicted = []
+
+    async def claim_meta(*args: object, **kwargs: object) -> KVBatchMeta:
+        meta = await real(*args, **kwargs)  # type: ignore[arg-type]
+        if not evicted:
+            evicted.extend(meta.sample_ids)
+            await client.evict(evicted, "p")
+        return meta
+
+    client.claim_meta = claim_meta  # type: ignore[method-assign,assignment]
+    async with client.batches("p", "train", ["x"], 2, survivors="drop", prefetch=prefetch) as batches:
+        meta, _ = await anext(batches)
+    assert (evicted, meta.sample_ids) == (["s0", "s1"], ["s2", "s3"])
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+async def test_an_idle_iterator_ends_or_waits(client: Client, prefetch: int) -> None:
+    """As it is told: idle="end" stops the loop, for good; idle="wait" goes on until there is something."""
+    seen = []
+    async with client.batches("p", "train", ["x"], 4, idle="end", timeout_s=0.2, prefetch=prefetch) as batches:
+        async for meta, _ in batches:
+            seen += meta.sample_ids
+        with pytest.raises(StopAsyncIteration):
+            await anext(batches)
+    assert seen == IDS
+    waiting = client.batches("p", "train", ["x"], 4, idle="wait", timeout_s=0.05, prefetch=prefetch)
+    async with anyio.create_task_group() as tasks, waiting as batches:
+        tasks.start_soon(_later, client)
+        meta, _ = await anext(batches)
+    assert meta.sample_ids == ["n0", "n1", "n2", "n3"]
+
+
+async def _later(client: Client) -> None:
+    await anyio.sleep(0.3)
+    await client.put_samples([f"n{i}" for i in range(4)], "p", {"x": torch.arange(4)})
+
+
+async def test_a_batch_whose_read_is_cancelled_is_given_back(client: Client) -> None:
+    """Without a context, too: nobody else knows of its claim."""
+
+    async def get_data(*args: object, **kwargs: object) -> object:
+        return await anyio.sleep_forever()
+
+    client.get_data = get_data  # type: ignore[method-assign,assignment]
+    with anyio.move_on_after(0.1):
+        await anext(client.batches("p", "train", ["x"], 2))
+    assert await client.list_claims("p", "train") == []
+
+
+async def test_data_is_moved_to_a_device(client: Client) -> None:
+    """Any that torch knows; a device that cannot take it raises with the batch."""
+    async for _, data in client.batches("p", "train", ["x"], 2, device="meta"):
+        assert data["x"].device == torch.device("meta")
+        break
+    with pytest.raises((RuntimeError, AssertionError)) as raised:
+        await anext(client.batches("p", "train", ["x"], 2, device="cuda:77"))
+    assert raised.value.batch.sample_ids == ["s2", "s3"]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("wrong", [{"survivors": "keep"}, {"idle": "sleep"}, {"prefetch": -1}])
+async def test_a_wrong_choice_is_named(client: Client, wrong: dict[str, object]) -> None:
+    """At once, before anything is claimed."""
+    with pytest.raises(DataPlaneBadRequest, match=next(iter(wrong))):
+        client.batches("p", "train", ["x"], 2, **wrong)  # type: ignore[arg-type]
 
 
 async def test_prefetch_wants_to_be_entered(client: Client) -> None:
