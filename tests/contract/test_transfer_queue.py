@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdp.testing.contract import (
-    Claims,
-    Closing,
-    Contract,
-    DataPlaneContract,
-    Puts,
-    Reads,
-    Rows,
-    Stale,
-)
 from tests.contract.by_config import ByConfig
 from tests.contract.nemo import NemoMode
+from tests.contract.on_servers import SLICE, Slow, others
 
 if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
@@ -37,10 +28,6 @@ def cluster_ends() -> Iterator[None]:
     CLUSTER.close()
 
 
-#: Themes that make test shows on it; the rest of them is slow.
-SLICE = (Rows, Reads, Stale, Puts, Claims, Closing)
-
-
 class OnRay:
     """The contract on a cluster, as far as its capabilities say."""
 
@@ -56,7 +43,5 @@ class TestTransferQueue(OnRay, *SLICE, ByConfig, NemoMode):
     """TQTransport keeps the contract."""
 
 
-class TestTransferQueueInFull(OnRay, *(theme for theme in DataPlaneContract.__bases__ if theme not in SLICE)):
+class TestTransferQueueInFull(OnRay, Slow, *others(*SLICE)):
     """What is left of the contract."""
-
-    pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

@@ -5,23 +5,14 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
-from asyncdp.testing.contract import (
-    Bound,
-    Claims,
-    Closing,
-    Contract,
-    DataPlaneContract,
-    Puts,
-    Reads,
-    Rows,
-    Stale,
-)
+from asyncdp.testing.contract import Bound
 from tests.contract.by_config import ByConfig
 from tests.contract.nemo import NemoMode
+from tests.contract.on_servers import SLICE, Slow, others
 
 if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
@@ -45,10 +36,6 @@ def planes_end() -> Iterator[None]:
     SERVERS.close()
 
 
-#: Themes that make test shows on it; the rest of them is slow.
-SLICE = (Rows, Reads, Stale, Puts, Bound, Claims, Closing)
-
-
 class OnUCXX:
     """The contract on the session's directory."""
 
@@ -60,11 +47,9 @@ class OnUCXX:
         return PLANES[request.param]
 
 
-class TestUCXX(OnUCXX, *SLICE, ByConfig, NemoMode):
+class TestUCXX(OnUCXX, *SLICE, Bound, ByConfig, NemoMode):
     """UCXXTransport keeps the contract."""
 
 
-class TestUCXXInFull(OnUCXX, *(theme for theme in DataPlaneContract.__bases__ if theme not in SLICE)):
+class TestUCXXInFull(OnUCXX, Slow, *others(*SLICE, Bound)):
     """What is left of the contract."""
-
-    pytestmark: ClassVar = [*Contract.pytestmark, pytest.mark.slow]

@@ -20,7 +20,7 @@ from asyncdp import (
 from asyncdp.testing import run_virtual
 from asyncdp.testing.simulation import Budgets, History, Operation, Recorded, WireRequest, check
 from asyncdp.testing.simulation.checks import CHECKS
-from asyncdp.testing.simulation.history import Event
+from asyncdp.testing.simulation.recording.history import Event
 
 
 def put(history: History, value: int | None, client: str = "w", **known: Any) -> Operation:

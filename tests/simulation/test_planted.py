@@ -34,7 +34,7 @@ def test_a_planted_bug_is_found(planted: Planted) -> None:
     """One of a few seeds shows the bug; without it, the same seeds are well."""
     for seed in SEEDS:
         well = clean(planted.variant, seed)
-        assert not well.violations, "\n".join(well.told())
+        assert not well.violations, "\n".join(well.describe())
         report = simulate(seed, scenario=planted.variant(draw(seed)), replace={planted.guard: planted.bug})
         if planted.check in {violation.check for violation in report.violations}:
             return

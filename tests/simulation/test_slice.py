@@ -26,7 +26,7 @@ def test_random_stacks_keep_their_promises_on_asyncio(first: int) -> None:
     """Random stacks, conditions and faults break no promise."""
     for seed in range(first, first + BLOCK):
         report = simulate(seed)
-        assert not report.violations, "\n".join(report.told())
+        assert not report.violations, "\n".join(report.describe())
         assert report.operations > 100
 
 
@@ -35,7 +35,7 @@ def test_random_stacks_keep_their_promises_on_trio(first: int) -> None:
     """The same on trio."""
     for seed in range(first, first + BLOCK):
         report = simulate(seed, "trio")
-        assert not report.violations, "\n".join(report.told())
+        assert not report.violations, "\n".join(report.describe())
 
 
 @pytest.mark.slow

@@ -47,36 +47,36 @@ import pytest
 # This has to come before the imports of these modules, so that pytest rewrites their asserts to show values.
 pytest.register_assert_rewrite(*(f"{__name__}.{module.name}" for module in pkgutil.iter_modules(__path__)))
 
-from .asyncio_native import AsyncioNative
+from .arguments.errors import Errors
+from .arguments.misuse import Misuse
+from .arguments.observers import Observers
+from .arguments.plain_names import PlainNames
 from .base import Contract
-from .bound import Bound
-from .cancels import Cancels
-from .claim_faults import ClaimFaults
-from .claim_release import ClaimRelease
-from .claim_waits import ClaimWaits
-from .claims import Claims
-from .clears import Clears
-from .closing import Closing
-from .deadlines import Deadlines
-from .errors import Errors
-from .forks import Forks
-from .groups import Groups
-from .interleavings import Interleavings
-from .many_loops import ManyLoops
-from .metadata import Metadata
-from .misuse import Misuse
-from .objects import Objects
-from .observers import Observers
-from .plain_names import PlainNames
-from .put_faults import PutFaults
-from .put_limits import PutLimits
-from .puts import Puts
-from .read_faults import ReadFaults
-from .reads import Reads
-from .recovery_verbs import RecoveryVerbs
+from .calls.asyncio_native import AsyncioNative
+from .calls.cancels import Cancels
+from .calls.closing import Closing
+from .calls.deadlines import Deadlines
+from .calls.forks import Forks
+from .calls.many_loops import ManyLoops
+from .claims.claim_faults import ClaimFaults
+from .claims.claim_release import ClaimRelease
+from .claims.claim_waits import ClaimWaits
+from .claims.claims import Claims
+from .claims.groups import Groups
+from .partitions.clears import Clears
+from .partitions.metadata import Metadata
+from .partitions.recovery_verbs import RecoveryVerbs
+from .puts.bound import Bound
+from .puts.interleavings import Interleavings
+from .puts.put_faults import PutFaults
+from .puts.put_limits import PutLimits
+from .puts.puts import Puts
 from .rig import Opener, Plane, Rig, by_config
-from .rows import Rows
-from .stale import Stale
+from .values.objects import Objects
+from .values.read_faults import ReadFaults
+from .values.reads import Reads
+from .values.rows import Rows
+from .values.stale import Stale
 
 __all__ = [
     "AsyncioNative",

@@ -65,12 +65,12 @@ class OnSlots(Fault):
     async def strike(self, call: ReadSlots, ctx: Any, send: Send) -> Any:
         """Read."""
         errors: dict[int, Any] = {}
-        ghosts: list[Recycled] = []
+        recycled: list[Recycled] = []
         try:
             for hit in self.hits:
                 for at in hit.slots:
                     if hit.rule.kind == "recycle":
-                        ghosts += recycle(self.transport, call.refs[at], hit.rule.options["how"], ctx)
+                        recycled += recycle(self.transport, call.refs[at], hit.rule.options["how"], ctx)
                     elif hit.rule.kind in ("stale", "error"):
                         errors.setdefault(at, _error(hit, call))
             keep = [at for at in range(len(call.refs)) if at not in errors]
@@ -81,8 +81,8 @@ class OnSlots(Fault):
                 await anyio.lowlevel.checkpoint()
                 result = ReadResult(())
         finally:
-            for ghost in ghosts:
-                ghost.leave()
+            for one in recycled:
+                one.leave()
         errors.update({keep[at]: err for at, err in result.errors.items()})
         parts = [replace(part, refs=tuple(keep[at] for at in part.refs)) for part in result.parts]
         for hit in self.hits:

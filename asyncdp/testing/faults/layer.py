@@ -71,8 +71,8 @@ class Faults(Layer):
     def attach_config(self) -> dict[str, Any]:
         """Return the transport's config with the plan among its layers, so that all clients of the plane use it."""
         config = self.inner.attach_config()
-        told = config.get("layers") or []
-        layers = [told] if isinstance(told, Mapping) else list(told)
+        given = config.get("layers") or []
+        layers = [given] if isinstance(given, Mapping) else list(given)
         others = [one for one in layers if not (isinstance(one, str) and one.startswith(_TICKET))]
         return {**config, "layers": [*others, _TICKET + self.plan.ticket()]}
 

@@ -29,7 +29,7 @@ class Recycled:
         if slot is not None and slot.op_id == self._op_id:
             slot.live.clear()
             slot.readers.clear()
-            self._host._free(slot)  # noqa: SLF001 - a ghost has no other way out
+            self._host._free(slot)  # noqa: SLF001 - no call frees it
 
 
 def _holders(plane: Any, slot: Any) -> list[tuple[Any, list[Any]]]:
@@ -82,10 +82,10 @@ def recycle(transport: Any, ref: SlotRef, how: str, ctx: CallContext) -> list[Re
         host.free.remove(slot)
         host.free.appendleft(slot)
         flip_bit(content, range(content.n), 0.0)
-        op_id = f"{ctx.op_id}-ghost"
-        (ghost,) = _store(plane, host, content, op_id, ctx)
-        host.commit(ghost)
-        return [Recycled(host, ghost, op_id)]
+        op_id = f"{ctx.op_id}-recycled"
+        (ref_now,) = _store(plane, host, content, op_id, ctx)
+        host.commit(ref_now)
+        return [Recycled(host, ref_now, op_id)]
 
 
 def _store(plane: Any, host: Any, block: Block, op_id: str, ctx: CallContext) -> tuple[SlotRef, ...]:

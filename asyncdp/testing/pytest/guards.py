@@ -109,9 +109,9 @@ class Guards:
 
         Workers of pytest-xdist pass them to the controlling process, which checks after all workers have ended.
         """
-        told = getattr(session.config, "workeroutput", None)
-        if told is not None:
-            told[_SUSPECTS] = dict(self._guard.suspects())
+        output = getattr(session.config, "workeroutput", None)
+        if output is not None:
+            output[_SUSPECTS] = dict(self._guard.suspects())
             return (yield)
         result = yield
         if (suspects := self._guard.suspects()) and session.exitstatus in (0, 1):

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from . import guards, virtual_item
-from . import loop_fixtures as on_loop
+from . import guards, loop_fixtures, virtual_item
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +65,7 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
     """Set up the fixtures of clients such that each client is closed on the event loop that used it."""
-    with on_loop.replaced(fixturedef, request):
+    with loop_fixtures.replaced(fixturedef, request):
         return (yield)
 
 
@@ -118,8 +117,8 @@ def fault_plan(request: pytest.FixtureRequest) -> FaultPlan:
 
 
 @pytest.fixture
-@on_loop.closing
-def data_plane(request: pytest.FixtureRequest, fault_plan: FaultPlan) -> on_loop.Held:
+@loop_fixtures.closing
+def data_plane(request: pytest.FixtureRequest, fault_plan: FaultPlan) -> loop_fixtures.Held:
     """Return a client of a fresh plane in memory, with the default layers and the faults of the marker ``faults``."""
     from .markers import memory_client
 
@@ -136,8 +135,8 @@ def _tq_servers() -> Iterator[RealPlane]:
 
 
 @pytest.fixture
-@on_loop.closing
-def tq_plane(request: pytest.FixtureRequest, _tq_servers: RealPlane, fault_plan: FaultPlan) -> on_loop.Held:
+@loop_fixtures.closing
+def tq_plane(request: pytest.FixtureRequest, _tq_servers: RealPlane, fault_plan: FaultPlan) -> loop_fixtures.Held:
     """Return a client of a fresh plane on a real TransferQueue, which runs on Ray for the whole session."""
     from .markers import real_client
 
@@ -154,8 +153,8 @@ def _ucxx_servers() -> Iterator[RealPlane]:
 
 
 @pytest.fixture
-@on_loop.closing
-def ucxx_plane(request: pytest.FixtureRequest, _ucxx_servers: RealPlane, fault_plan: FaultPlan) -> on_loop.Held:
+@loop_fixtures.closing
+def ucxx_plane(request: pytest.FixtureRequest, _ucxx_servers: RealPlane, fault_plan: FaultPlan) -> loop_fixtures.Held:
     """Return a client of a plane of slot hosts and a Valkey directory.
 
     The servers run for the whole session and listen on loopback only; slots are accessed through shared memory. The

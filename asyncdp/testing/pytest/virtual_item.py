@@ -42,8 +42,8 @@ class VirtualRun:
         said: dict[str, Any] = {"seed": self.seed, "backend": self.backend or BACKENDS[0], "shuffle": self.shuffle}
         if self.limit_s != LIMIT_S:
             said["limit_s"] = self.limit_s
-        told = ", ".join(f"{name}={value!r}" for name, value in said.items() if value is not None)
-        return f"run with @pytest.mark.virtual_time({told})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in said.items() if value is not None)
+        return f"run with @pytest.mark.virtual_time({arguments})"
 
 
 def is_virtual(item: pytest.Item) -> bool:

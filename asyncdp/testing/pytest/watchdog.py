@@ -35,7 +35,7 @@ class _Watched:
     began: float
     asked: float | None = None
     answered: threading.Event = field(default_factory=threading.Event)
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
 
 
 class Watchdog:
@@ -95,14 +95,14 @@ class Watchdog:
                     watched.post(watched.answered.set)
         elif watched.answered.is_set():
             watched.asked = None
-            watched.told.discard("still")
+            watched.reported.discard("still")
         elif now - watched.asked >= self.after_s:
             self._tell(watched, "still", f"stands still: its event loop has not turned for {now - watched.asked:.1f} s")
 
     def _tell(self, watched: _Watched, kind: str, what: str) -> None:
-        if kind in watched.told:
+        if kind in watched.reported:
             return
-        watched.told |= {kind, "long"}
+        watched.reported |= {kind, "long"}
         self._write(report(f"{watched.name} {what}", watched.tasks))
 
 

@@ -85,7 +85,9 @@ class Backend:
         Raises:
             AssertionError: A request was not taken, or was taken and never answered.
         """
-        left = [f"{r} (not taken)" for r in self._waiting if r.owed] + [f"{r} (taken)" for r in self.taken if r.owed]
+        left = [f"{r} (not taken)" for r in self._waiting if r.unanswered] + [
+            f"{r} (taken)" for r in self.taken if r.unanswered
+        ]
         if left:
             raise AssertionError(f"{len(left)} request(s) were never answered: {'; '.join(left)}")
 
@@ -101,7 +103,7 @@ class Backend:
         if self._came is not None:
             self._came.set()
         try:
-            return await request.settled()
+            return await request.wait_for_answer()
         finally:
             self._going.discard(request)
 

@@ -62,7 +62,7 @@ class Request:
         return self._answer is not None
 
     @property
-    def owed(self) -> bool:
+    def unanswered(self) -> bool:
         """Whether the caller still waits for an answer, or waited until the client was closed."""
         return not self.answered and not self.late and (self.cut_off or not self.given_up)
 
@@ -138,7 +138,7 @@ class Request:
         self._answer = answer
         self._answered.set()
 
-    async def settled(self) -> Any:
+    async def wait_for_answer(self) -> Any:
         """Wait until the test answers, and return or raise the answer; called by the backend."""
         try:
             await self._answered.wait()

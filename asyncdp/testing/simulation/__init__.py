@@ -4,7 +4,7 @@ One seed determines a plane, its clients and their stacks, the network between t
 workload; :func:`simulate` runs it in virtual time and checks the history::
 
     report = simulate(seed=7)
-    assert not report.violations, report.told()
+    assert not report.violations, report.describe()
 
 ``python -m asyncdp.testing.simulate --seconds 60`` runs many seeds on all cores. To write a simulation of your own, use
 :class:`Fabric`. To check the behaviour of a real plane under any faults, use :class:`Recorded` and :func:`check`::
@@ -22,16 +22,16 @@ import warnings
 from typing import Any
 
 from .checks import CHECKS, check
-from .fabric import Fabric, Simulated
-from .fault_schedule import ScheduledFault
-from .history import Budgets, Event, History, Lost
-from .network import Conditions, Network, PortState
-from .operation import Operation
-from .recorded import Recorded
+from .fabric.fabric import Fabric, Simulated
+from .fabric.fault_schedule import ScheduledFault
+from .fabric.network import Conditions, Network, PortState
+from .recording.history import Budgets, Event, History, Lost
+from .recording.operation import Operation
+from .recording.recorded import Recorded
+from .recording.violation import Violation
+from .recording.wire_request import WireRequest
 from .report import Report
 from .scenario import Scenario, draw
-from .violation import Violation
-from .wire_request import WireRequest
 from .world import simulate
 
 __all__ = [

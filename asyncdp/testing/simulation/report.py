@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .history import History
+    from .recording.history import History
+    from .recording.violation import Violation
     from .scenario import Scenario
-    from .violation import Violation
 
 __all__ = ["Report"]
 
@@ -57,7 +58,7 @@ class Report:
             lines = [*lines[: SHOWN // 2], "  ...", *kept, "  ...", *lines[-SHOWN // 2 :]]
         return lines
 
-    def told(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Describe the violations, how to repeat the run, and the trace that led to them."""
         lines = []
         for violation in self.violations[:5]:
@@ -68,3 +69,8 @@ class Report:
             lines.append("scheduled faults:")
             lines += [f"  {fault}" for fault in self.scenario.faults]
         return lines
+
+    def told(self) -> list[str]:
+        """Return :meth:`describe`, whose name it had; kept for one version."""
+        warnings.warn("Report.told() is kept for one version: it is describe()", DeprecationWarning, stacklevel=2)
+        return self.describe()

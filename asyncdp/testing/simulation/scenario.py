@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .fault_schedule import ScheduledFault, draw_faults
-from .network import Conditions
+from .fabric.fault_schedule import ScheduledFault, draw_faults
+from .fabric.network import Conditions
 
 __all__ = ["ClientPlan", "Scenario", "draw"]
 
@@ -111,18 +111,18 @@ def draw(seed: int, *, steps: int = 60) -> Scenario:
     hosts, ports = rng.randint(1, 3), rng.randint(1, 4)
     names = [f"c{n}" for n in range(rng.randint(2, 4))]
     # Every role is assigned at least once; further roles are drawn.
-    casts: dict[str, list[str]] = {name: [] for name in names}
+    roles: dict[str, list[str]] = {name: [] for name in names}
     for at, role in enumerate(("registers", "registers", "produces", "scores", "trains", "watches")):
-        casts[names[at % len(names)]].append(role)
+        roles[names[at % len(names)]].append(role)
     for name in names:
-        casts[name] += [rng.choice(ROLES) for _ in range(rng.randint(1, 2))]
+        roles[name] += [rng.choice(ROLES) for _ in range(rng.randint(1, 2))]
     lease = rng.choice([None, None, 1.0])
     clients = tuple(
         ClientPlan(
             name,
             _layers(rng),
             rng.choice([{}, {"ratio": 0.2, "floor_per_s": 0.5, "window_s": 2.0}]),
-            tuple(casts[name]),
+            tuple(roles[name]),
         )
         for name in names
     )

@@ -24,7 +24,7 @@ __all__ = ["BACKENDS", "SeedRunner", "Tally"]
 
 BACKENDS = ("asyncio", "trio")
 #: Seconds between two progress lines.
-TOLD_EVERY_S = 10.0
+PROGRESS_EVERY_S = 10.0
 #: Every n-th seed runs on trio, whose loop is slower.
 TRIO_EVERY = 10
 
@@ -41,7 +41,7 @@ class Tally:
     cpu_s: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)
     violations: Counter[str] = field(default_factory=Counter)
-    told: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
     digest: str = ""
 
     def add(self, other: Tally) -> None:
@@ -52,7 +52,7 @@ class Tally:
         self.cpu_s += other.cpu_s
         self.faults += other.faults
         self.violations += other.violations
-        self.told += other.told
+        self.messages += other.messages
 
     def line(self) -> str:
         """Return a progress line."""
@@ -78,8 +78,8 @@ def _one(job: Job) -> Tally:
         report = simulate(seed, backend, steps=steps)
     except Exception:  # noqa: BLE001 - with its seed it can be repeated
         command = f"python -m asyncdp.testing.simulate --once --seed {seed} --backend {backend} --steps {steps}"
-        told = [f"CRASH at seed {seed}", f"  repeat: {command}", traceback.format_exc()]
-        return Tally(1, violations=Counter(crash=1), told=told)
+        messages = [f"CRASH at seed {seed}", f"  repeat: {command}", traceback.format_exc()]
+        return Tally(1, violations=Counter(crash=1), messages=messages)
     return Tally(
         1,
         report.operations,
@@ -87,7 +87,7 @@ def _one(job: Job) -> Tally:
         time.process_time() - began,
         report.faults,
         Counter(violation.check for violation in report.violations),
-        report.told(),
+        report.describe(),
         report.history.digest(),
     )
 
@@ -118,16 +118,16 @@ class SeedRunner:
         jobs = len(os.sched_getaffinity(0)) if self.jobs is None else self.jobs
         say(f"seeds from {first} on, {jobs} processes")
         whole = Tally()
-        began = told_at = time.monotonic()
+        began = progress_at = time.monotonic()
         for tally in self._tallies(first, jobs, began + self.seconds):
             whole.add(tally)
-            for line in tally.told:
+            for line in tally.messages:
                 say(line)
             if self.runs == 1:
                 say(f"hash of the history: {tally.digest}")
-            if time.monotonic() - told_at > TOLD_EVERY_S:
-                told_at = time.monotonic()
-                say(f"{told_at - began:4.0f} s: {whole.line()}")
+            if time.monotonic() - progress_at > PROGRESS_EVERY_S:
+                progress_at = time.monotonic()
+                say(f"{progress_at - began:4.0f} s: {whole.line()}")
         took = time.monotonic() - began
         say("faults: " + ", ".join(f"{name} {n}" for name, n in sorted(whole.faults.items())))
         if whole.violations:

@@ -12,16 +12,16 @@ import anyio
 from asyncdp.client import Client
 
 from ..clock import run_virtual
-from .audit import Audit
 from .checks import check
-from .fabric import Fabric
-from .fault_schedule import run_fault
-from .flow_work import Producer, Scorer, Trainer, Watcher
-from .registers_work import Registers
+from .fabric.fabric import Fabric
+from .fabric.fault_schedule import run_fault
+from .recording.violation import Violation
 from .report import Report
 from .scenario import ClientPlan, Scenario, draw
-from .violation import Violation
-from .worker import FLOW, REGISTERS, TAGS, Values, Worker
+from .workload.audit import Audit
+from .workload.flow_work import Producer, Scorer, Trainer, Watcher
+from .workload.registers_work import Registers
+from .workload.worker import FLOW, REGISTERS, TAGS, Values, Worker
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
@@ -40,7 +40,7 @@ class World:
     Args:
         scenario: The scenario to run.
         group: Task group that runs requests whose sender has given up.
-        replace: As :class:`~asyncdp.testing.simulation.fabric.Fabric` takes it.
+        replace: As :class:`~asyncdp.testing.simulation.fabric.fabric.Fabric` takes it.
     """
 
     def __init__(
@@ -134,10 +134,10 @@ def simulate(
         seed: Seed of the scenario, the scheduling and all random choices.
         backend: ``"asyncio"`` or ``"trio"``.
         steps: Number of steps of each task.
-        replace: Replacement classes, see :class:`~asyncdp.testing.simulation.fabric.Fabric`.
+        replace: Replacement classes, see :class:`~asyncdp.testing.simulation.fabric.fabric.Fabric`.
         scenario: Scenario to run instead of the one drawn from the seed.
     """
-    from .history import History
+    from .recording.history import History
 
     chosen = draw(seed, steps=steps) if scenario is None else scenario
     report = Report(chosen, backend, History())

@@ -72,9 +72,9 @@ class Checkpoints:
 class _Watched:
     """Awaits an awaitable and reports each of its checkpoints."""
 
-    def __init__(self, inner: Generator[Any, Any, Any], told: Callable[[], None]) -> None:
+    def __init__(self, inner: Generator[Any, Any, Any], passed: Callable[[], None]) -> None:
         self._inner = inner
-        self._told = told
+        self._passed = passed
 
     def __await__(self) -> Generator[Any, Any, Any]:
         value: Any = None
@@ -84,7 +84,7 @@ class _Watched:
                 waits_for = self._inner.send(value) if error is None else self._inner.throw(error)
             except StopIteration as end:
                 return end.value
-            self._told()
+            self._passed()
             value = error = None
             try:
                 value = yield waits_for

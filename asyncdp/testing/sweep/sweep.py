@@ -164,7 +164,7 @@ class _Run:
         try:
             with anyio.fail_after(PATIENCE_S):
                 await self._in(partition, points, way)
-        except Exception as err:  # noqa: BLE001 - told at the end of the sweep, with its checkpoint
+        except Exception as err:  # noqa: BLE001 - reported at the end of the sweep, with its checkpoint
             problem = f"{type(err).__name__}: {err}"
         finally:
             with anyio.CancelScope(shield=True):
@@ -207,9 +207,8 @@ class _Run:
             with anyio.CancelScope(shield=True):
                 await client.close()
         if len(client.env.pending_outcomes) and not self._verb.ends:
-            raise AssertionError(
-                f"after close() it still owes {[outcome.call for outcome in client.env.pending_outcomes]}"
-            )
+            pending = [outcome.call for outcome in client.env.pending_outcomes]
+            raise AssertionError(f"after close() these outcomes are still pending: {pending}")
         if self._verb.check is not None:
             await self._verb.check(self._observer, partition, cancelled)
 

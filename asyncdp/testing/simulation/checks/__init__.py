@@ -23,8 +23,8 @@ from .wire import (
 )
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..violation import Violation
+    from ..recording.history import History
+    from ..recording.violation import Violation
 
 __all__ = ["CHECKS", "Check", "check"]
 

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..violation import Violation
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Sequence
 
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
     from .rows import Rows
 
 __all__ = ["doubled_claims", "foreign_pops", "misshapen_batches", "untagged_claims"]

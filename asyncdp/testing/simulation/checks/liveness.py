@@ -14,12 +14,12 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 
-from ..operation import READS
-from ..violation import Violation
+from ..recording.operation import READS
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
-    from ..history import History
+    from ..recording.history import History
 
 __all__ = ["still_failing"]
 

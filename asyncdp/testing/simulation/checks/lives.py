@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 from asyncdp.errors import StaleSlotError
 
-from ..violation import Violation
+from ..recording.violation import Violation
 from .presence import is_there
 from .rows import Rows, rows_of
-from .stale_errors import first_told
+from .stale_errors import first_named
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
 
 __all__ = ["groundless_refusals", "unbound_puts"]
 
 NAME = "life"
 
 #: The first call that reported a life, by (partition, sample, life).
-Told = dict[tuple[str, str, Hashable], "Operation"]
+FirstNamed = dict[tuple[str, str, Hashable], "Operation"]
 
 
 def unbound_puts(history: History) -> Iterator[Violation]:
     """Find puts that wrote to another life than theirs or to an ended one, or that created a row that already lived."""
-    told = first_told(history)
-    ends = _ended(history, told)
+    named = first_named(history)
+    ends = _ended(history, named)
     for op in history.operations:
         if op.verb != "put_samples" or op.outcome != "ok" or not op.only:
             continue
@@ -52,12 +52,12 @@ def unbound_puts(history: History) -> Iterator[Violation]:
                 yield Violation(NAME, text, op.partition, (sample_id,), (over, op))
 
 
-def _ended(history: History, told: Told) -> dict[tuple[str, str, Hashable], Operation]:
+def _ended(history: History, named: FirstNamed) -> dict[tuple[str, str, Hashable], Operation]:
     """Return, for each life, the acknowledged call by which it had ended: a removal, or a report of a later life."""
     ends: dict[tuple[str, str, Hashable], Operation] = {}
     rows = rows_of(history)
     by_row: dict[tuple[str, str], list[tuple[Hashable, Operation]]] = {}
-    for (partition, sample_id, life), op in told.items():
+    for (partition, sample_id, life), op in named.items():
         if life is not None:
             by_row.setdefault((partition, sample_id), []).append((life, op))
     for (partition, sample_id), lives in by_row.items():
@@ -74,7 +74,7 @@ def _ended(history: History, told: Told) -> dict[tuple[str, str, Hashable], Oper
 def groundless_refusals(history: History) -> Iterator[Violation]:
     """Find puts that refused or left out a row as stale although nothing can have ended its life."""
     rows = rows_of(history)
-    told = first_told(history)
+    named = first_named(history)
     for op in history.operations:
         if op.verb != "put_samples" or op.only != "existing":
             continue
@@ -83,7 +83,7 @@ def groundless_refusals(history: History) -> Iterator[Violation]:
             row = rows.get((op.partition, sample_id))
             if row is None:
                 continue
-            first = told.get((op.partition, sample_id, meant))
+            first = named.get((op.partition, sample_id, meant))
             if meant is None or first is None:  # not bound to a known life
                 before = is_there(row, sample_id, op)
                 if before is None:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from asyncdp.errors import DataPlaneError
 
-from ..operation import READS
-from ..violation import Violation
+from ..recording.operation import READS
+from ..recording.violation import Violation
 
 if TYPE_CHECKING:
-    from ..history import History
+    from ..recording.history import History
 
 __all__ = ["SLACK_S", "late_calls", "raw_errors", "short_batches"]
 

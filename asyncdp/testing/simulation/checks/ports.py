@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..violation import Violation
+from ..recording.violation import Violation
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..wire_request import WireRequest
+    from ..recording.history import History
+    from ..recording.wire_request import WireRequest
 
 __all__ = ["doubled_probes"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from ..violation import Violation
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
     from .rows import Rows, Span
 
 __all__ = ["is_there", "phantom_claims", "wrong_listings"]
@@ -72,5 +72,5 @@ def is_there(row: Rows, sample_id: str, op: Operation) -> Operation | None:
     if put is None or any(put.start < at < op.end for at in row.lost):
         return None
     removals = row.may_remove(put.op.life(sample_id))
-    undone = any(r.start < op.end and r.end > put.start and r.settler is not put.op for r in removals)
+    undone = any(r.start < op.end and r.end > put.start and r.reconciler is not put.op for r in removals)
     return None if undone else put.op

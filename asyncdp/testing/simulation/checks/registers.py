@@ -15,13 +15,13 @@ from collections.abc import Hashable, Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..operation import ABSENT, REMOVALS
-from ..violation import Violation
+from ..recording.operation import ABSENT, REMOVALS
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
     from .rows import Register, Rows, Span
 
 __all__ = ["wrong_reads"]
@@ -60,8 +60,11 @@ def _strange(name: str, known: Register, homes: dict[Hashable, tuple[str, str, s
             yield f"was read as {value!r} before that was put", (op, put.op)
         elif put.op.denied:
             yield f"was read as {value!r}, whose put failed and said that it did nothing", (put.op, op)
-        elif put.settler is not None and put.settler.end < op.start and _changes(put.settler, name):
-            yield f"was read as {value!r}, which its client had settled and changed since", (put.op, put.settler, op)
+        elif put.reconciler is not None and put.reconciler.end < op.start and _changes(put.reconciler, name):
+            yield (
+                f"was read as {value!r}, which its client had reconciled and changed since",
+                (put.op, put.reconciler, op),
+            )
 
 
 def _changes(op: Operation, name: str) -> bool:
@@ -143,7 +146,7 @@ def _vanished(known: Register, row: Rows, sample_id: str) -> Iterator[Finding]:
             continue
         # Mutations that the put itself reconciled had ended before it.
         may = row.may_remove(put.op.life(sample_id))
-        removals = [r.op for r in may if r.start < op.end and r.end > put.start and r.settler is not put.op]
+        removals = [r.op for r in may if r.start < op.end and r.end > put.start and r.reconciler is not put.op]
         if not removals:
             yield "was put, acknowledged, never removed, and is not there", (put.op, op)
         elif len(removals) == 1:

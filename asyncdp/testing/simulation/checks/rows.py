@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from asyncdp.errors import SampleNotFound
 
-from ..operation import READS, REMOVALS
+from ..recording.operation import READS, REMOVALS
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
 
 __all__ = ["Register", "Rows", "Span", "rows_of"]
 
 
 class Span(NamedTuple):
-    """A call and the interval in which it took effect, if it did; ``settler`` is the call that reconciled it."""
+    """A call and the interval in which it took effect, if it did; ``reconciler`` is the call that reconciled it."""
 
     start: float
     end: float
     op: Operation
-    settler: Operation | None = None
+    reconciler: Operation | None = None
 
 
 #: The call that reconciled an operation, by (number of the operation, sample).
-Settlers = dict[tuple[int, str], "Operation"]
+Reconcilers = dict[tuple[int, str], "Operation"]
 
 
 @dataclass(slots=True)
@@ -72,12 +72,12 @@ def rows_of(history: History) -> dict[tuple[str, str], Rows]:
 
 def _sorted(history: History) -> dict[tuple[str, str], Rows]:
     rows: dict[tuple[str, str], Rows] = {}
-    ends, settlers = _ends(history)
-    told: dict[tuple[str, Hashable], tuple[Operation, str]] = {}
+    ends, reconcilers = _ends(history)
+    seen: dict[tuple[str, Hashable], tuple[Operation, str]] = {}
     for op in history.operations:
         if op.verb == "put_samples":
-            _check_unique(op, told)
-            _enter_put(op, ends[op.number], rows, settlers)
+            _check_unique(op, seen)
+            _enter_put(op, ends[op.number], rows, reconcilers)
         elif op.verb not in REMOVALS:
             _enter_read(op, rows)
     for op in history.operations:
@@ -85,7 +85,7 @@ def _sorted(history: History) -> dict[tuple[str, str], Rows]:
             whole = op.verb == "drop_partition"
             keys = [key for key in rows if key[0] == op.partition] if whole else [(op.partition, i) for i in op.ids]
             for key in keys:
-                span = Span(op.start, ends[op.number], op, settlers.get((op.number, key[1])))
+                span = Span(op.start, ends[op.number], op, reconcilers.get((op.number, key[1])))
                 row = rows.setdefault(key, Rows())
                 meant = op.life_meant(key[1])
                 if meant is None or sum(put.op.only != "existing" for put in row.puts) <= 1:  # a single life
@@ -98,10 +98,10 @@ def _sorted(history: History) -> dict[tuple[str, str], Rows]:
     return rows
 
 
-def _check_unique(op: Operation, told: dict[tuple[str, Hashable], tuple[Operation, str]]) -> None:
+def _check_unique(op: Operation, seen: dict[tuple[str, Hashable], tuple[Operation, str]]) -> None:
     for name, values in op.values.items():
         for sample_id, value in zip(op.ids, values, strict=True):
-            other, where = told.setdefault((name, value), (op, sample_id))
+            other, where = seen.setdefault((name, value), (op, sample_id))
             if value is not None and (other is not op or where != sample_id):
                 raise ValueError(
                     f"field {name!r} of {sample_id!r} was put as {value!r} by call #{op.number}, and so was that of "
@@ -110,16 +110,16 @@ def _check_unique(op: Operation, told: dict[tuple[str, Hashable], tuple[Operatio
                 )
 
 
-def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows], settlers: Settlers) -> None:
+def _enter_put(op: Operation, end: float, rows: dict[tuple[str, str], Rows], reconcilers: Reconcilers) -> None:
     for sample_id in op.ids:
         rows.setdefault((op.partition, sample_id), Rows()).puts.append(
-            Span(op.start, end, op, settlers.get((op.number, sample_id)))
+            Span(op.start, end, op, reconcilers.get((op.number, sample_id)))
         )
     for name, values in op.values.items():
         for sample_id, value in zip(op.ids, values, strict=True):
             row = rows.setdefault((op.partition, sample_id), Rows())
             row.registers.setdefault(name, Register()).puts[value] = Span(
-                op.start, end, op, settlers.get((op.number, sample_id))
+                op.start, end, op, reconcilers.get((op.number, sample_id))
             )
 
 
@@ -155,41 +155,41 @@ def _missing(op: Operation) -> Iterator[tuple[str, str]]:
                 yield sample_id, op.fields[0]
 
 
-def _ends(history: History) -> tuple[dict[int, float], Settlers]:
+def _ends(history: History) -> tuple[dict[int, float], Reconcilers]:
     """Return until when each mutation may still take effect, and which call reconciled it.
 
     A client with the Reconcile layer resolves a pending mutation before its next one on the same samples, and all
     pending ones in close().
     """
     ends: dict[int, float] = {}
-    settlers: Settlers = {}
+    reconcilers: Reconcilers = {}
     unsure: dict[tuple[str, str, str], list[Operation]] = {}
     for op in sorted(history.operations, key=lambda op: op.end):
         if op.verb == "close" and op.outcome == "ok":
             for key in [key for key in unsure if key[0] == op.client]:
-                _settled(unsure, key, op, (ends, settlers))
+                _reconciled(unsure, key, op, (ends, reconcilers))
         elif op.verb == "put_samples" or op.verb in REMOVALS:
             keys = [(op.client, op.partition, i) for i in op.ids]
             ends[op.number] = op.end if op.outcome == "ok" else math.inf
             for key in keys if op.outcome == "ok" else ():
-                _settled(unsure, key, op, (ends, settlers))
-            if op.outcome == "unknown" and op.client in history.settles:
+                _reconciled(unsure, key, op, (ends, reconcilers))
+            if op.outcome == "unknown" and op.client in history.reconciles:
                 for key in keys:
                     unsure.setdefault(key, []).append(op)
-    return ends, settlers
+    return ends, reconcilers
 
 
-def _settled(
+def _reconciled(
     unsure: dict[tuple[str, str, str], list[Operation]],
     key: tuple[str, str, str],
     op: Operation,
-    found: tuple[dict[int, float], Settlers],
+    found: tuple[dict[int, float], Reconcilers],
 ) -> None:
     """Record which mutations a successful call reconciled: those that had returned before it began."""
-    ends, settlers = found
+    ends, reconcilers = found
     for before in unsure.pop(key, ()):
         if before.end < op.start:
             ends[before.number] = min(ends[before.number], op.end)
-            settlers[before.number, key[2]] = op
+            reconcilers[before.number, key[2]] = op
         else:
             unsure.setdefault(key, []).append(before)

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from asyncdp.errors import StaleSlotError
 
-from ..operation import READS
-from ..violation import Violation
+from ..recording.operation import READS
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
 
-__all__ = ["first_told", "groundless_stale_errors", "other_lives"]
+__all__ = ["first_named", "groundless_stale_errors", "other_lives"]
 
 NAME = "stale"
 
@@ -34,7 +34,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
         for register in row.registers.values():
             spans += [(put.start, put.end) for put in register.puts.values()]
         mutations[key] = spans
-    made = first_told(history)
+    made = first_named(history)
     for op in history.operations:
         if op.verb not in READS:
             continue
@@ -45,8 +45,8 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
             continue
         since = op.start
         if op.verb == "get_data":
-            told = [made.get((op.partition, i, life), op).start for i, life in zip(op.ids, op.lives, strict=False)]
-            since = min(told, default=op.start)
+            first = [made.get((op.partition, i, life), op).start for i, life in zip(op.ids, op.lives, strict=False)]
+            since = min(first, default=op.start)
         # The slot may be shared by any samples of the request.
         touched = any(
             start < op.end and end > since for i in op.ids for start, end in mutations.get((op.partition, i), ())
@@ -59,7 +59,7 @@ def groundless_stale_errors(history: History) -> Iterator[Violation]:
 def other_lives(history: History) -> Iterator[Violation]:
     """Find reads by a meta that returned a value of a later life than the meta's."""
     rows = rows_of(history)
-    made = first_told(history)
+    made = first_named(history)
     for op in history.operations:
         if op.verb != "get_data" or not op.came:
             continue
@@ -67,16 +67,18 @@ def other_lives(history: History) -> Iterator[Violation]:
         for name, values in op.values.items():
             for at, value in zip(op.came, values, strict=False):
                 row = rows[op.partition, op.ids[at]]
-                put, told = row.registers[name].puts.get(value), lives.get(at)
-                if put is None or told is None:
+                put, first = row.registers[name].puts.get(value), lives.get(at)
+                if put is None or first is None:
                     continue
-                between = [r for r in row.removals if r.op.outcome == "ok" and r.start > told.end and r.end < put.start]
+                between = [
+                    r for r in row.removals if r.op.outcome == "ok" and r.start > first.end and r.end < put.start
+                ]
                 if between:
                     text = f"sample {op.ids[at]!r} was read by a meta of a former life, as {value!r}"
-                    yield Violation(NAME, text, op.partition, (op.ids[at],), (told, between[0].op, put.op, op))
+                    yield Violation(NAME, text, op.partition, (op.ids[at],), (first, between[0].op, put.op, op))
 
 
-def first_told(history: History) -> dict[tuple[str, str, object], Operation]:
+def first_named(history: History) -> dict[tuple[str, str, object], Operation]:
     """Return, for each life of each sample, the call that first reported it."""
     made: dict[tuple[str, str, object], Operation] = {}
     for op in history.operations:

@@ -6,13 +6,13 @@ from collections.abc import Hashable, Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ..operation import READS, REMOVALS
-from ..violation import Violation
+from ..recording.operation import READS, REMOVALS
+from ..recording.violation import Violation
 from .rows import rows_of
 
 if TYPE_CHECKING:
-    from ..history import History
-    from ..operation import Operation
+    from ..recording.history import History
+    from ..recording.operation import Operation
     from .rows import Rows
 
 __all__ = ["half_puts", "torn_rows"]

@@ -7,11 +7,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ..violation import Violation
+from ..recording.violation import Violation
 
 if TYPE_CHECKING:
-    from ..history import Budgets, History
-    from ..wire_request import SlotKey, WireRequest
+    from ..recording.history import Budgets, History
+    from ..recording.wire_request import SlotKey, WireRequest
 
 __all__ = ["crowded_outages", "endless_waits", "overspent_budgets", "stale_asked_again", "too_many_requests"]
 
@@ -170,9 +170,9 @@ def stale_asked_again(history: History) -> Iterator[Violation]:
 
     A call whose second look-up failed does not know the new location of its rows and is allowed to start over.
     """
-    told: dict[tuple[str, str], dict[SlotKey, float]] = defaultdict(dict)
+    known_stale: dict[tuple[str, str], dict[SlotKey, float]] = defaultdict(dict)
     for request in sorted(history.requests, key=lambda request: request.at):
-        known = told[request.client, request.op_id]
+        known = known_stale[request.client, request.op_id]
         if request.kind == "Locate" and request.fault:
             known.clear()
         for key in request.slots:

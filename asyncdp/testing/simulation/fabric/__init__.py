@@ -1,0 +1,1 @@
+"""The simulated fabric: a plane, the network to its clients, and the schedule of faults."""

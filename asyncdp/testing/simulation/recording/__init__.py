@@ -1,0 +1,1 @@
+"""Records of what clients did: the history, its operations and wire requests."""

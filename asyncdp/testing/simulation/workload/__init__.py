@@ -1,0 +1,1 @@
+"""The tasks of simulated clients, and the audit after the faults."""
