@@ -173,7 +173,7 @@ def _ends(history: History) -> tuple[dict[int, float], Reconcilers]:
             ends[op.number] = op.end if op.outcome == "ok" else math.inf
             for key in keys if op.outcome == "ok" else ():
                 _reconciled(unsure, key, op, (ends, reconcilers))
-            if op.outcome == "unknown" and op.client in history.reconciles:
+            if op.outcome == "unknown" and op.client in history.settles:
                 for key in keys:
                     unsure.setdefault(key, []).append(op)
     return ends, reconcilers

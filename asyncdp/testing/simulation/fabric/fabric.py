@@ -183,7 +183,7 @@ class Fabric:
         made = self.clients[name] = Simulated(name, client, link[0])
         self.history.budgets[name] = self._budgets(client, budget)
         if any(isinstance(layer, Reconcile) for layer in layers_of(client)):
-            self.history.reconciles.add(name)
+            self.history.settles.add(name)
         return made
 
     def _budgets(self, client: Client, budget: Mapping[str, float] | None) -> Budgets:

@@ -87,7 +87,7 @@ class History:
         requests: Wire requests, if they are recorded.
         events: Events that layers emitted.
         budgets: Limits of each client's stack, by client.
-        reconciles: Clients with the Reconcile layer, which resolve a pending mutation before their next one on the same
+        settles: Clients with the Reconcile layer, which resolve a pending mutation before their next one on the same
             samples; when that one has ended, the pending one cannot happen any more.
         lease_s: Duration of claims in seconds; None: claims last until they are released.
         group_sizes: The grpo_group_size by partition; such groups are claimed whole.
@@ -101,7 +101,7 @@ class History:
     requests: list[WireRequest] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     budgets: dict[str, Budgets] = field(default_factory=dict)
-    reconciles: set[str] = field(default_factory=set)
+    settles: set[str] = field(default_factory=set)
     lease_s: float | None = None
     group_sizes: dict[str, int] = field(default_factory=dict)
     calm_since: float | None = None
@@ -195,7 +195,7 @@ class History:
             whole.requests += part.requests
             whole.events += part.events
             whole.budgets.update(part.budgets)
-            whole.reconciles |= part.reconciles
+            whole.settles |= part.settles
             whole.group_sizes.update(part.group_sizes)
             if part.calm_since is not None:
                 whole.calm_since = max(part.calm_since, whole.calm_since or part.calm_since)
