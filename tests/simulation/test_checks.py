@@ -168,7 +168,7 @@ def test_what_a_client_settled_does_not_happen_later() -> None:
         history.ended(put(history, 1), DataPlaneTimeout("late", ambiguous=True))
         clear(history)
         read(history, 1)
-        assert ("which its client had settled" in texts(history)) == settles
+        assert ("which its client had reconciled" in texts(history)) == settles
 
 
 def test_a_row_is_whole() -> None:
