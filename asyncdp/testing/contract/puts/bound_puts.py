@@ -81,7 +81,7 @@ class BoundPuts(BoundBase):
         assert set(await claimed_by(rig.client, "score")) == {"a", "b"}
         assert await claim(rig.client, 9, "train", "x", "y") == ["a", "b"]
 
-    async def test_the_meta_of_a_putby_meta_goes_on_from_it(self, rig: Rig) -> None:
+    async def test_the_meta_of_a_put_by_meta_goes_on_from_it(self, rig: Rig) -> None:
         """The returned meta has the written fields, the task, claims and tags, and can be put by, read and popped."""
         await declare(rig.client, "x", "y", tasks=("score",))
         await put(rig.client, "a", "b", input_lengths=3, k=0)
@@ -240,7 +240,7 @@ class BoundPuts(BoundBase):
                 await call
         assert not watch.seen
 
-    async def test_a_put_of_no_rowsby_meta_is_no_request(self, rig: Rig) -> None:
+    async def test_a_put_of_no_rows_by_meta_is_no_request(self, rig: Rig) -> None:
         """P0: this happens with an empty shard of a claim."""
         meta = await claimed(rig, "a")
         done = await rig.mate.put_samples(meta.subset([]), "p", {"y": torch.zeros(0)})
