@@ -10,10 +10,12 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
 from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx.host import descriptor_watch, host, memory_share, operator_log, service, session
+from asyncdp.transports.ucxx.host import descriptor_watch, host, memory_share, operator_log, service, session, turns
 from asyncdp.transports.ucxx.host import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload import objects
+from asyncdp.transports.ucxx.slots import header
+from asyncdp.transports.ucxx.wire import control
 from asyncdp.transports.ucxx.wire import messages as wire
 from tests.docs.test_ucxx import _value
 
@@ -55,13 +57,16 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"a read or drop (\d+ MiB)", wire._BODY_OF_KIND[7]),
         (r"repeat rows for (\d+ MiB)", service._REPEATED_BYTES),
         (r"published within ([\d,]+) s", wire.LONGEST_PUT_S),
-        (r"run after (\d+) slots", service._AT_ONCE),
+        (r"takes longer than (\d+) ms is done in slices", turns.SLICE_S * 1000),
+        (r"(\d+) requests are decoded at a time", control._QUEUED),
+        (r"name ([\d,]+) fields and rows one by one", service._MOST_NAMED),
         (r"Replies over (\d+ MiB)", memory_share.SMALL_BYTES),
         (r"not taken within (\d+) s", session._TAKES_S),
         (r"more for each (\d+ MiB)", session._TAKES_BYTES),
         (r"not used for (\d+) s goes back", host._IDLE_S),
         (r"more than (\d+) members have one hash", objects._MOST_ALIKE),
         (r"nested deeper than (\d+)", objects._MAX_DEPTH),
+        (r"generations of slots are (\d+) random bits", header.GENERATIONS.bit_length() - 1),
     ],
 )
 def test_numbers_are_those_of_the_code(words: str, value: float) -> None:

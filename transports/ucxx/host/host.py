@@ -91,6 +91,8 @@ class Host:
         self._ucx_port = 0
         self._ports: list[Port] = []
         self._sessions: dict[asyncio.Task[None], Session] = {}
+        #: Those that have not authenticated, the oldest first.
+        self._strangers: dict[Session, None] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead_s = time.time() - time.monotonic()
         self._address = settings.publish or settings.bind
@@ -224,17 +226,25 @@ class Host:
                 return
 
     def _serve(self, control: Control) -> None:
-        strangers = [session for session in self._sessions.values() if not session.greeted]
-        if len(strangers) >= _GREETED_AT_ONCE:
-            strangers[0].end()  # the oldest; a valid client authenticates within some milliseconds
+        if len(self._strangers) >= _GREETED_AT_ONCE:
+            oldest = next(iter(self._strangers))  # a valid client authenticates within some milliseconds
+            del self._strangers[oldest]
+            oldest.end()
         elif len(self._sessions) >= self._most_sessions:
             self._log.warning("as many connections as there are descriptors for: a further one is refused")
             control.end()
             return
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
+        session.on_greeted = lambda: self._strangers.pop(session, None)
         task = asyncio.get_running_loop().create_task(session.run())
         self._sessions[task] = session
-        task.add_done_callback(lambda done: self._sessions.pop(done, None))
+        self._strangers[session] = None
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._sessions.pop(task, None)
+            self._strangers.pop(session, None)
+
+        task.add_done_callback(ended)
 
     # -- reports
 
@@ -291,11 +301,9 @@ class Host:
             self._log.info("struck off a host that has been silent for long", silent=name)
 
     async def _sweep(self) -> None:
-        now = self.clock()
         self.service.buffers.trim(_IDLE_S)
-        self.service.table.sweep(now)
-        self.service.table.forget(now - _REFUSALS_S)
-        self.service.forget_writers()
+        await self.service.sweep()
+        self.service.table.forget(self.clock() - _REFUSALS_S)
 
     async def reconcile(self) -> int:
         """Free rows that the directory does not list: never published, or cleared while this host was unreachable.
@@ -304,20 +312,28 @@ class Host:
         the number of slots of which rows were freed.
         """
         table, latest = self.service.table, self.clock() - self.settings.grace_s
-        old = [
-            (slot.number, slot.generation)
-            for slot in list(table.slots.values())
-            if table.settle(slot) is State.READY and slot.ready_since < latest and slot.header.not_after < latest
-        ]
+        old, work = [], self.service.turns.begin()
+        for slot in list(table.slots.values()):
+            if work.over:
+                await work.next()
+            if (
+                table.find(slot.number, slot.generation) is slot
+                and table.settle(slot) is State.READY
+                and slot.ready_since < latest
+                and slot.header.not_after < latest
+            ):
+                old.append((slot.number, slot.generation))
         if not old:
             return 0
         live = await self._directory.live(self.arena.host_id, self.arena.epoch)
         touched = 0
         for place in old:
-            slot = table.find(*place)
-            if slot is not None:
-                dead = set(range(slot.header.rows)).difference(live.get(place, ()))
-                if slot.any_live(self.arena, dead):
+            if work.over:
+                await work.next()
+            found = table.find(*place)
+            if found is not None:
+                dead = set(range(found.header.rows)).difference(live.get(place, ()))
+                if found.any_live(self.arena, dead):
                     table.drop(*place, sorted(dead))
                     touched += 1
         if touched:

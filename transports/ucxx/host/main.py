@@ -58,6 +58,13 @@ def _one_line(told: Told) -> None:
         print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
 
+def _settled(told: Told) -> None:
+    """Report readiness; exempt what the start has made from garbage collection, which takes 50 ms with it."""
+    gc.collect()
+    gc.freeze()
+    _one_line(told)
+
+
 async def run(
     settings: HostSettings,
     directory: HostDirectory | None = None,
@@ -267,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     log_for_operators()
     many_descriptors()
-    options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s}
+    options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s, "ready": _settled}
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
         anew = asyncio.run(serve(settings, os.environ.get(DIRECTORY), args.namespace, **options))

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import socket
+import weakref
 from collections.abc import Callable
 from typing import Final
 
@@ -14,6 +17,10 @@ from ..wire.control import Control
 __all__ = ["Port", "open_ports"]
 
 _TRIES: Final = 256
+#: Connections that a port accepts in one turn of the event loop (0.1 ms each), and those that may wait for it in the
+#: kernel: where these are too many, the kernel drops a client's attempt, which it repeats after 1, 3 and 7 seconds.
+_ACCEPTED_AT_ONCE: Final = 8
+_PENDING: Final = 4096
 _LAST: Final = 65535
 
 
@@ -24,7 +31,7 @@ class Port:
         number: TCP port number that it listens at.
     """
 
-    def __init__(self, server: asyncio.Server, number: int, streams: set[Control]) -> None:
+    def __init__(self, server: asyncio.Server, number: int, streams: weakref.WeakSet[Control]) -> None:
         """Keep the listener, and the set of streams that it accepts."""
         self._server = server
         self._streams = streams
@@ -37,15 +44,17 @@ class Port:
         Raises:
             OSError: The port is in use, or the address does not belong to this machine.
         """
-        streams: set[Control] = set()
+        streams: weakref.WeakSet[Control] = weakref.WeakSet()
 
         def made(control: Control) -> None:
-            streams.difference_update([stream for stream in streams if stream.lost])
             streams.add(control)
             on_made(control)
 
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: Control(made), bind, number)
+        server = await loop.create_server(lambda: Control(made), bind, number, backlog=_ACCEPTED_AT_ONCE)
+        for listening in server.sockets:
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:  # asyncio has one number for both
+                same.listen(_PENDING)
         return cls(server, server.sockets[0].getsockname()[1], streams)
 
     def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -20,8 +20,8 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 
-from ..payload.cooperative_copy import copy_cooperatively
 from ..payload.gather import Gather, Selection, gathers
+from ..payload.layout import spans
 from ..payload.payload import Payload
 from ..slots.header import State
 from ..slots.slot_split import cut
@@ -39,6 +39,7 @@ from ..wire.messages import (
     Write,
 )
 from .memory_share import MemoryShare
+from .turns import Turns
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,13 +50,20 @@ if TYPE_CHECKING:
     from ..wire.buffers import BufferPool
     from .registration import HostDirectory
     from .settings import HostSettings
+    from .turns import Work
 
     Bytes = npt.NDArray[np.uint8]
 
 __all__ = ["Service"]
 
-#: Refs examined or slots reserved before the event loop runs other sessions (5-10 us each).
-_AT_ONCE: Final = 64
+#: Rows of a put up to which they are split into slots on the event loop (0.1 us each), and bytes up to which a
+#: checksum is computed there (2 GB/s); beyond that a thread does it.
+_SPLIT_AT_ONCE: Final = 4096
+_SUMMED_AT_ONCE: Final = 1 << 20
+#: Most bytes copied at once on the event loop (0.5 ms).
+_COPIED_AT_ONCE: Final = 2 << 20
+#: Most fields of all refs, and rows named one by one, of one reply; each takes 0.1 to 1 us. A single ref may have more.
+_MOST_NAMED: Final = 1 << 16
 #: Most bytes of one reply for rows that the read names repeatedly; unbounded, a reply could be far larger than what is
 #: stored.
 _REPEATED_BYTES: Final = 64 << 20
@@ -91,10 +99,33 @@ class Service:
         self.served: dict[str, int] = {}
         self.buffers = buffers
         self.memory = MemoryShare(settings.held_bytes)
-        self.crowd = asyncio.Semaphore(1)
+        #: The event loop's turns, which all long requests of all sessions share.
+        self.turns = Turns()
+        self._sweeping: asyncio.Future[None] | None = None
+        self._listing = asyncio.Lock()
         self._reserving: set[tuple[str, int]] = set()
-        self._writing: dict[str, set[str]] = {}
         self._freed = asyncio.Event()
+
+    async def sweep(self) -> None:
+        """Free slots whose writers are gone or late; one look at all slots at a time, in turns with other work."""
+        if self._sweeping is not None:
+            await asyncio.shield(self._sweeping)
+            return
+        self._sweeping = asyncio.get_running_loop().create_future()
+        try:
+            await self._in_turns(self.table.sweep_in_steps(self.clock()))
+        finally:
+            self._sweeping.set_result(None)
+            self._sweeping = None
+
+    async def _in_turns(self, steps: Iterable[bool]) -> int:
+        """Carry out all steps, in turns with other work; return how many of them yielded True."""
+        work, count = self.turns.begin(), 0
+        for step in steps:
+            count += step
+            if work.over:
+                await work.next()
+        return count
 
     def space_came_back(self) -> None:
         """Wake the requests that wait for free space."""
@@ -119,25 +150,10 @@ class Service:
         self._own(request.epoch)
         errors: dict[int, DataPlaneError] = {}
         attempts: dict[int, ReadAttempt] = {}
-        picks: list[Selection] = []
+        most = self.settings.inline_bytes if in_frame else self.settings.max_reply_bytes
+        work = self.turns.begin()
         try:
-            for at, ref in enumerate(request.refs):
-                if at % _AT_ONCE == _AT_ONCE - 1:
-                    await asyncio.sleep(0)
-                fields = _fields(request.fields, ref)
-                attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
-                if isinstance(attempt, DataPlaneError):
-                    errors[at] = attempt
-                    continue
-                attempts[at] = attempt
-                payload = self.table.payload(attempt, fields, ref.index)
-                if isinstance(payload, DataPlaneError):
-                    errors[at] = payload
-                else:
-                    picks.append(Selection(at, payload, fields, ref.index))
-            most = self.settings.inline_bytes if in_frame else self.settings.max_reply_bytes
-            kept = self._within_reply(picks, errors, most)
-            made, unfit = gathers(kept)
+            made, unfit = gathers(await self._picked(request, attempts, errors, most, work))
             errors.update(unfit)
             nbytes = sum(gather.layout.nbytes for gather in made)
             if in_frame and nbytes > most:
@@ -146,11 +162,15 @@ class Service:
                 parts, payloads = [], []
                 for gather in made:
                     out = self.buffers.empty(gather.layout.nbytes)
-                    await copy_cooperatively(gather.fill(out))
-                    self._check(gather, attempts, errors)
-                    parts.append(self._head(gather, out))
+                    for _ in gather.fill(out, _COPIED_AT_ONCE):
+                        if work.over:
+                            await work.next()
+                    await self._check(gather, attempts, errors, work)
+                    parts.append(await self._head(gather, out))
                     payloads.append(out)
                 while attempts:
+                    if work.over:
+                        await work.next()
                     self.table.finish_read(attempts.popitem()[1])
                 self._count("reads", len(request.refs))
                 yield self._without_failed(parts, payloads, errors)
@@ -158,28 +178,34 @@ class Service:
             for attempt in attempts.values():
                 self.table.finish_read(attempt)
 
-    def _within_reply(self, picks: list[Selection], errors: dict[int, DataPlaneError], most: int) -> list[Selection]:
-        """Drop refs that exceed the reply's limit or repeat too many rows, with an error that tells so for each."""
-        total, repeated = 0, 0
-        kept: list[Selection] = []
-        seen: dict[int, int] = {}
-        for pick in picks:
-            layout = pick.payload.layout
-            size = int(layout.nbytes * len(pick.rows) / max(1, layout.n)) + 64
-            named = seen.get(id(pick.payload), 0)
-            seen[id(pick.payload)] = named + len(pick.rows)
-            total += size
-            again = min(1.0, max(0, named + len(pick.rows) - layout.n) / max(1, len(pick.rows)))
-            repeated += int(size * again)
-            if repeated <= _REPEATED_BYTES and (total <= most or not kept):
-                kept.append(pick)
-            elif kept:
-                errors[pick.ref] = DataPlaneNotReady("the reply would be too long: ask again", retry_after_s=0.0)
-            else:
-                errors[pick.ref] = DataPlaneBadRequest("rows that are asked for again and again do not fit a reply")
-            if pick.ref in errors:
-                total, repeated = total - size, repeated - int(size * again)
-        return kept
+    async def _picked(
+        self,
+        request: Read,
+        attempts: dict[int, ReadAttempt],
+        errors: dict[int, DataPlaneError],
+        most: int,
+        work: Work,
+    ) -> list[Selection]:
+        """Begin an attempt for each ref that can be read and fits into ``most`` bytes; an error for each other one."""
+        room = _Room(most)
+        for at, ref in enumerate(request.refs):
+            if work.over:
+                await work.next()
+            fields = _fields(request.fields, ref)
+            if not room.named(len(fields) + len(ref.rows or ())):
+                errors[at] = _ASK_AGAIN
+                continue
+            attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
+            if isinstance(attempt, DataPlaneError):
+                errors[at] = attempt
+                continue
+            attempts[at] = attempt
+            payload = self.table.payload(attempt, fields, ref.index)
+            if isinstance(payload, DataPlaneError):
+                errors[at] = payload
+            elif (refused := room.take(Selection(at, payload, fields, ref.index))) is not None:
+                errors[at] = refused
+        return room.kept
 
     def _within_frame(self, made: list[Gather], errors: dict[int, DataPlaneError], most: int) -> list[Gather]:
         """Drop the refs that do not fit into the frame, the only way to send payload without UCX."""
@@ -202,24 +228,25 @@ class Service:
                     errors[pick.ref] = DataPlaneNotReady("the frame is full: ask again", retry_after_s=0.0)
         return fit
 
-    def _check(self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError]) -> None:
+    async def _check(
+        self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError], work: Work
+    ) -> None:
         """Add an error for each ref of which rows were cleared during the copy."""
         for pick in gather.picks:
+            if work.over:
+                await work.next()
             still = self.table.payload(attempts[pick.ref], pick.fields, pick.rows)
             if isinstance(still, DataPlaneError):
                 errors[pick.ref] = still
 
-    def _head(self, gather: Gather, out: Bytes) -> PartHead:
+    async def _head(self, gather: Gather, out: Bytes) -> PartHead:
         payload = Payload(gather.layout, out)
+        counts, refs = gather.counts, [pick.ref for pick in gather.picks]
         sums = None
         if self.settings.checksum:
-            sums, first = [], 0
-            for count in gather.counts:
-                sums.append(payload.checksum(first, first + count))
-                first += count
-        refs = [pick.ref for pick in gather.picks]
-        rows = gather.layout.n
-        return PartHead(refs, list(gather.nbytes), payload.schema(), gather.layout.nbytes, rows, sums)
+            at_once = len(out) <= _SUMMED_AT_ONCE
+            sums = _sums(payload, counts) if at_once else await asyncio.to_thread(_sums, payload, counts)
+        return PartHead(refs, list(gather.nbytes), payload.schema(), gather.layout.nbytes, gather.layout.n, sums)
 
     def _without_failed(
         self, parts: list[PartHead], payloads: list[Bytes], errors: dict[int, DataPlaneError]
@@ -261,11 +288,10 @@ class Service:
                 left = until - time.monotonic()
                 if self.settings.on_full != "wait" or left <= 0:
                     raise
-                self.table.sweep(self.clock())
+                await self.sweep()
                 await _set_or_over(self._freed, min(left, 0.2))
             else:
                 self._count("reserved", len(grants))
-                self._writing.setdefault(owner, set()).add(request.op_id)
                 return grants
 
     def _within_share(self, owner: str, units: int) -> None:
@@ -276,28 +302,10 @@ class Service:
         arena, table = self.table.arena, self.table
         if units > table.extents.free_units and not table.overwrite_oldest:
             return
-        held = self._unwritten_units(owner)
+        held = table.unwritten.get(owner, 0)
         if held and held + units > self.settings.writing_share * arena.units:
             msg = f"this client holds {held * arena.unit_bytes} bytes that it has not written yet (writing_share)"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
-
-    def _unwritten_units(self, owner: str) -> int:
-        """Count the units that a client has reserved and not written; forget puts that have no such units."""
-        table, held = self.table, 0
-        ops = self._writing.get(owner, set())
-        for op_id in list(ops):
-            units = sum(table.slots[number].header.units for number, _ in table.of_op(op_id, unwritten=True))
-            held += units
-            if not units:
-                ops.discard(op_id)
-        if not ops:
-            self._writing.pop(owner, None)
-        return held
-
-    def forget_writers(self) -> None:
-        """Forget clients without unwritten reservations."""
-        for owner in list(self._writing):
-            self._unwritten_units(owner)
 
     async def _reserve(self, request: Reserve, writer: Process | None, owner: str) -> list[Grant]:
         """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
@@ -309,7 +317,7 @@ class Service:
         shares = None
         self._reserving.add(key)
         try:
-            if len(sizes) > _AT_ONCE * _AT_ONCE:
+            if len(sizes) > _SPLIT_AT_ONCE:
                 shares = await asyncio.to_thread(cut, fields, sizes, table.max_slot_bytes, table.rows_per_slot)
             steps = table.reserve_in_steps(
                 request.op_id,
@@ -320,13 +328,15 @@ class Service:
                 writer,
                 shares=shares,
                 admit=partial(self._within_share, owner),
+                owner=owner,
             )
+            work = self.turns.begin()
             with closing(steps):
-                for number, grants in enumerate(steps, 1):
+                for grants in steps:
                     if grants is not None:
                         return grants
-                    if number % _AT_ONCE == 0:
-                        await asyncio.sleep(0)
+                    if work.over:
+                        await work.next()
         finally:
             self._reserving.discard(key)
         raise AssertionError("the last step gives the grants")
@@ -354,14 +364,19 @@ class Service:
             slot.receiving = True
         return places
 
-    def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
+    async def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
         """End the receive and make the slots READY; raise where a payload is damaged or a slot was given up."""
-        self.release(places)
-        for at, (slot, _) in enumerate(places):  # all are verified before any is READY: a put is whole or absent
-            payload = self.table.look(slot)
-            if request.checksums is not None and payload.checksum() != request.checksums[at]:
-                slot.payload = None
-                raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
+        sums, work = request.checksums, self.turns.begin()
+        try:
+            for at, (slot, _) in enumerate(places):  # all are verified before any is READY: a put is whole or absent
+                if work.over:
+                    await work.next()
+                payload = self.table.look(slot)
+                if sums is not None and sums[at] != await _sum(payload):
+                    slot.payload = None
+                    raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
+        finally:
+            self.release(places)
         for slot, _ in places:
             if self.table.find(slot.number, slot.generation) is None or not self.table.seal(slot, self.clock()):
                 raise StaleSlotError(f"slot {slot.number} was given up while it was written")
@@ -372,7 +387,7 @@ class Service:
         for slot, _ in places:
             self.table.received(slot)
 
-    def write_inline(self, request: Write) -> None:
+    async def write_inline(self, request: Write) -> None:
         """Write the payloads contained in the request itself."""
         data = np.frombuffer(request.inline or b"", np.uint8)
         if len(data) != sum(size for _, _, size in request.slots):
@@ -382,27 +397,29 @@ class Service:
         for _, out in places:
             out[:] = data[begin : begin + len(out)]
             begin += len(out)
-        self.finish_write(request, places)
+        await self.finish_write(request, places)
 
     async def abort(self, request: Abort, client: Process | None) -> int:
         """Free the slots that a put reserved and has not published; return how many stay occupied for now."""
         table = self.table
         table.refuse(request.op_id, self.clock())  # before the first await, so that a late write is refused
-        slots = [table.slots[number] for number, _ in table.of_op(request.op_id)]
+        slots = table.of_op(request.op_id)
         keep: set[tuple[int, int]] = set()
         if any(table.settle(slot) is State.READY for slot in slots):  # written, so it may have been published
-            live = await self.directory.live(table.arena.host_id, table.arena.epoch)
+            async with self._listing:  # it names all rows of this host: one at a time
+                live = await self.directory.live(table.arena.host_id, table.arena.epoch)
             keep = {(slot.number, slot.generation) for slot in slots} & set(live)
         own = all(slot.header.writer in (None, client) for slot in slots)
-        return table.abort(request.op_id, self.clock(), idle=request.idle and own, keep=keep)
+        idle = request.idle and own
+        return await self._in_turns(table.abort_in_steps(request.op_id, self.clock(), idle=idle, keep=keep))
 
     async def drop(self, request: Drop) -> int:
         """End the life of rows; return how many were found."""
         self._own(request.epoch)
-        found = 0
-        for at, ref in enumerate(request.refs, 1):
-            if at % _AT_ONCE == 0:
-                await asyncio.sleep(0)
+        found, work = 0, self.turns.begin()
+        for ref in request.refs:
+            if work.over:
+                await work.next()
             fields = _fields(request.fields, ref)
             found += self.table.drop(ref.slot, ref.generation, ref.index, fields or None)
         return found
@@ -423,6 +440,64 @@ class Service:
 
     def _count(self, what: str, by: int) -> None:
         self.served[what] = self.served.get(what, 0) + by
+
+
+#: Told of each ref that a reply leaves out; it carries no more than that, so one object serves all of them.
+_ASK_AGAIN: Final = DataPlaneNotReady("the reply would be too long: ask again", retry_after_s=0.0)
+
+
+class _Room:
+    """What still fits into a reply; the first selection always does, so that each reply goes on.
+
+    Args:
+        most: Largest reply in bytes.
+
+    Attributes:
+        kept: Selections that fit.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[Selection] = []
+        self._most = most
+        self._total = 0
+        self._repeated = 0
+        self._named = 0
+        self._full = False
+        self._rows: dict[int, int] = {}
+
+    def named(self, count: int) -> bool:
+        """Count fields and rows that a ref names; return whether the ref is to be looked at at all."""
+        self._named += count
+        self._full = self._full or (self._named > _MOST_NAMED and bool(self.kept))
+        return not self._full
+
+    def take(self, pick: Selection) -> DataPlaneError | None:
+        """Keep a selection, or return why not: it exceeds the reply's limit, or repeats too many rows."""
+        layout = pick.payload.layout
+        size = int(layout.nbytes * len(pick.rows) / max(1, layout.n)) + 64
+        before = self._rows.get(id(pick.payload), 0)
+        rows = before + len(pick.rows)
+        repeated = int(size * min(1.0, max(0, rows - layout.n) / max(1, len(pick.rows))))
+        if self._repeated + repeated <= _REPEATED_BYTES and (self._total + size <= self._most or not self.kept):
+            self._rows[id(pick.payload)] = rows
+            self._total, self._repeated = self._total + size, self._repeated + repeated
+            self.kept.append(pick)
+            return None
+        if not self.kept:
+            return DataPlaneBadRequest("rows that are asked for again and again do not fit a reply")
+        self._full = True
+        return _ASK_AGAIN
+
+
+def _sums(payload: Payload, counts: Sequence[int]) -> list[int]:
+    """Return the checksum of each selection of a payload, by the number of rows of each."""
+    return [payload.checksum(first, stop) for first, stop in spans(counts)]
+
+
+async def _sum(payload: Payload) -> int:
+    if payload.layout.nbytes <= _SUMMED_AT_ONCE:
+        return payload.checksum()
+    return await asyncio.to_thread(payload.checksum)
 
 
 def _fields(lists: Sequence[tuple[str, ...]], ref: SlotRows) -> tuple[str, ...]:

@@ -75,7 +75,8 @@ class Session:
     ) -> None:
         """Initialise the state; :meth:`run` serves."""
         self.busy = False
-        self.greeted = False
+        #: Called once the client has authenticated.
+        self.on_greeted: Callable[[], object] = lambda: None
         self._control = control
         self._service = service
         self._engine = engine
@@ -88,7 +89,10 @@ class Session:
         self._client: Process | None = None
         self._proved = False
         self._owner = ""
-        self._log = structlog.get_logger("asyncdp.ucxx").bind(peer=control.peer)
+
+    def _log(self) -> Any:
+        """Return the log; made where something is logged, since most connections of an attack log nothing."""
+        return structlog.get_logger("asyncdp.ucxx").bind(peer=self._control.peer)
 
     async def run(self) -> None:
         """Authenticate the client and serve until the stream ends; errors are logged and not raised."""
@@ -96,15 +100,15 @@ class Session:
         try:
             async with asyncio.timeout(self._service.settings.greeting_s):
                 await self._greet()
-            self.greeted = True
+            self.on_greeted()
             await self._serve()
         except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
-            self._log.debug("a connection ended", why=f"{type(err).__name__}: {err}")
+            self._log().debug("a connection ended", why=f"{type(err).__name__}: {err}")
         except Exception as err:  # noqa: BLE001 - no error of one peer may stop the host
             if type(err).__name__.startswith("UCXX"):
-                self._log.debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
+                self._log().debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
             else:
-                self._log.exception("serving a connection failed")
+                self._log().exception("serving a connection failed")
         finally:
             self.busy = False
             self._abandon()
@@ -129,28 +133,31 @@ class Session:
             self._engine.abandon(endpoint)
 
     async def _greet(self) -> None:
-        arena, settings, machine = self._service.table.arena, self._service.settings, this_machine()
+        answer = await greet(self._control, self._secret, self._welcome)
+        # The death of a process that is invisible here (of another pid namespace, or hidden from this user) could not
+        # be detected, so such a process may not copy into the arena itself.
+        client = Process(answer.pid, answer.start)
+        if Machine(answer.boot_id, answer.pid_namespace) == this_machine() and answer.pid and client.lives():
+            self._client = client
+        self._owner = blake2b(answer.client, digest_size=16).hexdigest()
+
+    def _welcome(self) -> Welcome:
+        """Return the welcome of a client that has authenticated, with a token for its UCX connection."""
+        arena, settings = self._service.table.arena, self._service.settings
         self._token = b"\0" * 16
         if self._claims is not None:
             self._token, self._arrived = self._claims.give()
-        welcome = Welcome(
+        return Welcome(
             b"\0" * 32,
             arena.host_id,
             arena.epoch,
-            machine.boot_id,
+            this_machine().boot_id,
             arena.name,
             self._ucx_port,
             self._token,
             settings.idle_s,
             settings.inline_bytes,
         )
-        answer = await greet(self._control, self._secret, welcome)
-        # The death of a process that is invisible here (of another pid namespace, or hidden from this user) could not
-        # be detected, so such a process may not copy into the arena itself.
-        client = Process(answer.pid, answer.start)
-        if Machine(answer.boot_id, answer.pid_namespace) == machine and answer.pid and client.lives():
-            self._client = client
-        self._owner = blake2b(answer.client, digest_size=16).hexdigest()
 
     async def _writer(self) -> Process | None:
         """Return the client's process if it owns the socket of this connection; else None.
@@ -171,12 +178,9 @@ class Session:
 
     async def _serve(self) -> None:
         while not self._service.draining:
-            if self._control.crowds:  # it sent requests without awaiting replies: such peers are served one at a time
-                async with self._service.crowd:
-                    await self._serve_one()
-                    await asyncio.sleep(0)
-            else:
-                await self._serve_one()
+            if self._control.crowds:  # it sent requests without awaiting replies: all such peers share the long turns
+                await self._service.turns.next()
+            await self._serve_one()
 
     async def _serve_one(self) -> None:
         async with asyncio.timeout(self._service.settings.idle_s):
@@ -260,7 +264,7 @@ class Session:
         if service.is_written(request):
             return Written()
         if request.inline is not None:
-            service.write_inline(request)
+            await service.write_inline(request)
             return Written()
         engine, endpoint = self._over_ucx()
         places = service.begin_write(request)
@@ -275,7 +279,7 @@ class Session:
             self._abandon()
             _when_ended([] if incoming is None else incoming.operations, lambda: service.release(places))
             raise
-        service.finish_write(request, places)
+        await service.finish_write(request, places)
         return Written()
 
 

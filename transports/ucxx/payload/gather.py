@@ -26,6 +26,8 @@ __all__ = ["Gather", "Selection", "gathers"]
 
 #: Scattered rows up to this many bytes are picked by numpy in one step; larger ones are copied one by one (1 us each).
 _PICK_BYTES: Final = 2048
+#: Bytes that are copied in the time that a copy takes beside that of its bytes (2 us).
+_COPY_BYTES: Final = 8192
 
 
 class Selection(NamedTuple):
@@ -84,7 +86,8 @@ class Gather:
         for pick in picks:
             layout = pick.payload.layout
             if layout.schema not in places:
-                places[layout.schema] = [layout.metas.index(meta) for meta in metas]
+                at_name = {meta.name: at for at, meta in enumerate(layout.metas)}
+                places[layout.schema] = [at_name[meta.name] for meta in metas]
         columns = [[places[pick.payload.layout.schema][at] for pick in picks] for at in range(len(metas))]
         sizes = np.zeros(len(picks), np.int64)
         offsets: list[npt.NDArray[np.int64] | None] = []
@@ -108,8 +111,11 @@ class Gather:
         """Number of rows of each selection."""
         return [len(pick.rows) for pick in self.picks]
 
-    def fill(self, out: Bytes) -> Iterator[int]:
-        """Write the payload into ``out`` as a generator, which yields the number of bytes copied after each piece."""
+    def fill(self, out: Bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[int]:
+        """Write the payload into ``out`` as a generator, which yields the number of bytes copied after each piece.
+
+        A piece is at most ``piece_bytes``; each copy counts for ``_COPY_BYTES`` at least.
+        """
         head = self.layout.head()
         out[: len(head)] = np.frombuffer(head, np.uint8)
         for begin, end in self.layout.gaps():
@@ -122,12 +128,12 @@ class Gather:
             for pick, place, mark in zip(self.picks, self._columns[number], self._spans, strict=True):
                 for piece in _pieces(pick, place, mark, meta.unit):
                     size = len(piece)
-                    if size > PIECE_BYTES:
-                        yield from copy_pieces(out[at : at + size], piece)
+                    if size > piece_bytes:
+                        yield from copy_pieces(out[at : at + size], piece, piece_bytes)
                     else:
                         out[at : at + size] = piece
-                        since += size
-                        if since >= PIECE_BYTES:
+                        since += max(size, _COPY_BYTES)
+                        if since >= piece_bytes:
                             yield since
                             since = 0
                     at += size
@@ -178,20 +184,22 @@ def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, Co
     Returns the payloads to be built, and an error for each selection whose payload lacks a field or a row.
     """
     groups: dict[tuple[ColumnMeta, ...], list[Selection]] = {}
-    known: dict[tuple[bytes, tuple[str, ...]], tuple[ColumnMeta, ...] | str] = {}
+    known: dict[tuple[bytes, tuple[str, ...]], list[Selection] | str] = {}
     errors: dict[int, CorruptPayload] = {}
     for pick in selections:
         layout = pick.payload.layout
         key = (layout.schema, pick.fields)
-        metas = known.get(key)
-        if metas is None:
+        group = known.get(key)
+        if group is None:
             by_name = {meta.name: meta for meta in layout.metas}
-            lacking = next((name for name in pick.fields if name not in by_name), None)
-            metas = known[key] = tuple(by_name[name] for name in pick.fields) if lacking is None else lacking
-        if isinstance(metas, str):
-            errors[pick.ref] = CorruptPayload(f"the slot holds no field {metas!r}", field=metas)
+            group = next((name for name in pick.fields if name not in by_name), None)
+            if group is None:
+                group = groups.setdefault(tuple(by_name[name] for name in pick.fields), [])
+            known[key] = group
+        if isinstance(group, str):
+            errors[pick.ref] = CorruptPayload(f"the slot holds no field {group!r}", field=group)
         elif not _within(pick.rows, layout.n):
             errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not all that were asked for")
         else:
-            groups.setdefault(metas, []).append(pick)
-    return [Gather.of(picks, metas) for metas, picks in groups.items()], errors
+            group.append(pick)
+    return [Gather.of(picks, metas) for metas, picks in groups.items() if picks], errors

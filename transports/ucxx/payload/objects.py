@@ -142,7 +142,8 @@ class MsgpackCodec:
             except ValueError as err:
                 if "exceeds max_" not in str(err):
                     raise
-        return self._unpack(data, 0, _Survey(len(data)))
+        within = _surely_within(data, heads)
+        return self._unpack(data, 0, None if within else _Survey(len(data)), len(data))
 
     # -- encoding
 
@@ -193,16 +194,14 @@ class MsgpackCodec:
 
     # -- decoding
 
-    def _unpack(self, data: bytes, passes: int, survey: _Survey | None) -> Any:
+    def _unpack(self, data: bytes, passes: int, survey: _Survey | None, longest: int = _LONG) -> Any:
         if passes > _MAX_PASSES:
             raise RecursionError
-        longest = _LONG
         if survey is not None:
             survey.add(data)  # before anything is decoded
-            longest = len(data)
 
         def restore(code: int, body: bytes) -> Any:
-            return self._restore(code, body, passes + 1, survey)
+            return self._restore(code, body, passes + 1, survey, longest)
 
         return self._msgpack.unpackb(
             data,
@@ -215,11 +214,13 @@ class MsgpackCodec:
             max_map_len=longest,
         )
 
-    def _restore(self, code: int, body: bytes, passes: int, survey: _Survey | None) -> Any:  # noqa: PLR0911 - one branch per code
+    def _restore(  # noqa: PLR0911 - one branch per code
+        self, code: int, body: bytes, passes: int, survey: _Survey | None, longest: int
+    ) -> Any:
         if code == _TUPLE:
-            return tuple(self._unpack(body, passes, survey))
+            return tuple(self._unpack(body, passes, survey, longest))
         if code in (_SET, _FROZENSET):
-            members = self._unpack(body, passes, survey)
+            members = self._unpack(body, passes, survey, longest)
             _apart(members)
             return set(members) if code == _SET else frozenset(members)
         if code == _INT:
@@ -229,7 +230,7 @@ class MsgpackCodec:
         if code == _BYTEARRAY:
             return bytearray(body)
         if code in (_ARRAY, _SCALAR, _OBJECTS, _TENSOR):
-            return _whole(code, self._unpack(body, passes, survey))
+            return _whole(code, self._unpack(body, passes, survey, longest))
         if code == _PICKLE and self.allow_pickle:
             return pickle.loads(body)  # noqa: S301 - the user enabled it
         if code == _PICKLE:
@@ -316,6 +317,24 @@ def _heads(data: bytes) -> int:
         return len(data)
     all_ = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero(all_ - np.uint8(0x80) < 0x20) + np.count_nonzero(all_ - np.uint8(0xDC) < 4))  # noqa: PLR2004
+
+
+def _surely_within(data: bytes, heads: int) -> bool:
+    """Return whether a value is surely within the bounds of a survey, whatever its bytes mean.
+
+    All bytes that could begin a set, a tensor or a long list are counted, at any position, as ``heads`` counts lists
+    and dicts: a long list of numbers passes by this, and need not be surveyed number by number.
+    """
+    end, all_ = len(data), np.frombuffer(data, np.uint8)
+    sets, heavy = 0, np.frombuffer(b"".join(_SETS), np.uint8)
+    for first, last, at in ((0xD4, 0xD8, 1), (0xC7, 0xC7, 2), (0xC8, 0xC8, 3), (0xC9, 0xC9, 5)):
+        codes = all_[at:][all_[:-at] - np.uint8(first) <= last - first]
+        sets += int(np.count_nonzero(np.isin(codes, heavy)))
+    if heads + (_SET_COUNTS - 1) * sets > max(_FREE, end // _BYTES_EACH):
+        return False
+    begins = np.flatnonzero((all_[:-4] | 2) == 0xDF)  # noqa: PLR2004 - lists and dicts with a length of four bytes
+    lengths = sum((all_[begins + at].astype(np.int64) << (32 - 8 * at) for at in range(1, 5)), np.zeros(1, np.int64))
+    return int(lengths[(lengths > _LONG) & (lengths <= end)].sum()) <= end
 
 
 def _check_count(count: int, nbytes: int) -> None:

@@ -24,10 +24,11 @@ __all__ = ["PIECE_BYTES", "Payload", "copy_pieces"]
 PIECE_BYTES: Final = 16 << 20
 
 
-def copy_pieces(out: Bytes, data: Bytes) -> Iterator[int]:
-    """Copy bytes as a generator, in pieces of at most ``PIECE_BYTES``; yield the length of each piece."""
-    for begin in range(0, len(data), PIECE_BYTES):
-        end = min(begin + PIECE_BYTES, len(data))
+def copy_pieces(out: Bytes, data: Bytes, piece_bytes: int | None = None) -> Iterator[int]:
+    """Copy bytes as a generator, in pieces (None: of ``PIECE_BYTES``); yield the length of each piece."""
+    piece_bytes = piece_bytes or PIECE_BYTES
+    for begin in range(0, len(data), piece_bytes):
+        end = min(begin + piece_bytes, len(data))
         out[begin:end] = data[begin:end]
         yield end - begin
 

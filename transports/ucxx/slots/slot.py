@@ -58,6 +58,7 @@ class Slot:
         receiving: Whether the host itself is receiving into the slot.
         ready_since: When the slot became READY, in seconds of the host's clock.
         fields: Column numbers by field name.
+        owner: The client that reserved it; "" once it is written.
     """
 
     number: int
@@ -68,6 +69,7 @@ class Slot:
     receiving: bool = False
     ready_since: float = 0.0
     fields: dict[str, int] = field(default_factory=dict)
+    owner: str = ""
 
     def live(self, arena: Arena) -> npt.NDArray[np.uint8]:
         """Return the live bytes, one per row and field, shape ``(rows, cols)``: 1 for live, 0 for dead."""

@@ -54,7 +54,10 @@ class SlotStore:
         self.slots: dict[int, Slot] = {}
         self.overwritten = 0
         self._on_free = on_free
-        self._by_op: dict[bytes, list[int]] = {}
+        #: Numbers of the slots of each put, in the order of their reservation.
+        self._by_op: dict[bytes, dict[int, None]] = {}
+        #: Units of the slots that each client has reserved and not written yet.
+        self.unwritten: dict[str, int] = {}
         self._log = structlog.get_logger("asyncdp.ucxx")
 
     # -- transitions
@@ -70,6 +73,7 @@ class SlotStore:
         self.look(slot)
         write_state(self.arena, slot.number, State.READY, slot.generation)
         slot.ready_since = now
+        self._discharge(slot)
         return True
 
     def look(self, slot: Slot) -> Payload:
@@ -109,9 +113,24 @@ class SlotStore:
         """Add a slot of a previous incarnation of the host; return False where its extent is in use already."""
         if not self.extents.take_at(slot.number, slot.header.units):
             return False
-        self.slots[slot.number] = slot
-        self._by_op.setdefault(slot.header.op, []).append(slot.number)
+        self._add(slot)
         return True
+
+    def _add(self, slot: Slot) -> None:
+        self.slots[slot.number] = slot
+        self._by_op.setdefault(slot.header.op, {})[slot.number] = None
+
+    def _charge(self, slot: Slot, owner: str) -> None:
+        if owner:
+            slot.owner = owner
+            self.unwritten[owner] = self.unwritten.get(owner, 0) + slot.header.units
+
+    def _discharge(self, slot: Slot) -> None:
+        if slot.owner:
+            left = self.unwritten.pop(slot.owner) - slot.header.units
+            if left:
+                self.unwritten[slot.owner] = left
+            slot.owner = ""
 
     def _free(self, slot: Slot) -> bool:
         if not self._current(slot):
@@ -119,11 +138,11 @@ class SlotStore:
         # The state is written first, so that a lane reader in the middle of a copy sees it before the space is reused.
         write_state(self.arena, slot.number, State.FREE, slot.generation)
         del self.slots[slot.number]
-        numbers = self._by_op.get(slot.header.op, [])
-        if slot.number in numbers:
-            numbers.remove(slot.number)
+        self._discharge(slot)
+        numbers = self._by_op[slot.header.op]
+        del numbers[slot.number]
         if not numbers:
-            self._by_op.pop(slot.header.op, None)
+            del self._by_op[slot.header.op]
         self.extents.give(slot.number, slot.header.units)
         self._on_free()
         return True
@@ -162,16 +181,9 @@ class SlotStore:
         """Free space of the arena, in bytes."""
         return self.extents.free_units * self.arena.unit_bytes
 
-    def of_op(self, op_id: str, *, unwritten: bool = False) -> list[tuple[int, int]]:
-        """Return (slot, generation) of the slots that a put reserved; ``unwritten``: only those not written yet."""
-        slots = [self.slots[number] for number in self._by_op.get(digest_of(op_id), ()) if number in self.slots]
-        if unwritten:
-            slots = [slot for slot in slots if self._unwritten(slot)]
-        return [(slot.number, slot.generation) for slot in slots]
-
-    def _unwritten(self, slot: Slot) -> bool:
-        outcome = read_outcome(self.arena, slot.number, slot.generation)
-        return outcome is Outcome.NONE and self.state(slot) in (State.WRITING, State.GIVEN_UP)
+    def of_op(self, op_id: str) -> list[Slot]:
+        """Return the slots that a put reserved."""
+        return [self.slots[number] for number in self._by_op.get(digest_of(op_id), ())]
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""

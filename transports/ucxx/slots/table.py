@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from asyncdp.errors import (
     CorruptPayload,
@@ -38,6 +38,8 @@ __all__ = ["OnFull", "SlotTable"]
 #: What a put does where the arena is full: ``wait`` for space until its deadline, ``raise`` at once, or
 #: ``overwrite_oldest``: free slots that are not being read, oldest first; later reads of them are StaleSlotError.
 OnFull = Literal["wait", "raise", "overwrite_oldest"]
+#: Most puts whose later requests are refused; beyond that the earliest refusal is forgotten. 20 MB.
+_MOST_REFUSED: Final = 1 << 17
 
 
 class SlotTable(SlotStore):
@@ -109,12 +111,13 @@ class SlotTable(SlotStore):
         *,
         shares: Sequence[Share] | None = None,
         admit: Callable[[int], None] = lambda _: None,
+        owner: str = "",
     ) -> Generator[list[Grant] | None, None, None]:
         """Reserve like :meth:`reserve`, one slot per step: yield None after each slot, and the grants at the end.
 
         A generator that is closed early frees its slots. ``shares`` is the split of the rows into slots, where it was
         computed already. ``admit`` is called with the total number of units before any is allocated, and raises where
-        this client may not have them.
+        this client, ``owner``, may not have them; they count in ``unwritten`` of it.
         """
         op = digest_of(op_id)
         self._refuse_given_up(op)
@@ -124,7 +127,9 @@ class SlotTable(SlotStore):
             return
         taken: list[Slot] = []
         try:
-            yield from self._take_all(taken, op, fields, sizes, first_row, not_after, writer, shares, admit)
+            for _ in self._take_all(taken, op, fields, sizes, first_row, not_after, writer, shares, admit):
+                self._charge(taken[-1], owner)
+                yield None
         except BaseException:
             for other in taken:
                 if self._current(other):
@@ -185,8 +190,7 @@ class SlotTable(SlotStore):
         # Old content of this memory must not be taken for the payload of this generation.
         arena.slice(arena.payload_at(number), 32)[:] = 0
         write_state(arena, number, State.WRITING, generation)
-        self.slots[number] = slot
-        self._by_op.setdefault(header.op, []).append(number)
+        self._add(slot)
         return slot
 
     def _in_the_way(self, sizes: Sequence[int]) -> list[Slot]:
@@ -242,7 +246,11 @@ class SlotTable(SlotStore):
 
     def refuse(self, op_id: str, now: float) -> None:
         """Refuse all later requests of a put; ``now`` is the time of the refusal, for :meth:`forget`."""
-        self._refused[digest_of(op_id)] = now
+        op = digest_of(op_id)
+        self._refused.pop(op, None)
+        self._refused[op] = now
+        if len(self._refused) > _MOST_REFUSED:
+            del self._refused[next(iter(self._refused))]
 
     def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
         """Free the slots that a put reserved, and refuse later requests of it.
@@ -256,24 +264,28 @@ class SlotTable(SlotStore):
         Returns:
             The number of slots that stay occupied for now, because they are still being written or read.
         """
+        return sum(self.abort_in_steps(op_id, now, idle=idle, keep=keep))
+
+    def abort_in_steps(
+        self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()
+    ) -> Iterator[bool]:
+        """Abort like :meth:`abort`, one slot per step: yield whether it stays occupied."""
         self.refuse(op_id, now)
-        op = digest_of(op_id)
         published = set(keep)
-        left = 0
-        for number in list(self._by_op.get(op, ())):
+        for number in list(self._by_op.get(digest_of(op_id), ())):
             slot = self.slots.get(number)
-            if slot is None or (number, slot.generation) in published:
+            if slot is None or slot.header.op != digest_of(op_id) or (number, slot.generation) in published:
                 continue
             state = self.settle(slot)
             if state in (State.WRITING, State.GIVEN_UP) and (slot.receiving or not (idle or self._writer_gone(slot))):
                 write_state(self.arena, number, State.GIVEN_UP, slot.generation)
-                left += 1
+                yield True
             elif state is State.READY and slot.readers:
                 self.drop(number, slot.generation, range(slot.header.rows))
-                left += 1
+                yield True
             elif state is not State.FREE:
                 self._free(slot)
-        return left
+                yield False
 
     def received(self, slot: Slot) -> None:
         """Mark that the host's own receive into a slot has ended, successfully or not; free an aborted slot."""
@@ -283,19 +295,25 @@ class SlotTable(SlotStore):
 
     def sweep(self, now: float) -> int:
         """Free slots whose writer is dead, or (where the host receives) whose put expired; return how many."""
-        freed = 0
-        for slot in [slot for slot in self.slots.values() if self.state(slot) in (State.WRITING, State.GIVEN_UP)]:
+        return sum(self.sweep_in_steps(now))
+
+    def sweep_in_steps(self, now: float) -> Iterator[bool]:
+        """Sweep like :meth:`sweep`, one slot per step: yield whether it was freed."""
+        for slot in list(self.slots.values()):
+            if not self._current(slot) or self.state(slot) not in (State.WRITING, State.GIVEN_UP):
+                yield False
+                continue
             state = self.settle(slot, now)
             late = slot.header.writer is not None or state is State.GIVEN_UP or slot.header.not_after < now
-            if state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot):
+            gone = state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot)
+            if gone:
                 self._free(slot)
-                freed += 1
-        return freed
+            yield gone
 
     def forget(self, before: float) -> None:
         """Forget refusals from before this time."""
-        for op in [op for op, since in self._refused.items() if since < before]:
-            del self._refused[op]
+        while self._refused and next(iter(self._refused.values())) < before:
+            del self._refused[next(iter(self._refused))]
 
     # -- reading
 

@@ -14,8 +14,10 @@ from .messages import (
     BODY_BYTES,
     GREETING_BYTES,
     HEAD_BYTES,
+    START_BYTES,
     Message,
     WireError,
+    check_length,
     pack_frame,
     unpack_body,
     unpack_head,
@@ -24,10 +26,8 @@ from .messages import (
 __all__ = ["Control"]
 
 M = TypeVar("M")
-#: Number of undelivered messages at which reading from the peer is paused.
+#: Number of undelivered messages at which reading from the peer is paused, and nothing more is decoded.
 _QUEUED: Final = 2
-#: Most undelivered messages that are decoded from the bytes received by then.
-_DECODED: Final = 64
 
 
 class Control(asyncio.Protocol):
@@ -68,23 +68,37 @@ class Control(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Buffer bytes and queue the complete messages in them."""
         self._buffer += data
-        try:
-            self._unpack()
-        except WireError as err:
-            self.end(err)
+        self._unpack()
 
     def _unpack(self) -> None:
-        while len(self._buffer) >= HEAD_BYTES and not self.lost and len(self._messages) < _DECODED:
-            size = HEAD_BYTES + unpack_head(self._buffer[:HEAD_BYTES], self.most)
-            if len(self._buffer) < size:
-                return
-            message = unpack_body(bytes(memoryview(self._buffer)[HEAD_BYTES:size]))
-            del self._buffer[:size]
-            self._messages.append(message)
-            self._wake()
-            if len(self._messages) >= _QUEUED and not self._paused:
-                self._paused = True
+        """Decode complete messages until two are undelivered; read on from the peer only where there are fewer."""
+        try:
+            while len(self._messages) < _QUEUED and (message := self._decoded()) is not None:
+                self._messages.append(message)
+                self._wake()
+        except WireError as err:
+            self.end(err)
+        full = len(self._messages) >= _QUEUED
+        if full is not self._paused and not self.lost:
+            self._paused = full
+            if full:
                 self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    def _decoded(self) -> Message | None:
+        """Take the first message from the buffer; None where it is not complete."""
+        if len(self._buffer) < HEAD_BYTES or self.lost:
+            return None
+        length = unpack_head(self._buffer[:HEAD_BYTES], self.most)
+        size = HEAD_BYTES + length
+        if len(self._buffer) < size:
+            # A body that is too long for its kind is refused by its first bytes, not kept until it is complete.
+            check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length)
+            return None
+        message = unpack_body(bytes(memoryview(self._buffer)[HEAD_BYTES:size]))
+        del self._buffer[:size]
+        return message
 
     def eof_received(self) -> bool:
         """Let asyncio close the transport when the peer has closed its side."""
@@ -166,11 +180,8 @@ class Control(asyncio.Protocol):
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         message = self._messages.popleft()
-        if self._paused:
-            self._paused = False
-            if not self.lost:
-                self._transport.resume_reading()
-                self._unpack()
+        if self._paused and not self.lost:
+            self._unpack()
         return message
 
     @property

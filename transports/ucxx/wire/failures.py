@@ -34,8 +34,8 @@ _KINDS: Final = {
 
 def describe(err: DataPlaneError) -> tuple[str, str, float | None]:
     """Return code, text and retry_after_s of an error, as a message contains them."""
-    kind = next((name for name, cls in _KINDS.items() if type(err) is cls), None)
-    if kind is None:
+    kind = type(err).__name__
+    if _KINDS.get(kind) is not type(err):
         kind = "DataPlaneUnavailable" if isinstance(err, DataPlaneClosed) else "DataPlaneReadError"
     return kind, err.message, getattr(err, "retry_after_s", None)
 

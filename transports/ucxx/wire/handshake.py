@@ -11,11 +11,15 @@ import ipaddress
 import os
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 
 from .messages import Answer, Challenge, Failed, Welcome, WireError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..slots.writer_process import Machine, Process
     from .control import Control
 
@@ -59,8 +63,8 @@ def _is_local(peer: str) -> bool:
         return not peer  # a unix socket has no address
 
 
-async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
-    """Authenticate a client, as the host; ``welcome`` is sent to it, completed by the proof.
+async def greet(control: Control, secret: Secret, welcome: Callable[[], Welcome]) -> Answer:
+    """Authenticate a client, as the host; what ``welcome`` returns then is sent to it, completed by the proof.
 
     Raises:
         DataPlaneUnavailable: The client does not know the secret; it was sent an error, and the stream is closed.
@@ -80,8 +84,7 @@ async def greet(control: Control, secret: Secret, welcome: Welcome) -> Answer:
         raise DataPlaneUnavailable(problem, host=control.peer)
     control.open_up()
     proof = secret.proof(b"host", answer.nonce, nonce)
-    values = {name: getattr(welcome, name) for name in welcome.__struct_fields__}
-    await control.send(Welcome(**{**values, "proof": proof}))
+    await control.send(replace(welcome(), proof=proof))
     return answer
 
 

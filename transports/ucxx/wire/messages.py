@@ -50,6 +50,7 @@ __all__ = [
     "WireError",
     "Write",
     "Written",
+    "check_length",
     "pack_frame",
     "unpack_body",
     "unpack_head",
@@ -277,11 +278,15 @@ Message = (
     Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
     | More | Abort | Drop | Done | Ask | Told
 )  # fmt: skip
-#: Largest body in bytes by message number; a longer one is not decoded. Other messages (a Write, which may contain
-#: payload, a Reserve, which names each row, and replies) have the limit of the frame.
-_BODY_OF_KIND: Final = {kind.__struct_config__.tag: 2 << 20 for kind in (Read, Drop)} | {
-    kind.__struct_config__.tag: 16 << 10 for kind in (Tie, Abort, Ask)
-}
+#: Largest body in bytes by message number; a longer one is not decoded. A Write, which may contain payload, a Reserve,
+#: which names each row, and replies have the limit of the frame.
+_BODY_OF_KIND: Final = dict.fromkeys(
+    (kind.__struct_config__.tag for kind in (Failed, Rows, Reserve, Granted, Write, Told)), BODY_BYTES
+) | dict.fromkeys((kind.__struct_config__.tag for kind in (Read, Drop)), 2 << 20)
+#: The same of all other messages.
+_SMALL_BYTES: Final = 16 << 10
+#: Bytes of a body by which its kind is known: the head of an array of less than 16 items, and the message's number.
+START_BYTES: Final = 2
 _DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
 
 
@@ -309,14 +314,28 @@ def unpack_head(head: bytes | bytearray, most: int) -> int:
     return int(length)
 
 
+def check_length(start: bytes | bytearray | memoryview, length: int) -> None:
+    """Check that a body of ``length`` bytes that begins with ``start`` is not longer than its kind allows.
+
+    Other encodings of the same head and number are not accepted for long bodies, since they would hide the kind.
+
+    Raises:
+        WireError: It is longer.
+    """
+    if length <= GREETING_BYTES or len(start) < START_BYTES:
+        return
+    kind = start[1] if start[0] & 0xF0 == 0x90 else -1  # noqa: PLR2004 - msgpack's short arrays
+    if length > _BODY_OF_KIND.get(kind, _SMALL_BYTES):
+        raise WireError(f"a message of {length} bytes, longer than any of kind {kind}")
+
+
 def unpack_body(body: bytes | bytearray | memoryview) -> Message:
     """Decode the message in a body.
 
     Raises:
         WireError: The body is no valid message, or longer than its kind allows.
     """
-    if len(body) > GREETING_BYTES and len(body) > _BODY_OF_KIND.get(body[1], BODY_BYTES):
-        raise WireError(f"a message of {len(body)} bytes, longer than any of kind {body[1]}")
+    check_length(body[:START_BYTES], len(body))
     try:
         return _DECODER.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
