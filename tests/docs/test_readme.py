@@ -31,10 +31,22 @@ def test_the_example_prints_what_the_readme_says(tmp_path: Path) -> None:
     assert _run(blocks[at][1], tmp_path) == blocks[at + 1][1]
 
 
+def test_every_block_of_the_readme_is_run_or_is_a_command() -> None:
+    """The one Python block is run above; the commands are targets of the Makefile, or installs by extra."""
+    languages = [language for language, _ in _blocks("README.md")]
+    assert languages.count("python") == 1
+    targets = re.findall(r"^make ([\w-]+)", "\n".join(code for _, code in _blocks("README.md")), re.MULTILINE)
+    assert targets
+    assert all(f"\n{target}:" in (ROOT / "Makefile").read_text() for target in targets)
+    extras = re.findall(r"asyncdp\[([\w,]+)\]", (ROOT / "README.md").read_text())
+    pyproject = (ROOT / "pyproject.toml").read_text()
+    assert all(re.search(rf"^{name} = \[", pyproject, re.MULTILINE) for name in ",".join(extras).split(","))
+
+
 @pytest.mark.slow
-def test_the_layer_of_the_readme_counts(tmp_path: Path) -> None:
-    """The ten-line layer works in a stack."""
-    code = next(code for language, code in _blocks("README.md") if "class CountPuts" in code)
+def test_the_layer_of_the_docs_counts(tmp_path: Path) -> None:
+    """The ten-line layer of docs/layers.md works in a stack."""
+    code = next(code for language, code in _blocks("docs/layers.md") if "class CountPuts" in code)
     layer = code[code.index("class CountPuts") : code.index("client = ")]
     assert len([line for line in layer.splitlines() if line.strip()]) <= 10
     use = """
@@ -53,15 +65,41 @@ anyio.run(main)
     assert _run(code + use, tmp_path) == "2\n"
 
 
-@pytest.mark.slow
-def test_the_fault_plan_of_the_readme_runs(tmp_path: Path) -> None:
-    """The example with faults runs as shown."""
-    code = next(code for language, code in _blocks("README.md") if "FaultPlan(seed=7)" in code)
-    assert _run(code, tmp_path) == ""
+MAPS = ["README.md", "CONTRIBUTING.md", "tests/README.md", "docs/architecture.md", "docs/writing-a-transport.md"]
+
+
+@pytest.fixture(scope="module")
+def files() -> list[str]:
+    """All files of the repository and the folders that hold them, which end in a slash."""
+    found = set()
+    for top in ("asyncdp", "middleware", "transports", "examples", "tests", "benchmarks", "docs", ".ci"):
+        found |= {path.relative_to(ROOT).as_posix() for path in (ROOT / top).rglob("*") if path.is_file()}
+    found |= {path.name for path in ROOT.iterdir() if path.is_file()}
+    folders = {f"{parent.as_posix()}/" for path in found for parent in Path(path).parents}
+    return [f"/{path}" for path in found | folders]
+
+
+@pytest.mark.parametrize("document", MAPS)
+def test_paths_and_names_in_the_maps_exist(document: str, files: list[str]) -> None:
+    """Each file and folder that a map of the repository names is there, and each class is defined in the package."""
+    text = (ROOT / document).read_text()
+    text = re.sub(r"^```python\n.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    paths = set(re.findall(r"(?<![\w/.:-])((?:[\w.-]+/)*[\w-]+\.(?:py|md|toml|lua|txt))\b", text))
+    paths |= set(re.findall(r"`((?:[\w.-]+/)+)`", text))
+    assert len(paths) > 5
+    assert [
+        path for path in sorted(paths) if not any(file.endswith(f"/{path.removeprefix('../')}") for file in files)
+    ] == []
+    source = "\n".join(
+        (ROOT / file[1:]).read_text() for file in files if file.endswith(".py") and "/tests/" not in file
+    )
+    names = set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text))
+    assert [name for name in sorted(names) if not re.search(rf"class {name}\b|^{name}\b", source, re.MULTILINE)] == []
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/architecture.md", "docs/config.md"]
+    "document",
+    ["README.md", "CONTRIBUTING.md", "docs/layers.md", "docs/architecture.md", "docs/config.md", "tests/README.md"],
 )
 def test_links_between_documents_lead_somewhere(document: str) -> None:
     """A relative link names a file that is there."""
