@@ -10,7 +10,16 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
 from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx.host import descriptor_watch, host, memory_share, operator_log, service, session, turns
+from asyncdp.transports.ucxx.host import (
+    descriptor_watch,
+    host,
+    lobby,
+    memory_share,
+    operator_log,
+    service,
+    session,
+    turns,
+)
 from asyncdp.transports.ucxx.host import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload import objects
@@ -41,7 +50,8 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
     ("words", "value"),
     [
         (r"may send (1 KiB) at once", wire.GREETING_BYTES),
-        (r"(\d+) of them are kept at a time", host._GREETED_AT_ONCE),
+        (r"say nothing (\d+) are kept at a time", lobby.MOST),
+        (r"say something (\d+) too", host._GREETED_AT_ONCE),
         (r"keeps (\d+) descriptors for itself", descriptor_watch._OWN),
         (r"one-time token of (\d+) bytes", claims._TOKEN_BYTES),
         (r"(\d+) strangers at a time", claims._STRANGERS),

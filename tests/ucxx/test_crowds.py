@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import io
 import logging
 import os
@@ -13,6 +14,7 @@ import pytest
 import structlog
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.transports.ucxx.host import port as ports
 from asyncdp.transports.ucxx.host.descriptor_watch import most_sessions
 from asyncdp.transports.ucxx.host.operator_log import Seldom, log_to
 from tests.ucxx.hosts import hosted, pool_of, ref_of
@@ -54,9 +56,62 @@ async def test_silent_connections_do_not_keep_clients_out() -> None:
             with pool_of() as pool:
                 async with asyncio.timeout(60), pool.use(LOCAL, here.ports[0]) as connection:
                     assert (await connection.ask())["epoch"] == here.epoch
-        assert len(host._sessions) <= 64 + 3
-        for _, writer in silent:
+        assert len(host._sessions) <= 3
+        assert len(host._lobby._guests) <= 64
+        said = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(100)]
+        for _, writer in said:
+            writer.write(b"ADPW")
+        await until(lambda: len(host._strangers) >= 64)
+        with pool_of() as pool:
+            async with asyncio.timeout(20), pool.use(LOCAL, here.ports[0]) as connection:
+                assert (await connection.ask())["epoch"] == here.epoch
+        assert len(host._strangers) <= 64
+        for _, writer in silent + said:
             writer.close()
+
+
+async def test_who_says_nothing_is_let_go() -> None:
+    """A10: after ``greeting_s``, when it hangs up, and when its port is closed; nothing of it stays."""
+    async with hosted(greeting_s=0.2) as host:
+        here = ref_of(host.report())
+        reader, writer = await asyncio.open_connection(LOCAL, here.ports[0])
+        async with asyncio.timeout(20):
+            challenge = await reader.read()  # until the host closes it
+        assert challenge.startswith(b"ADPW")
+        writer.close()
+    async with hosted(greeting_s=60.0) as host:
+        here, guests = ref_of(host.report()), host._lobby._guests
+        made = [await asyncio.open_connection(LOCAL, port) for port in here.ports for _ in range(3)]
+        await until(lambda: len(guests) == len(made))
+        made[0][1].close()
+        await until(lambda: len(guests) == len(made) - 1)
+        host.fail_port(1)
+        await until(lambda: len(guests) == len(made) - 4)
+        for _, writer in made:
+            writer.close()
+        await until(lambda: not guests)
+    assert host._lobby._timer is None
+
+
+async def test_a_port_accepts_again_when_there_are_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A10: a connection for which there is no descriptor is told of, and accepted later; the host serves on."""
+    monkeypatch.setattr(ports, "_AGAIN_S", 0.05)
+    async with hosted() as host:
+        here, refused = ref_of(host.report()), 0
+        accept = ports.socket.socket.accept
+
+        def fails(self: Any) -> Any:
+            nonlocal refused
+            refused += 1
+            if refused <= 2:
+                raise OSError(errno.EMFILE, "too many open files")
+            return accept(self)
+
+        monkeypatch.setattr(ports.socket.socket, "accept", fails)
+        with pool_of() as pool:
+            async with asyncio.timeout(20), pool.use(LOCAL, here.ports[0]) as connection:
+                assert (await connection.ask())["epoch"] == here.epoch
+        assert refused > 2
 
 
 async def test_sessions_are_as_many_as_there_are_descriptors_for() -> None:

@@ -22,6 +22,7 @@ from ..wire.handshake import Secret
 from .advertised_address import published_address
 from .descriptor_watch import DescriptorWatch, most_sessions
 from .endpoint_tokens import Claims
+from .lobby import Lobby
 from .port import Port, open_ports
 from .recovery import adopt
 from .registration import HostDirectory, HostReport, NoDirectory
@@ -89,6 +90,7 @@ class Host:
         self._engine: Engine | None = None
         self._claims: Claims | None = None
         self._ucx_port = 0
+        self._lobby = Lobby(settings.greeting_s)
         self._ports: list[Port] = []
         self._sessions: dict[asyncio.Task[None], Session] = {}
         #: Those that have not authenticated, the oldest first.
@@ -182,7 +184,7 @@ class Host:
         settings = self.settings
         if settings.ucx:
             self._start_ucx()
-        self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._serve)
+        self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._lobby, self._serve)
 
     def _start_ucx(self) -> None:
         self._engine = Engine(devices=self.settings.devices)

@@ -37,8 +37,12 @@ class Control(asyncio.Protocol):
     how the death of the peer is noticed (5-25 ms after it).
     """
 
-    def __init__(self, on_made: Callable[[Control], None] = lambda _: None) -> None:
-        """Initialise the state; ``on_made`` is called with this object once it is connected."""
+    def __init__(self, on_made: Callable[[Control], None] = lambda _: None, challenge: bytes = b"") -> None:
+        """Initialise the state; ``on_made`` is called with this object once it is connected.
+
+        ``challenge`` is the nonce that the peer was sent already; "": none was.
+        """
+        self.challenge = challenge
         self.lost = False
         self.why: Exception | None = None
         self.on_lost: Callable[[], None] = lambda: None

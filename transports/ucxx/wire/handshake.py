@@ -70,8 +70,9 @@ async def greet(control: Control, secret: Secret, welcome: Callable[[], Welcome]
         DataPlaneUnavailable: The client does not know the secret; it was sent an error, and the stream is closed.
         WireError, ConnectionResetError: The peer is no client of asyncdp, or has disconnected.
     """
-    nonce = os.urandom(_NONCE_BYTES)
-    await control.send(Challenge(nonce))
+    nonce = control.challenge or os.urandom(_NONCE_BYTES)
+    if not control.challenge:
+        await control.send(Challenge(nonce))
     answer = await control.expect(Answer)
     problem = None
     if not hmac.compare_digest(answer.proof, secret.proof(b"client", nonce, answer.nonce)):
