@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage clean
+.PHONY: help demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -124,6 +124,10 @@ mutants: $(DEV_STAMP)
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage report
+
+# NeMo-RL's own tests of its data plane, from a checkout beside this one, through the drop-in: a table by file.
+nemo: $(DEV_STAMP)
+	$(call timed,NeMo-RL,$(BIN)/python -m tests.nemo_rl $(NEMO) $(ARGS))
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
