@@ -23,6 +23,7 @@ from anyio.from_thread import BlockingPortal
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed
 from asyncdp.process.forks import on_fork_of_loop
 from asyncdp.protocol import DataPlaneClient
+from asyncdp.settings.names import as_mapping
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -202,6 +203,16 @@ class BlockingClient:
     wait_partition = _blocking(DataPlaneClient.wait_partition)
     batches = _batches(DataPlaneClient.batches)
 
+    def list_sample_ids(self, partition_id: str) -> list[str]:
+        """Return the ids of all samples of a partition, sorted; ``[]`` if it does not exist. Reads no payload."""
+        try:
+            groups = self.list_metadata(partition_id)
+        except DataPlaneBadRequest as err:
+            if err.field != "partition_id":
+                raise
+            return []
+        return sorted(key for group in groups for key in group.keys)
+
     def get_capabilities(self) -> DataPlaneCapabilities:
         """Return what the backend guarantees beyond the promises common to all backends."""
         return self._loop.client.get_capabilities()
@@ -325,15 +336,20 @@ def build_blocking_client(
         config: As for ``build_data_plane_client``.
         bootstrap: Whether to start the plane rather than attach to one that runs.
         layers: User-defined layers, as for ``build_data_plane_client``.
-        nemo: Whether a verb that is called in the thread of a running event loop blocks that loop, with one warning,
-            as NeMo-RL's async actors do. If False, such a call raises DataPlaneBadRequest.
+        nemo: Whether the client behaves as NeMo-RL's, as the config's ``nemo`` selects it; and a verb that is called in
+            the thread of a running event loop blocks that loop, with one warning, as NeMo-RL's async actors do. If
+            False, and the config does not set it, such a call raises DataPlaneBadRequest.
 
     Raises:
         ValueError, TypeError, ImportError, DataPlaneError: As ``build_data_plane_client``.
     """
     from asyncdp.factory import build_data_plane_client
 
-    return BlockingClient(build_data_plane_client(config, bootstrap=bootstrap, layers=layers), nemo=nemo)
+    given = as_mapping(config)
+    if nemo and isinstance(given, Mapping) and given.get("nemo") is None:
+        given = {**given, "nemo": True}
+    client = build_data_plane_client(given, bootstrap=bootstrap, layers=layers)
+    return BlockingClient(client, nemo=nemo or given.get("nemo", False) not in (None, False))
 
 
 async def _awaited(call: Callable[[], Awaitable[R]]) -> R:

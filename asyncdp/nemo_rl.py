@@ -21,7 +21,6 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp.blocking import BlockingClient
-from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.factory import build_data_plane_client as build_async_client
 from asyncdp.meta import KVBatchMeta as Meta
 from asyncdp.rows.block import field_names, raw_leaf
@@ -110,16 +109,6 @@ class DataPlaneClient(BlockingClient):
         if named.get("fields") is None and named.get("tags") is None and isinstance(ids, list) and ids:
             named["tags"] = [{} for _ in ids]
         return _as_theirs(super().put_samples(**named))
-
-    def list_sample_ids(self, partition_id: str) -> list[str]:
-        """Return the ids of all samples of a partition, sorted; ``[]`` if it does not exist. Reads no payload."""
-        try:
-            groups = self.list_metadata(partition_id)
-        except DataPlaneBadRequest as err:
-            if err.field != "partition_id":
-                raise
-            return []
-        return sorted(key for group in groups for key in group.keys)
 
 
 def build_data_plane_client(cfg: Mapping[str, Any] | None, *, bootstrap: bool = True) -> Any:

@@ -16,7 +16,10 @@ from tensordict import TensorDict
 
 from asyncdp import DataPlaneBadRequest
 from asyncdp import KVBatchMeta as Ours
+from asyncdp.blocking import build_blocking_client
 from asyncdp.nemo_rl import DataPlaneClient, KVBatchMeta, MetricsDataPlaneClient, build_data_plane_client
+
+pytestmark = pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 
 CONFIG = {
     "enabled": True,
@@ -89,6 +92,24 @@ def test_ids_alone_may_be_put(client: DataPlaneClient) -> None:
     """NeMo-RL's client takes a put without fields and tags: the samples exist then."""
     client.put_samples(["b", "a"], "p")
     assert client.list_sample_ids("p") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("more", "option"), [({}, True), ({"nemo": True}, False), ({"nemo": {"rectangles": False}}, True)], ids=str
+)
+def test_the_option_of_a_blocking_client_is_that_of_its_config(more: dict[str, Any], option: bool) -> None:  # noqa: FBT001
+    """Either sets both; settings of the config stay as they are."""
+    ragged = torch.nested.as_nested_tensor([torch.ones(2)] * 2, layout=torch.jagged)
+    with build_blocking_client({**CONFIG, **more}, nemo=option) as client:
+        again = pickle.loads(pickle.dumps(client))
+        for one in (client, again):
+            one.register_partition("p", ["x"], 1, ["t"], 2)
+            one.put_samples(["a", "b"], "p", {"x": ragged})
+            assert one.get_samples(["a", "b"], "p", ["x"])["x"].is_nested is (more.get("nemo") == {"rectangles": False})
+            assert one.claim_meta("p", "t", ["x"], 64).size == 2
+            assert one.list_sample_ids("p") == ["a", "b"]
+            one.clear_samples(None, "p")
+        again.close()
 
 
 @pytest.mark.parametrize("config", [None, {}, {"enabled": False, "impl": "memory"}])
