@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence"]
+__all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence", "skip_exit_handlers"]
 
 
 class Forked(Protocol):
@@ -116,3 +116,14 @@ def silence(fd: int) -> None:
 def keep_for_ever(held: object) -> None:
     """Keep an object from ever being destroyed, even at the end of the interpreter."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
+def skip_exit_handlers() -> None:
+    """Have this process end, with its exit code, without the handlers that C code has registered for its end so far.
+
+    Some of them wait for threads that a forked child does not have. Python's own atexit handlers run as usual; what C
+    code has buffered and not written is lost. Does nothing where the C library has no ``on_exit`` (glibc has it).
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "on_exit"):
+        libc.on_exit(libc["_exit"], None)  # handlers run in reverse order, so this one first; it gets the exit code

@@ -140,6 +140,24 @@ async def test_a_server_that_never_saw_the_plane_and_takes_no_writes_is_named(
                 await verb(client)
 
 
+@pytest.mark.parametrize("answer", [None, b"OK"])
+async def test_a_server_that_is_emptied_while_it_is_opened_is_unavailable(
+    connect: Callable[..., "Directory"], monkeypatch: pytest.MonkeyPatch, answer: bytes | None
+) -> None:
+    """The plane's id is removed between its writing and its reading: a typed error, and the next call opens it."""
+    directory = connect()
+    pipeline = directory._link.pipeline
+
+    async def emptied(commands: Any) -> list[Any]:
+        return [answer, None, None, None] if commands[0][0] == "SET" else await pipeline(commands)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(directory._link, "pipeline", emptied)
+        with pytest.raises(DataPlaneUnavailable, match="was emptied while it was opened"):
+            await directory.epoch()
+    await directory.epoch()
+
+
 async def test_a_put_is_refused_before_its_payload_is_sent(
     client: "DataPlaneClient", admin: Callable[..., Any], connect: Callable[..., "Directory"], frail: "EmbeddedServer"
 ) -> None:

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
-from asyncdp.process.forks import keep_for_ever, on_fork
+from asyncdp.process.forks import keep_for_ever, on_fork, skip_exit_handlers
 
 __all__ = ["RayConnection"]
 
@@ -99,7 +99,8 @@ class RayConnection:
     def after_fork(self) -> None:
         """Keep Ray from acting in a child at its end: it would wait for threads that only the parent has, for ever.
 
-        What Ray has begun is the parent's to end, and the destructors of its native objects crash in a child.
+        What Ray has begun is the parent's to end; the destructors of its native objects crash in a child; and its exit
+        handler in C++ waits for a thread as well.
         """
         modules = (sys.modules.get(f"ray{name}") for name in ("", "._private.worker", "._private.state", _KV))
         ray, worker, state, kv = modules
@@ -112,6 +113,7 @@ class RayConnection:
         for held in (node, *native):
             if held is not None:
                 keep_for_ever(held)
+        skip_exit_handlers()
 
     def stop(self) -> None:
         """Shut Ray down if this object started it."""

@@ -301,7 +301,9 @@ class Link:
         if epoch is None or version is None:
             made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
             refused, _, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
-            epoch = refused if epoch is None else epoch
+            if epoch is None:
+                msg = f"the directory at {self._place} was emptied while it was opened"
+                epoch = refused if isinstance(refused, Exception) else DataPlaneUnavailable(msg)
         sent = self.now()  # the connection exists already, so only the round trip is measured
         clock = await self.command("TIME")
         came = self.now()
