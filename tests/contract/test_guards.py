@@ -36,9 +36,8 @@ from asyncdp.testing.contract import (
 from asyncdp.testing.contract import rig as rig_module
 from asyncdp.testing.contract.faults import PUT, LoseReply
 from asyncdp.testing.faults import fault as faults_module
-from tests.contract import broken
-from tests.contract.memory_planes import memory
-from tests.planted import planes, puts
+from tests.contract.memory_planes import memory, with_hosts, with_planes
+from tests.planted import hosts, planes, puts
 
 pytestmark = pytest.mark.anyio
 
@@ -66,12 +65,12 @@ def of(check: Callable[..., Awaitable[None]], *args: Any, **kwargs: Any) -> Chec
 
 def plane(kind: Any, check: Check, **settings: Any) -> Any:
     """Break the plane."""
-    return pytest.param(broken.plane(kind), settings, check, id=kind.__name__)
+    return pytest.param(with_planes(kind), settings, check, id=kind.__name__)
 
 
 def host(kind: Any, check: Check, **settings: Any) -> Any:
     """Break the hosts."""
-    return pytest.param(broken.host(kind), settings, check, id=kind.__name__)
+    return pytest.param(with_hosts(kind), settings, check, id=kind.__name__)
 
 
 def wire(kind: Any, check: Check, name: str = "", **settings: Any) -> Any:
@@ -79,69 +78,81 @@ def wire(kind: Any, check: Check, name: str = "", **settings: Any) -> Any:
     return pytest.param(kind, settings, check, id=name or kind.__name__)
 
 
+class HalfVisible(puts.HalfVisible):
+    """The same in the partition of the contract."""
+
+    partition = "p"
+
+
+class ForgetsClaims(planes.ClaimsTwice):
+    """Every claim is forgotten."""
+
+    every = 1
+
+
 GUARDS = [
     # 1
-    wire(broken.Casts, of(Rows().test_every_dtype_comes_back_bit_for_bit, torch.bfloat16), "Casts"),
-    wire(broken.Squeezes, Rows().test_a_column_and_a_column_of_width_one_stay_apart, "Squeezes"),
-    wire(broken.Reverses, Rows().test_a_dense_field_comes_back_dense, "Reverses"),
-    plane(broken.ForgetsNested, of(Rows().test_ragged_rows_keep_their_lengths, (2, 2, 2), ())),
-    host(broken.SharesMemory, Rows().test_changing_a_fetched_tensor_changes_no_stored_row),
+    host(hosts.Casts, of(Rows().test_every_dtype_comes_back_bit_for_bit, torch.bfloat16)),
+    host(hosts.Squeezes, Rows().test_a_column_and_a_column_of_width_one_stay_apart),
+    host(hosts.Reverses, Rows().test_a_dense_field_comes_back_dense),
+    plane(planes.ForgetsNested, of(Rows().test_ragged_rows_keep_their_lengths, (2, 2, 2), ())),
+    host(hosts.SharesMemory, Rows().test_changing_a_fetched_tensor_changes_no_stored_row),
     # 2
-    wire(broken.ShortReads, Reads().test_one_unknown_id_of_three_keeps_the_other_rows),
-    wire(broken.ShortReads, Reads().test_a_field_that_only_some_have_is_missing_for_the_others),
-    wire(broken.ShortReads, Reads().test_an_unknown_id_alone_is_not_found),
+    wire(puts.ShortReads, Reads().test_one_unknown_id_of_three_keeps_the_other_rows),
+    wire(puts.ShortReads, Reads().test_a_field_that_only_some_have_is_missing_for_the_others),
+    wire(puts.ShortReads, Reads().test_an_unknown_id_alone_is_not_found),
     # 3
-    wire(broken.HalfVisible, Puts().test_a_reader_never_sees_half_a_put, rows_per_slot=1),
-    plane(broken.KeepsWhatFits, PutLimits().test_a_put_over_capacity_leaves_nothing),
-    plane(broken.ForgetsOpIds, of(Interleavings().test_a_clear_that_is_sent_again_spares_a_newer_row, "pop")),
-    plane(broken.ForgetsOpIds, Interleavings().test_a_put_that_is_sent_again_spares_a_newer_value),
-    plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_clear_does_not_remove_a_newer_row),
-    plane(broken.ForgetsOpIds, Interleavings().test_an_abandoned_put_of_tags_does_not_come_back),
+    wire(HalfVisible, Puts().test_a_reader_never_sees_half_a_put, rows_per_slot=1),
+    plane(planes.KeepsWhatFits, PutLimits().test_a_put_over_capacity_leaves_nothing),
+    plane(planes.ForgetsOpIds, of(Interleavings().test_a_clear_that_is_sent_again_spares_a_newer_row, "pop")),
+    plane(planes.ForgetsOpIds, Interleavings().test_a_put_that_is_sent_again_spares_a_newer_value),
+    plane(planes.ForgetsOpIds, Interleavings().test_an_abandoned_clear_does_not_remove_a_newer_row),
+    plane(planes.ForgetsOpIds, Interleavings().test_an_abandoned_put_of_tags_does_not_come_back),
     plane(planes.WritesOtherLives, of(Bound().test_a_score_that_comes_late_is_not_written_to_the_next_life, "meta")),
     plane(planes.RevivesRows, of(Bound().test_a_score_that_comes_late_revives_nothing, "columns", "evict")),
     plane(planes.SkipsHalf, of(Bound().test_stale_rows_can_be_left_out, "fields")),
     plane(planes.RemovesOtherLives, of(Bound().test_a_removal_that_comes_late_spares_the_next_life, "group", "pop")),
     wire(puts.DecidesAnew, Bound().test_who_survived_is_decided_once),
-    plane(broken.ForgetsOpIds, Bound().test_a_put_that_left_all_out_stays_empty),
-    plane(broken.ReplacesAll, Puts().test_a_put_again_replaces_the_same_fields_only),
-    plane(broken.OverwritesTags, Puts().test_tags_merge_by_key),
+    plane(planes.ForgetsOpIds, Bound().test_a_put_that_left_all_out_stays_empty),
+    plane(planes.ReplacesAll, Puts().test_a_put_again_replaces_the_same_fields_only),
+    plane(planes.OverwritesTags, Puts().test_tags_merge_by_key),
     # 4
-    plane(broken.ClaimsTwice, Claims().test_each_task_gets_each_sample_once),
-    wire(broken.ClaimsBeforeTags, Claims().test_a_claim_right_after_a_put_has_the_tags),
-    plane(broken.ClaimableAgain, Claims().test_each_task_gets_each_sample_once),
-    plane(broken.NeverClaimableAgain, Claims().test_cleared_and_put_anew_a_sample_is_claimable_again),
-    plane(broken.SplitsGroups, Groups().test_only_whole_groups_are_claimed),
-    plane(broken.ClaimsUncommitted, of(Claims().test_uncommitted_and_failed_samples_are_skipped, {"committed": False})),
+    plane(ForgetsClaims, Claims().test_each_task_gets_each_sample_once),
+    wire(puts.TagsLater, Claims().test_a_claim_right_after_a_put_has_the_tags),
+    plane(planes.ClaimableAgain, Claims().test_each_task_gets_each_sample_once),
+    plane(planes.NeverClaimableAgain, Claims().test_cleared_and_put_anew_a_sample_is_claimable_again),
+    plane(planes.SplitsGroups, Groups().test_only_whole_groups_are_claimed),
+    plane(planes.ClaimsUncommitted, of(Claims().test_uncommitted_and_failed_samples_are_skipped, {"committed": False})),
     plane(
-        broken.LooksAway,
+        planes.LooksAway,
         of(ClaimWaits().test_a_misspelt_name_is_refused_at_once, "p", "mistyped", "x", blocking=False),
     ),
-    plane(broken.ForgetsOpIds, Interleavings().test_a_claim_that_is_asked_again_does_not_take_a_second_batch),
+    plane(planes.ForgetsOpIds, Interleavings().test_a_claim_that_is_asked_again_does_not_take_a_second_batch),
     # 5
-    plane(broken.TakesTooFew, ClaimWaits().test_too_few_in_time_is_claim_not_ready_with_nothing_claimed),
-    plane(broken.ForgetsLeases, of(ClaimRelease().test_pop_checks_that_the_claim_is_still_ones_own, "ids")),
-    plane(broken.ForgetsLeases, ClaimRelease().test_a_consumer_that_outlives_its_lease_has_lost_its_claim),
+    plane(planes.TakesTooFew, ClaimWaits().test_too_few_in_time_is_claim_not_ready_with_nothing_claimed),
+    plane(planes.LeaseUnchecked, of(ClaimRelease().test_pop_checks_that_the_claim_is_still_ones_own, "ids")),
+    plane(planes.LeaseUnchecked, ClaimRelease().test_a_consumer_that_outlives_its_lease_has_lost_its_claim),
     # 6
-    plane(broken.IgnoresIncarnations, Stale().test_a_meta_whose_row_lives_again_is_stale),
-    plane(broken.IgnoresIncarnations, Stale().test_the_meta_of_a_put_is_a_reference_too),
-    host(broken.IgnoresGenerations, of(Stale().test_a_row_cleared_between_look_up_and_read_is_stale, again=True)),
+    plane(planes.IgnoresIncarnations, Stale().test_a_meta_whose_row_lives_again_is_stale),
+    plane(planes.IgnoresIncarnations, Stale().test_the_meta_of_a_put_is_a_reference_too),
+    host(hosts.IgnoresGenerations, of(Stale().test_a_row_cleared_between_look_up_and_read_is_stale, again=True)),
     # 7
-    plane(broken.ClearsLoudly, of(Clears().test_what_is_not_there_is_no_error, "clear_samples")),
-    plane(broken.ClearsEverybodys, Clears().test_clearing_all_clears_what_this_owner_put),
-    plane(broken.ClearsNothing, of(Clears().test_what_is_removed_is_gone, "evict")),
+    plane(planes.ClearsLoudly, of(Clears().test_what_is_not_there_is_no_error, "clear_samples")),
+    plane(planes.ClearsEverybodys, Clears().test_clearing_all_clears_what_this_owner_put),
+    plane(planes.ClearsNothing, of(Clears().test_what_is_removed_is_gone, "evict")),
     # 8
-    plane(broken.LookingConsumes, Metadata().test_looking_consumes_nothing),
-    plane(broken.CountsTheUnfinished, Metadata().test_depth_counts_committed_complete_groups_until_popped),
+    plane(planes.LookingConsumes, Metadata().test_looking_consumes_nothing),
+    plane(planes.CountsTheUnfinished, Metadata().test_depth_counts_committed_complete_groups_until_popped),
     # 9
-    plane(broken.RegisterResets, RecoveryVerbs().test_registering_again_unites_and_keeps),
-    plane(broken.RegisterResetsCursors, RecoveryVerbs().test_registering_again_unites_and_keeps),
+    plane(planes.RegisterResets, RecoveryVerbs().test_registering_again_unites_and_keeps),
+    plane(planes.RegisterResetsCursors, RecoveryVerbs().test_registering_again_unites_and_keeps),
     # 10b
-    plane(broken.LivesInChildren, Forks().test_a_child_may_open_a_client_of_its_own),
+    plane(planes.LivesInChildren, Forks().test_a_child_may_open_a_client_of_its_own),
     # 11
-    wire(broken.LeavesReaders, Cancels().test_of_many_cancelled_calls_none_disturbs_the_others),
-    host(broken.LeavesSlots, of(PutFaults().test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),
-    host(broken.LeavesSlots, of(PutFaults().test_a_cancelled_put_gives_its_space_back_with_the_next_one, WriteSlots)),
-    plane(broken.GivesClaimsAway, ClaimFaults().test_closing_gives_back_what_nobody_got),
+    wire(puts.LeavesReaders, Cancels().test_of_many_cancelled_calls_none_disturbs_the_others),
+    host(hosts.LeavesSlots, of(PutFaults().test_a_put_that_fails_at_any_step_leaves_nothing, WriteSlots)),
+    host(hosts.LeavesSlots, of(PutFaults().test_a_cancelled_put_gives_its_space_back_with_the_next_one, WriteSlots)),
+    plane(planes.GivesClaimsAway, ClaimFaults().test_closing_gives_back_what_nobody_got),
 ]
 
 

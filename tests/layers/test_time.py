@@ -268,7 +268,7 @@ def test_a_native_cancel_is_obeyed_at_once(when: str, verb: str) -> None:
         async with Rig(plan, ports=1, **settings) as rig:
             rig.client.env.claim_poll_s = 40.0
             await rig.fill(1)
-            task = asyncio.create_task(VERBS[verb](rig.client, 300.0))
+            task = asyncio.create_task(VERBS[verb](rig.client, 300.0, ABOUT))
             await asyncio.sleep(0.01)
             assert rig.sent[-1].kind == call
             before = len(rig.sent)
@@ -324,7 +324,7 @@ def test_two_cancels_in_a_row_do_not_break_the_clean_up() -> None:
                 plan = FaultPlan().lose_reply(verb, raises=None, times=1)
                 async with Rig(plan) as rig:
                     await rig.fill(1)
-                    task = asyncio.create_task(VERBS[verb](rig.client, 60.0))
+                    task = asyncio.create_task(VERBS[verb](rig.client, 60.0, ABOUT))
                     await asyncio.sleep(1.0)
                     task.cancel()
                     for _ in range(gap):
@@ -333,7 +333,7 @@ def test_two_cancels_in_a_row_do_not_break_the_clean_up() -> None:
                     with pytest.raises(asyncio.CancelledError):
                         await task
                     assert rig.leftovers() == {}
-                    await VERBS[verb](rig.client, 60.0)
+                    await VERBS[verb](rig.client, 60.0, ABOUT)
                     assert len(rig.client.env.pending_outcomes) == 0
                     assert rig.slots()["writing"] == 0
 

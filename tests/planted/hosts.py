@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from asyncdp import DataPlaneError, StaleSlotError
+import torch
+
+from asyncdp import DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.rows.block import Block, Dense
 from asyncdp.transports.memory.host import Host, ReadAttempt, Slot, State
 
 if TYPE_CHECKING:
     from asyncdp.calls.slots import SlotRef
-    from asyncdp.rows.block import Block
 
 
 class NoGeneration(Host):
@@ -70,3 +72,112 @@ class ReclaimsByTime(Host):
             self.slots[ref.slot].block = block.take(range(first, first + len(ref.rows)))
             self.slots[ref.slot].schemas.clear()
             first += len(ref.rows)
+
+
+def _cast(column: Any) -> Any:
+    is_small = isinstance(column, Dense) and column.values.dtype == torch.bfloat16
+    return Dense(column.values.float()) if is_small else column
+
+
+def _squeeze(column: Any) -> Any:
+    is_wide = isinstance(column, Dense) and column.values.ndim == 2 and column.values.shape[1] == 1
+    return Dense(column.values[:, 0]) if is_wide else column
+
+
+def _reverse(column: Any) -> Any:
+    return column.take(range(len(column))[::-1]) if len(column) > 1 else column
+
+
+class _Rewriting(Host):
+    """Changes columns when they are written."""
+
+    change: Callable[[Any], Any]
+
+    def write(self, op_id: str, refs: Sequence[SlotRef], block: Block) -> None:
+        """Write something else."""
+        columns = {name: type(self).change(column) for name, column in block.columns.items()}
+        super().write(op_id, refs, Block(block.n, columns, block.specs, block.codec))
+
+
+class Casts(_Rewriting):
+    """Bfloat16 is stored as float32."""
+
+    change = staticmethod(_cast)
+
+
+class Squeezes(_Rewriting):
+    """A column of width one is stored without its width."""
+
+    change = staticmethod(_squeeze)
+
+
+class Reverses(_Rewriting):
+    """Rows are stored in the reverse order."""
+
+    change = staticmethod(_reverse)
+
+
+class SharesMemory(Host):
+    """Hands out the stored tensor itself."""
+
+    def payload(self, attempt: Any, ref: SlotRef) -> Any:
+        """Return the block as it lies."""
+        got = super().payload(attempt, ref)
+        stored = attempt.slot.block
+        if isinstance(got, tuple) and len(ref.index) == stored.n:
+            return Block(stored.n, {name: stored.columns[name] for name in ref.fields}, stored.specs), got[1]
+        return got
+
+
+class IgnoresGenerations(Host):
+    """Serves whatever lies in a slot."""
+
+    def begin_read(self, ref: SlotRef) -> Any:
+        """Do not look at the generation."""
+        return super().begin_read(replace(ref, generation=self.slots[ref.slot].generation))
+
+    def kill(self, cell: Any) -> None:
+        """Free the slot, but keep what lies in it."""
+        slot = cell.slot
+        kept = slot.block, slot.state, set(slot.live)
+        super().kill(cell)
+        if slot.block is None:
+            slot.block, slot.state, slot.live = kept
+
+
+class LeavesSlots(Host):
+    """Frees nothing that was reserved in vain."""
+
+    def abort(self, op_id: str, now: float) -> None:
+        """Do nothing."""
+
+
+class FreesUnderReaders(Host):
+    """Frees a slot whose rows died although somebody reads it."""
+
+    def kill(self, cell: Any) -> None:
+        """End the life of a row."""
+        super().kill(cell)
+        slot = cell.place.slot
+        if slot.readers and not slot.live:
+            self._free(slot)
+
+
+class BelievesLateFinishes(Host):
+    """Lets a late finish end somebody else's reading."""
+
+    def finish_read(self, attempt: ReadAttempt) -> bool:
+        """End the reading of whatever is in the slot."""
+        attempt.slot.readers.clear()
+        return True
+
+
+class OneReaderBlocksAll(Host):
+    """Has no room for writers while any slot is being read."""
+
+    def reserve(self, *args: Any, **kwargs: Any) -> Sequence[SlotRef]:  # type: ignore[override]
+        """Refuse while somebody reads."""
+        if any(slot.readers for slot in self.slots):
+            msg = "busy"
+            raise DataPlaneNotReady(msg)
+        return super().reserve(*args, **kwargs)

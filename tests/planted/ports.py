@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from asyncdp import CallContext, DataPlaneError, PortRotation
 from asyncdp.calls import handles
 from asyncdp.calls.slots import Abort, ReadSlots, Reserve, WriteSlots
-from asyncdp.middleware.policy.permit import Permit, Target, Verdict
+from asyncdp.middleware.policy.permit import Failure, Permit, Target, Verdict
 from asyncdp.middleware.policy.quarantine import Quarantine
 
 
@@ -95,3 +96,50 @@ class Starves(_Rotation):
     """Always takes the first port that works: the others starve."""
 
     quarantine = _First
+
+
+class _Broke:
+    """Has no token."""
+
+    def deposit(self, now: float) -> None:
+        """Take nothing."""
+
+    def withdraw(self, now: float, tokens: int = 1) -> bool:
+        """Give nothing."""
+        return False
+
+
+class LonePort(PortRotation):
+    """Tries no other port."""
+
+    @handles(ReadSlots, Reserve, WriteSlots, Abort)
+    async def rotate(self, call: ReadSlots | Reserve | WriteSlots | Abort, ctx: CallContext) -> Any:
+        """Send the call through one port."""
+        return await super().rotate(call, replace(ctx, env=replace(ctx.env, budget=_Broke())))
+
+
+class Forgiving(PortRotation):
+    """Never quarantines."""
+
+    def _judge(self, permit: Permit[Any], err: DataPlaneError, ctx: CallContext) -> None:
+        permit.released()
+
+
+class Hasty(PortRotation):
+    """Has no patience at first contact."""
+
+    def _judge(self, permit: Permit[Any], err: DataPlaneError, ctx: CallContext) -> None:
+        if not err.blames_port:
+            super()._judge(permit, err, ctx)
+            return
+        verdict = permit.failed(Failure.REFUSED, ctx.env.clock.now())
+        if verdict.for_s:
+            ctx.emit("quarantine", host=permit.target[0], port=permit.target[1])
+
+
+class Grudging(PortRotation):
+    """Blames the port for whatever goes wrong."""
+
+    def _judge(self, permit: Permit[Any], err: DataPlaneError, ctx: CallContext) -> None:
+        err.blames_port = True
+        super()._judge(permit, err, ctx)

@@ -1,4 +1,4 @@
-"""Broken puts and claims: layers and transports."""
+"""Broken layers and transports: puts, reads, claims, time limits, errors and pending outcomes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,17 @@ import anyio
 import torch
 from tensordict import TensorDict
 
-from asyncdp import CallContext, DataPlaneError, DataPlaneTimeout, MemoryTransport, Reconcile
+from asyncdp import (
+    CallContext,
+    DataPlaneError,
+    DataPlaneTimeout,
+    MemoryTransport,
+    PartialReadError,
+    Reconcile,
+    TypedErrors,
+)
 from asyncdp.calls import Call, ClearSamples, GetSamples, PutSamples, handles
-from asyncdp.calls.slots import Publish, Published
+from asyncdp.calls.slots import Publish, Published, ReadResult, ReadSlots
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
 
@@ -99,10 +107,12 @@ class Endless(AttemptTimeout):
 class HalfVisible(MemoryTransport):
     """A publish makes one half of the rows visible, then the other."""
 
+    partition = "flow"
+
     async def _publish(self, call: Any, ctx: Any) -> Any:
         half = len(call.sample_ids) // 2
         by_row = all(len(ref.rows) == 1 for ref in call.refs)
-        if not half or not by_row or call.partition_id != "flow":
+        if not half or not by_row or call.partition_id != self.partition:
             return await super()._publish(call, ctx)
         done: list[Published] = []
         for first, stop in ((0, half), (half, len(call.sample_ids))):
@@ -141,3 +151,78 @@ class DecidesAnew(MemoryTransport):
             for name, handle in zip(call.sample_ids, done.handles, strict=True)
         ]
         return Published(tuple(now), done.created)
+
+
+class ShortReads(SlotMapping):
+    """Returns the rows that came as if they were all; a transport that is read as a whole."""
+
+    def __init__(self, config: Any, *, bootstrap: bool = True) -> None:
+        super().__init__(MemoryTransport(config, bootstrap=bootstrap))
+        self.plane = self.inner.plane  # type: ignore[attr-defined]
+
+    def get_capabilities(self) -> Any:
+        """Be read as a whole."""
+        return replace(super().get_capabilities(), slot_addressable=False)
+
+    async def get(self, call: Any, ctx: Any) -> Any:
+        """Read."""
+        try:
+            return await super().get(call, ctx)
+        except PartialReadError as err:
+            return err.rows if err.ok.size else TensorDict({}, batch_size=[0])
+
+
+class LeavesReaders(MemoryTransport):
+    """A cancelled read never ends its attempt."""
+
+    async def _read(self, call: Any, ctx: Any) -> Any:
+        try:
+            return await super()._read(call, ctx)
+        except anyio.get_cancelled_exc_class():
+            for ref in call.refs:
+                self.plane.hosts[ref.host.id].slots[ref.slot].readers.add(-1)
+            raise
+
+
+class LookingAtTheClock(AttemptTimeout):
+    """Throws a reply away that was there in time, because the clock says it is late by now."""
+
+    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Look at the clock afterwards."""
+        result = await super().execute(call, ctx)
+        if ctx.remaining() < 0:
+            msg = "too late"
+            raise DataPlaneTimeout(msg)
+        return result
+
+
+class Swallowing(TypedErrors):
+    """Translates cancellation as well."""
+
+    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Translate everything."""
+        try:
+            return await super().execute(call, ctx)
+        except DataPlaneError:
+            raise
+        except BaseException as err:
+            raise self.typed(err, call, ctx) from err
+
+
+class Trusting(TypedErrors):
+    """Takes every payload for what was announced."""
+
+    async def read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
+        """Check nothing."""
+        result = await self.inner.execute(call, ctx)
+        return replace(result, verified=True)
+
+
+class Meddling(Reconcile):
+    """Outcomes are reconciled for which other calls of the client may still be asking."""
+
+    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+        """Reconcile everything."""
+        for outcome in ctx.env.pending_outcomes:
+            if outcome.op_id != ctx.op_id:
+                await self._settle_one(outcome, ctx)

@@ -6,9 +6,18 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from asyncdp import BatchRetry, CallContext, DataPlaneBadRequest, DataPlaneError, PartialReadError, SlotRetry
+from asyncdp import (
+    BatchRetry,
+    CallContext,
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneUnavailable,
+    PartialReadError,
+    SlotRetry,
+)
 from asyncdp.calls import Call, ClearSamples, GetSamples, handles
-from asyncdp.calls.slots import ReadResult, TryClaim
+from asyncdp.calls.slots import ReadResult, ReadSlots, TryClaim
 from asyncdp.errors import StaleSlotError
 from asyncdp.middleware.policy.budget import RetryBudget
 
@@ -28,10 +37,10 @@ class DenyList(SlotRetry):
         return await self.inner.execute(call, ctx)
 
 
-class _NewName(SlotRetry):
-    """Sends some calls again under another op_id."""
+class NewName(SlotRetry):
+    """Calls are sent again under another op_id."""
 
-    kind: type[Call[Any]]
+    kind: type[Call[Any]] = Call
 
     async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
         """Try, and try again as somebody else."""
@@ -46,13 +55,13 @@ class _NewName(SlotRetry):
         return await super().execute(call, ctx)
 
 
-class ClaimsWithoutToken(_NewName):
+class ClaimsWithoutToken(NewName):
     """A claim is retried without its token."""
 
     kind = TryClaim
 
 
-class ClearsWithoutOpId(_NewName):
+class ClearsWithoutOpId(NewName):
     """A clear is sent again without its op_id."""
 
     kind = ClearSamples
@@ -129,3 +138,91 @@ class ShortRead(BatchRetry):
             if not err.ok.size:
                 raise
             return err.rows
+
+
+class WholeRetry(SlotRetry):
+    """Asks again for all slots where one failed."""
+
+    async def _reread(self, call: ReadSlots, ctx: CallContext, result: ReadResult) -> ReadResult:
+        for number in range(2, self.max_attempts + 1):
+            if not any(e.retryable for e in result.errors.values()):
+                break
+            ctx.env.budget.withdraw(ctx.env.clock.now())
+            await ctx.pause(0.01)
+            result = await self.inner.execute(call, ctx.for_attempt(number))
+        return result
+
+
+class PayPerSlot(SlotRetry):
+    """Pays a token for each slot that failed."""
+
+    async def _reread(self, call: ReadSlots, ctx: CallContext, result: ReadResult) -> ReadResult:
+        for _ in range(len(result.errors) - 1):
+            ctx.env.budget.withdraw(ctx.env.clock.now())
+        return await super()._reread(call, ctx, result)
+
+
+class PayForPatience(SlotRetry):
+    """Pays for waiting on a busy backend, and does not wait as long as it was asked to."""
+
+    def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:
+        if isinstance(err, DataPlaneNotReady):
+            ctx.env.budget.withdraw(ctx.env.clock.now())
+        return self.backoff.delay_s(attempt, ctx.env.rng)
+
+
+class Impatient(SlotRetry):
+    """Does not wait between attempts."""
+
+    def _wait_s(self, err: DataPlaneError, attempt: int, ctx: CallContext) -> float:
+        return 0.0
+
+
+class Reckless(SlotRetry):
+    """Sends a mutation again whatever happened to the same ids meanwhile."""
+
+    async def _watched(self, call: Call[Any], ctx: CallContext) -> Any:
+        try:
+            return await self.inner.execute(call, ctx)
+        except DataPlaneError as err:
+            return await self._again(call, ctx, err, lambda _: True)
+
+
+class Vague(SlotRetry):
+    """Says that the budget is spent instead of what went wrong."""
+
+    async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
+        """Hide the error."""
+        try:
+            return await super().execute(call, ctx)
+        except DataPlaneError as err:
+            msg = "retry budget exhausted"
+            raise DataPlaneUnavailable(msg) from err
+
+
+class WholeRounds(BatchRetry):
+    """Asks for all rows again."""
+
+    @handles(GetSamples)
+    async def get(self, call: GetSamples, ctx: CallContext) -> Any:
+        """Ask up to three times."""
+        for _ in range(self.max_rounds - 1):
+            try:
+                return await self.inner.execute(call, ctx)
+            except PartialReadError as err:
+                if not err.retryable:
+                    raise
+        return await self.inner.execute(call, ctx)
+
+
+class ManyLives(WholeRounds):
+    """Looks all rows up anew in a later round, whatever life they are in by then."""
+
+    @handles(GetSamples)
+    async def get(self, call: GetSamples, ctx: CallContext) -> Any:
+        """Ask, wait, ask."""
+        try:
+            return await self.inner.execute(call, ctx)
+        except PartialReadError:
+            await ctx.pause(1.0)
+        return await self.inner.execute(call, ctx)
