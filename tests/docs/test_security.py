@@ -65,6 +65,8 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"name ([\d,]+) slots \| as a read", wire.MOST_SLOTS),
         (r"frame \| have (\d+ MiB)", wire.BODY_BYTES),
         (r"a read or drop (\d+ MiB)", wire._BODY_OF_KIND[7]),
+        (r"in part take (\d+ MiB) of all", host._INCOMING_BYTES),
+        (r"beside (\d+ MiB) of each", control.LARGE_BYTES),
         (r"repeat rows for (\d+ MiB)", service._REPEATED_BYTES),
         (r"published within ([\d,]+) s", wire.LONGEST_PUT_S),
         (r"takes longer than (\d+) ms is done in slices", turns.SLICE_S * 1000),

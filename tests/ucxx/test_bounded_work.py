@@ -24,6 +24,7 @@ from asyncdp.transports.ucxx.wire.messages import (
     Abort,
     Ask,
     Drop,
+    Failed,
     Read,
     Reserve,
     Rows,
@@ -307,6 +308,35 @@ async def test_a_body_that_is_too_long_for_its_kind_is_refused_by_its_first_byte
     control.data_received(million[:1000])
     assert closed
     assert isinstance(control.why, WireError)
+
+
+async def test_requests_that_never_become_whole_take_no_more_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5: of long requests that come in part, the one that began first is closed; one that becomes whole is served."""
+    monkeypatch.setattr(hosts, "_INCOMING_BYTES", 8 << 20)
+    async with hosted() as host:
+        here = ref_of(host.report())
+        whole = pack_frame(Reserve("op", ("a",), [1] * MOST_ROWS, 0, 9.0, 0.0, False, here.epoch + 1))  # noqa: FBT003 - a message
+        part = pack_frame(Write("op", [], here.epoch, None, b"\0" * (4 << 20)))[: 3 << 20]
+
+        async def kept(nbytes: int, sessions: int) -> None:
+            def so() -> bool:
+                kept_bytes = sum(session.control.kept_bytes for session in host._sessions.values())
+                return (kept_bytes, len(host._sessions)) == (nbytes, sessions)
+
+            async with asyncio.timeout(20):
+                while not so():  # noqa: ASYNC110 - what is looked at has no event
+                    await asyncio.sleep(0.01)
+
+        with pool_of(per_port=9) as pool:
+            async with AsyncExitStack() as held:
+                made = [await held.enter_async_context(pool.use(LOCAL, here.ports[0])) for _ in range(5)]
+                for count, one in enumerate(made[:4], 1):
+                    one._control._transport.write(part)
+                    await kept(min(2, count) * len(part), min(5, 7 - count))
+                made[4]._control._transport.write(whole)
+                assert isinstance(await made[4]._control.receive(), Failed)
+                for one in made:
+                    one.spend()
 
 
 async def test_of_requests_sent_on_without_waiting_few_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from ..slots.header import State
 from ..slots.table import SlotTable
 from ..slots.writer_process import this_machine
 from ..wire.buffers import BufferPool
+from ..wire.control import LARGE_BYTES
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .advertised_address import published_address
@@ -45,6 +46,9 @@ _REFUSALS_S: Final = 3600.0
 _IDLE_S: Final = 5.0
 #: Most unauthenticated connections at a time; beyond that the oldest one is closed for each new one.
 _GREETED_AT_ONCE: Final = 64
+#: Most bytes of requests over 1 MiB, of all clients together, that have come in part; an honest one is whole within
+#: some milliseconds.
+_INCOMING_BYTES: Final = 256 << 20
 #: Seconds before a background task of the host that failed is started again.
 _AGAIN_S: Final = 1.0
 #: Seconds between two log lines about the progress of draining.
@@ -236,6 +240,7 @@ class Host:
             self._log.warning("as many connections as there are descriptors for: a further one is refused")
             control.end()
             return
+        control.on_large = self._bound_incoming
         session = Session(control, self.service, self._engine, self._claims, self._secret, self._ucx_port)
         session.on_greeted = lambda: self._strangers.pop(session, None)
         task = asyncio.get_running_loop().create_task(session.run())
@@ -247,6 +252,17 @@ class Host:
             self._strangers.pop(session, None)
 
         task.add_done_callback(ended)
+
+    def _bound_incoming(self) -> None:
+        """End the connections whose long requests began first, where all that are not whole take too much memory."""
+        long = [session for session in self._sessions.values() if session.control.kept_bytes > LARGE_BYTES]
+        long.sort(key=lambda session: session.control.kept_since, reverse=True)
+        total = sum(session.control.kept_bytes for session in long)
+        while total > _INCOMING_BYTES and long:
+            oldest = long.pop()
+            total -= oldest.control.kept_bytes
+            self._log.warning("requests that are not whole take too much memory: the oldest is closed")
+            oldest.end()
 
     # -- reports
 

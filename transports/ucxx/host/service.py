@@ -24,7 +24,7 @@ from ..payload.gather import Gather, Selection, gathers
 from ..payload.layout import spans
 from ..payload.payload import Payload
 from ..slots.header import State
-from ..slots.slot_split import cut
+from ..slots.slot_split import Share, cut
 from ..wire.failures import describe
 from ..wire.messages import (
     LONGEST_PUT_S,
@@ -280,10 +280,14 @@ class Service:
         if len(request.fields) * len(request.sizes) > _MOST_CELLS:
             raise DataPlaneBadRequest(f"a put of {len(request.sizes)} rows x {len(request.fields)} fields is too large")
         until = time.monotonic() + min(request.wait_s, request.ttl_s)
+        table, sizes = self.table, request.sizes
+        split = partial(cut, request.fields, sizes, table.max_slot_bytes, table.rows_per_slot)
+        # Once, however long it waits for space.
+        shares = split() if len(sizes) <= _SPLIT_AT_ONCE else await asyncio.to_thread(split)
         while True:
             self._freed.clear()
             try:
-                grants = await self._reserve(request, writer, owner)
+                grants = await self._reserve(request, shares, writer, owner)
             except DataPlaneNotReady:
                 left = until - time.monotonic()
                 if self.settings.on_full != "wait" or left <= 0:
@@ -307,22 +311,20 @@ class Service:
             msg = f"this client holds {held * arena.unit_bytes} bytes that it has not written yet (writing_share)"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
-    async def _reserve(self, request: Reserve, writer: Process | None, owner: str) -> list[Grant]:
+    async def _reserve(
+        self, request: Reserve, shares: Sequence[Share], writer: Process | None, owner: str
+    ) -> list[Grant]:
         """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
         key = (request.op_id, request.first_row)
         if key in self._reserving:
             raise DataPlaneNotReady("this put is being given its slots", retry_after_s=0.01)
         not_after = self.clock() + min(request.ttl_s, LONGEST_PUT_S)
-        table, fields, sizes = self.table, request.fields, request.sizes
-        shares = None
         self._reserving.add(key)
         try:
-            if len(sizes) > _SPLIT_AT_ONCE:
-                shares = await asyncio.to_thread(cut, fields, sizes, table.max_slot_bytes, table.rows_per_slot)
-            steps = table.reserve_in_steps(
+            steps = self.table.reserve_in_steps(
                 request.op_id,
-                fields,
-                sizes,
+                request.fields,
+                request.sizes,
                 request.first_row,
                 not_after,
                 writer,

@@ -77,7 +77,7 @@ class Session:
         self.busy = False
         #: Called once the client has authenticated.
         self.on_greeted: Callable[[], object] = lambda: None
-        self._control = control
+        self.control = control
         self._service = service
         self._engine = engine
         self._claims = claims
@@ -92,11 +92,11 @@ class Session:
 
     def _log(self) -> Any:
         """Return the log; made where something is logged, since most connections of an attack log nothing."""
-        return structlog.get_logger("asyncdp.ucxx").bind(peer=self._control.peer)
+        return structlog.get_logger("asyncdp.ucxx").bind(peer=self.control.peer)
 
     async def run(self) -> None:
         """Authenticate the client and serve until the stream ends; errors are logged and not raised."""
-        self._control.on_lost = self._abandon
+        self.control.on_lost = self._abandon
         try:
             async with asyncio.timeout(self._service.settings.greeting_s):
                 await self._greet()
@@ -114,12 +114,12 @@ class Session:
             self._abandon()
             if self._claims is not None:
                 self._claims.withdraw(self._token)
-            if not self._control.lost:
-                self._control.close()
+            if not self.control.lost:
+                self.control.close()
 
     def end(self) -> None:
         """Close the stream at once, as if the client had disconnected."""
-        self._control.end()
+        self.control.end()
 
     def _abandon(self) -> None:
         endpoint, self._endpoint = self._endpoint, None
@@ -133,7 +133,7 @@ class Session:
             self._engine.abandon(endpoint)
 
     async def _greet(self) -> None:
-        answer = await greet(self._control, self._secret, self._welcome)
+        answer = await greet(self.control, self._secret, self._welcome)
         # The death of a process that is invisible here (of another pid namespace, or hidden from this user) could not
         # be detected, so such a process may not copy into the arena itself.
         client = Process(answer.pid, answer.start)
@@ -165,7 +165,7 @@ class Session:
         The check takes a millisecond and is done at the first use. It is needed because slots reserved for a process
         stay reserved for as long as that process runs.
         """
-        client, address = self._client, self._control.peer_address
+        client, address = self._client, self.control.peer_address
         if client is not None and not self._proved:
             self._proved = await asyncio.to_thread(holds_socket, client, address)
             if not self._proved:
@@ -178,13 +178,13 @@ class Session:
 
     async def _serve(self) -> None:
         while not self._service.draining:
-            if self._control.crowds:  # it sent requests without awaiting replies: all such peers share the long turns
+            if self.control.crowds:  # it sent requests without awaiting replies: all such peers share the long turns
                 await self._service.turns.next()
             await self._serve_one()
 
     async def _serve_one(self) -> None:
         async with asyncio.timeout(self._service.settings.idle_s):
-            request = await self._control.receive()
+            request = await self.control.receive()
         self.busy = True
         # A peer that stops receiving is closed after the same time as one that sends no requests.
         async with asyncio.timeout(self._service.settings.idle_s):
@@ -198,7 +198,7 @@ class Session:
         except DataPlaneError as err:
             reply = Failed(*describe(err))
         if reply is not None:
-            await self._control.send(reply)
+            await self.control.send(reply)
 
     async def _handle(self, request: Message) -> Message | None:  # noqa: PLR0911 - one branch per kind of request
         service = self._service
@@ -236,7 +236,7 @@ class Session:
         except TimeoutError as err:
             raise DataPlaneUnavailable("the UCX connection did not arrive", cause=err) from err
         except asyncio.CancelledError:
-            if not self._control.lost or (task := asyncio.current_task()) is None or task.cancelling():
+            if not self.control.lost or (task := asyncio.current_task()) is None or task.cancelling():
                 raise
             raise ConnectionResetError("the client is gone") from None
         self._arrived = None
@@ -251,10 +251,10 @@ class Session:
         async with self._service.read(request, in_frame=in_frame) as (reply, payloads):
             # The reply's memory counts towards the limit of all clients, so a slow peer may not hold it for long.
             async with asyncio.timeout(_TAKES_S + sum(map(len, payloads)) / _TAKES_BYTES):
-                await self._control.send(reply)
+                await self.control.send(reply)
                 if payloads:
                     if self._endpoint is None:  # the client connects UCX once it learns that it needs it
-                        tie = await self._control.expect(Tie)
+                        tie = await self.control.expect(Tie)
                         await self._answer(tie)
                     engine, endpoint = self._over_ucx()
                     await send_all(engine, endpoint, request.tag, payloads)
@@ -272,8 +272,8 @@ class Session:
         try:
             tag = engine.next_tag()
             incoming = Incoming(engine, endpoint, tag, [data for _, data in places], service.buffers)
-            await self._control.send(Ready(tag))
-            await incoming.receive(lambda: self._control.send(More()))
+            await self.control.send(Ready(tag))
+            await incoming.receive(lambda: self.control.send(More()))
         except BaseException:
             # UCX may still be writing into the slots, so they are released only when its operations have ended.
             self._abandon()

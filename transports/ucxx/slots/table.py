@@ -13,7 +13,6 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 
-from ..payload.layout import bound
 from .arena import PAGE
 from .extents import size_class
 from .header import (
@@ -162,7 +161,8 @@ class SlotTable(SlotStore):
             while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
                 slot = self._take(fields, header)
             if slot is None:
-                msg = f"the arena is full: {self.free_bytes} bytes are free, {bound(fields, sizes)} are needed"
+                needed = sum(share.capacity for share in shares)
+                msg = f"the arena is full: {self.free_bytes} bytes are free, {needed} are needed"
                 raise DataPlaneNotReady(msg, retry_after_s=0.05)
             taken.append(slot)
             yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -23,11 +24,12 @@ from .messages import (
     unpack_head,
 )
 
-__all__ = ["Control"]
+__all__ = ["LARGE_BYTES", "Control"]
 
 M = TypeVar("M")
 #: Number of undelivered messages at which reading from the peer is paused, and nothing more is decoded.
 _QUEUED: Final = 2
+LARGE_BYTES: Final = 1 << 20
 
 
 class Control(asyncio.Protocol):
@@ -46,6 +48,9 @@ class Control(asyncio.Protocol):
         self.lost = False
         self.why: Exception | None = None
         self.on_lost: Callable[[], None] = lambda: None
+        #: Called when bytes have come and more than ``LARGE_BYTES`` of incomplete or undelivered messages are kept.
+        self.on_large: Callable[[], None] = lambda: None
+        self.kept_since = 0.0
         self.most = GREETING_BYTES
         self.peer = ""
         self.peer_address = ("", 0)
@@ -71,8 +76,12 @@ class Control(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Buffer bytes and queue the complete messages in them."""
+        if not self._buffer:
+            self.kept_since = time.monotonic()
         self._buffer += data
         self._unpack()
+        if len(self._buffer) > LARGE_BYTES:
+            self.on_large()
 
     def _unpack(self) -> None:
         """Decode complete messages until two are undelivered; read on from the peer only where there are fewer."""
@@ -141,6 +150,7 @@ class Control(asyncio.Protocol):
     def end(self, why: Exception | None = None) -> None:
         """End the stream at once; unsent bytes are dropped. Idempotent."""
         self.why = self.why or why
+        self._buffer.clear()
         if self._transport is not None:
             abort(self._transport)
         if not self.lost:
@@ -187,6 +197,11 @@ class Control(asyncio.Protocol):
         if self._paused and not self.lost:
             self._unpack()
         return message
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that have come and are not decoded yet."""
+        return len(self._buffer)
 
     @property
     def crowds(self) -> bool:
