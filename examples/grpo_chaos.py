@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from asyncdp.examples.grpo_crew import Crew
     from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
 
-__all__ = ["strike"]
+__all__ = ["listens_at", "plane_of", "strike"]
 
 WORKER_AT = 0.15
 """When the worker is killed, as a part of the run."""
@@ -88,7 +88,7 @@ async def _kill_unit(crew: Crew, plane: Client, stop: anyio.Event) -> None:
             return
         await anyio.sleep(0.01)
     unit = plane.attach_config()["transfer_queue"]["endpoints"]["units"][0]
-    pid = _listens_at(set(unit["ports"].values()))
+    pid = listens_at(set(unit["ports"].values()))
     os.kill(pid, signal.SIGKILL)
     crew.progress.struck("storage unit killed", unit=unit["id"], pid=pid)
     lost: set[str] = set()
@@ -109,7 +109,7 @@ async def _depth(plane: Client) -> int:
     return 0
 
 
-def _listens_at(ports: set[int]) -> int:
+def listens_at(ports: set[int]) -> int:
     """Return the process that listens at one of these ports of this machine."""
     import psutil  # type: ignore[import-untyped] # it comes with TransferQueue
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from asyncdp import Client
 
-__all__ = ["run"]
+__all__ = ["ray_for_the_plane", "run"]
 
 START_S = 90.0
 """Seconds that the processes may take to start: each imports torch, and they share the cores."""
@@ -47,7 +47,7 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
         TimeoutError: It did not come to an end.
         RuntimeError: A process ended that nobody had told to.
     """
-    with _ray() if config.transport == "transfer_queue" else nullcontext():
+    with ray_for_the_plane() if config.transport == "transfer_queue" else nullcontext():
         async with start(config, "driver", None) as plane:
             return await _run(config, view, plane)
 
@@ -78,7 +78,7 @@ async def _run(config: DemoConfig, view: View | None, plane: Client) -> Report:
 
 
 @contextmanager
-def _ray() -> Iterator[None]:
+def ray_for_the_plane() -> Iterator[None]:
     """Run a small Ray for the plane, unless this process is connected to one already."""
     import ray
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -30,7 +30,7 @@ from .serve import serve
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from asyncdp.examples.async_grpo import Report
+    from asyncdp.examples.async_grpo import DemoConfig, Report
 
 __all__ = ["app"]
 
@@ -58,6 +58,15 @@ def demo(
     ] = 45.0,
     faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
     chaos: Annotated[bool, typer.Option("--chaos", help="Kill processes on the way.")] = False,  # noqa: FBT002
+    controller: Annotated[  # noqa: FBT002
+        bool, typer.Option("--controller", help="A controller that recovers, in place of the training of a policy.")
+    ] = False,
+    kill: Annotated[
+        str | None,
+        typer.Option(
+            help="With --controller: controller, worker, scorer, trainer, host, directory, storage or random."
+        ),
+    ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
     ] = None,
@@ -85,6 +94,10 @@ def demo(
         raise typer.BadParameter(str(err)) from err
     be_small()
     console = Console()
+    if kill is not None and not controller:
+        raise typer.BadParameter("--kill goes with --controller")
+    if controller:
+        _demo_controller(config, kill, console, json_file)
     view = LiveView(console, config) if console.is_terminal else PlainView(console)
     example = async_grpo if transport == "memory" else grpo_processes
     if transport != "memory":
@@ -102,6 +115,30 @@ def demo(
 
         plot(report, plot_file)
     raise typer.Exit(0 if report.balance.adds_up and report.rose else 1)
+
+
+def _demo_controller(config: DemoConfig, kill: str | None, console: Console, json_file: Path | None) -> NoReturn:
+    """Run the controller example; code 1 if the account does not add up or training did not go on."""
+    import anyio
+
+    from asyncdp.examples import single_controller
+    from asyncdp.examples.grpo_failure import said
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False)
+
+    try:
+        report = anyio.run(single_controller.run, config, kill, say)
+    except ValueError as err:
+        raise typer.BadParameter(str(err)) from err
+    except Exception as err:
+        typer.echo(f"asyncdp demo: {said(err)}", err=True)
+        raise typer.Exit(1) from err
+    for line in report.lines():
+        say(line)
+    if json_file is not None:
+        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
+    raise typer.Exit(0 if report.tally.adds_up and report.went_on else 1)
 
 
 def _tell(console: Console, report: Report) -> None:

@@ -81,5 +81,15 @@ def _run(module: str, path: Path, source: str, tests: Sequence[str]) -> int:
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)
     sys.meta_path.insert(0, _Served(module, path, source))
-    plain = ["-p", "no:cacheprovider", "-p", "no:unraisableexception", "-p", "no:threadexception", "--assert=plain"]
+    plain = [
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:unraisableexception",
+        "-p",
+        "no:threadexception",
+        "--assert=plain",
+        "-m",
+        "not slow",
+    ]
     return int(pytest.main(["-x", "-q", "-o", "faulthandler_timeout=0", "-o", "timeout=0", *plain, *tests]))

@@ -565,8 +565,8 @@ def play(kills: Sequence[float], seed: int, plan: FaultPlan) -> None:
             before = len(one.journal)
             calm = Run(truth, truth, one.rng)
             calm.__dict__ |= {**one.__dict__, "client": truth}
-            loop = await calm.controller(60.0)
-            assert len(calm.journal) > before + 5  # it goes on
+            loop = await calm.controller(30.0)
+            assert len(calm.journal) > before + 3  # it goes on
             await loop.sweep()
             await loop.sweep()
             left = {g.tags[0].get("reservation_for", g.group_id) for g in await truth.list_metadata("p")}
@@ -579,9 +579,9 @@ def play(kills: Sequence[float], seed: int, plan: FaultPlan) -> None:
 PLANS = st.builds(
     lambda seed, p, at_s, for_s: (
         FaultPlan(seed=seed)
-        .refuse(p=p, for_s=100.0)
-        .lose_reply(p=p, for_s=100.0)
-        .lose_request(p=p / 2, for_s=100.0)
+        .refuse(p=p, for_s=60.0)
+        .lose_reply(p=p, for_s=60.0)
+        .lose_request(p=p / 2, for_s=60.0)
         .silent(at_s=at_s, for_s=for_s)
     ),
     st.integers(0, 2**16),
@@ -591,16 +591,16 @@ PLANS = st.builds(
 )
 
 
-@settings(max_examples=8, phases=PHASES)
-@given(kills=st.lists(st.floats(0.0, 40.0), max_size=4), seed=st.integers(0, 2**16), plan=PLANS)
+@settings(max_examples=4, phases=PHASES)
+@given(kills=st.lists(st.floats(0.0, 20.0), max_size=3), seed=st.integers(0, 2**16), plan=PLANS)
 def test_random_controllers_train_each_group_once(kills: list[float], seed: int, plan: FaultPlan) -> None:
     """Faults, outages, dead workers, kills of the controller: the capacity is kept, and no group is trained twice."""
     play(kills, seed, plan)
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, phases=PHASES)
-@given(kills=st.lists(st.floats(0.0, 40.0), max_size=4), seed=st.integers(0, 2**16), plan=PLANS)
-def test_a_thousand_random_controllers(kills: list[float], seed: int, plan: FaultPlan) -> None:
+@settings(max_examples=400, phases=PHASES)
+@given(kills=st.lists(st.floats(0.0, 20.0), max_size=3), seed=st.integers(0, 2**16), plan=PLANS)
+def test_hundreds_of_random_controllers(kills: list[float], seed: int, plan: FaultPlan) -> None:
     """The same for long."""
     play(kills, seed, plan)

@@ -204,3 +204,8 @@ def test_places_are_what_the_model_says(steps: list[tuple[str, object]], capacit
 def test_places_are_what_the_model_says_for_long(steps: list[tuple[str, object]], capacity: int) -> None:
     """A thousand of them."""
     play(steps, capacity)
+
+
+def test_phases_are_told_by_these_words() -> None:
+    """Errors and events have them."""
+    assert list(Phase) == ["asked", "reserved", "held"]

@@ -242,3 +242,9 @@ def test_the_machine_is_what_the_model_says(events: list[tuple[Event, float]]) -
 def test_the_machine_is_what_the_model_says_for_long(events: list[tuple[Event, float]]) -> None:
     """A thousand of them."""
     play(events)
+
+
+def test_states_and_events_are_told_by_these_words() -> None:
+    """Stories and events have them."""
+    assert list(State) == ["waiting", *JOBS, "open", "given_up"]
+    assert list(Event) == ["fault", "waited", "done", "failed", "expired", "broken"]

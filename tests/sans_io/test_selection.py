@@ -424,3 +424,8 @@ def test_selection_is_what_the_model_says(history: Any) -> None:
 def test_selection_is_what_the_model_says_for_long(history: Any) -> None:
     """A thousand of them."""
     play(*history)
+
+
+def test_verdicts_are_told_by_these_words() -> None:
+    """Counters have them."""
+    assert list(Verdict) == ["ready", "incomplete", "ahead", "stale", "untagged", "lost", "failed"]

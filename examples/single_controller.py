@@ -1,0 +1,251 @@
+"""A SingleController with its pumps, killed and started again: run it with ``asyncdp demo --controller``.
+
+Controller, rollout workers, scorer and trainer are processes (on the memory transport: tasks) that meet in the plane
+only. The driver here starts the plane and the roles, kills what it is told to, starts it again, and makes the account:
+each group that was committed was trained once, was evicted, or is left. Read on in this order:
+
+    controller_roles     what each role does; the controller is a CapacityLedger, a Selector and a RecoveryLoop
+    controller_journal   "trained" means journalled with a durable weight version; and the account
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import anyio.to_thread
+
+from asyncdp import Client, DataPlaneError, layers_of
+from asyncdp.examples.controller_journal import Journal, Tally
+from asyncdp.examples.controller_roles import PARTITION, Part, declare, main, play
+from asyncdp.examples.grpo_chaos import plane_of
+from asyncdp.examples.grpo_plane import DemoConfig, start
+from asyncdp.recovery.reservations import Listing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["KILLS", "ControllerReport", "run"]
+
+WORKERS = 2
+ROLES = ("controller", *(f"worker-{number}" for number in range(WORKERS)), "scorer", "trainer")
+KILLS = {
+    "memory": ("controller", "worker", "scorer", "trainer", "host"),
+    "transfer_queue": ("controller", "worker", "scorer", "trainer", "storage"),
+    "ucxx": ("controller", "worker", "scorer", "trainer", "host", "directory"),
+}
+"""What can be killed on each transport, beside "random". A storage unit of TransferQueue does not come back."""
+AWAY_S = 1.0
+"""Seconds before what was killed is started again."""
+CALM_S = 2.0
+"""Seconds of training before the next kill."""
+START_S = 120.0
+"""Seconds that the first training step may take: each process imports torch, and they share the cores."""
+RECOVERY_S = 90.0
+"""Seconds after a kill in which the next group has to be trained."""
+DRAIN_S = 5.0
+"""Seconds for what is under way when the time is over."""
+
+
+@dataclass
+class ControllerReport:
+    """What a run came to.
+
+    Attributes:
+        tally: The account.
+        killed: What was killed, and the seconds from the kill to the next training step.
+        steps: Number of training steps.
+    """
+
+    tally: Tally
+    killed: list[tuple[str, float]] = field(default_factory=list)
+    steps: int = 0
+
+    @property
+    def went_on(self) -> bool:
+        """Whether training went on after each kill."""
+        return all(seconds < RECOVERY_S for _, seconds in self.killed) and self.steps > 0
+
+    def lines(self) -> list[str]:
+        """Say it in words."""
+        waits = [seconds for _, seconds in self.killed]
+        after = (
+            f", the next step after {statistics.median(waits):.1f} s (median), {max(waits):.1f} s (max)"
+            if waits
+            else ""
+        )
+        return [f"{self.steps} steps; {len(waits)} kills{after}", *self.tally.lines()]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return all of it as plain values."""
+        return {**self.tally.as_dict(), "adds_up": self.tally.adds_up, "killed": self.killed, "steps": self.steps}
+
+
+class _Cast:
+    """The roles: starts, kills and restarts them, as processes or, on the memory transport, as tasks."""
+
+    def __init__(self, config: DemoConfig, plane: Client, folder: Path, tasks: anyio.abc.TaskGroup) -> None:
+        self._in_process = config.transport == "memory"
+        self._plane = plane.attach_config()
+        self._folder = folder
+        self._tasks = tasks
+        self._grace_s = 15.0 if config.transport == "ucxx" else 2.0
+        self._lives: dict[str, int] = {}
+        self._ends: dict[str, Callable[[], None]] = {}
+        self._context = multiprocessing.get_context("spawn")
+
+    def begin(self, role: str) -> None:
+        """Start a role; it has a new name to the plane, which counts as alive until it is killed."""
+        life = self._lives[role] = self._lives.get(role, -1) + 1
+        part = Part(role, life, self._folder, WORKERS, self._plane, self._grace_s)
+        (self._folder / f"{part.owner}.alive").touch()
+        if self._in_process:
+            scope = anyio.CancelScope()
+            self._tasks.start_soon(self._play, part, scope)
+            self._ends[role] = scope.cancel
+            return
+        process = self._context.Process(target=main, args=(part,), name=part.owner, daemon=True)
+        process.start()
+
+        def kill() -> None:
+            process.kill()
+            process.join()
+
+        self._ends[role] = kill
+
+    @staticmethod
+    async def _play(part: Part, scope: anyio.CancelScope) -> None:
+        with scope:
+            await play(part)
+
+    def kill(self, role: str) -> None:
+        """End a role without a warning."""
+        self._ends.pop(role)()
+        (self._folder / f"{role}.{self._lives[role]}.alive").unlink()
+
+    def end(self) -> None:
+        """End all roles."""
+        for role in list(self._ends):
+            self.kill(role)
+
+
+async def run(config: DemoConfig, kill: str | None, say: Callable[[str], None]) -> ControllerReport:
+    """Run for ``config.seconds``, with kills, and make the account.
+
+    Args:
+        config: Transport, seconds and seed.
+        kill: What is killed, again and again after recovery: one of KILLS of the transport, or ``"random"``; None:
+            nothing.
+        say: Told what happens, in lines.
+
+    Raises:
+        ValueError: That cannot be killed on this transport.
+        TimeoutError: Training did not begin, or not go on.
+    """
+    if kill is not None and kill not in (*KILLS[config.transport], "random"):
+        raise ValueError(
+            f"--kill {kill}: on {config.transport} it is one of {', '.join(KILLS[config.transport])}, random"
+        )
+    from asyncdp.examples.grpo_processes import ray_for_the_plane
+
+    with (
+        tempfile.TemporaryDirectory(prefix="asyncdp-controller-") as made,
+        ray_for_the_plane() if config.transport == "transfer_queue" else nullcontext(),
+    ):
+        async with start(config, "driver", None) as plane:
+            await declare(plane)
+            return await _run(config, kill, say, plane, Path(made))
+
+
+async def _run(
+    config: DemoConfig, kill: str | None, say: Callable[[str], None], plane: Client, folder: Path
+) -> ControllerReport:
+    rng, journal, killed = random.Random(config.seed), Journal(folder), list[tuple[str, float]]()
+    possible = list(KILLS[config.transport])
+    async with anyio.create_task_group() as tasks:
+        cast = _Cast(config, plane, folder, tasks)
+        try:
+            for role in ROLES:
+                cast.begin(role)
+            with anyio.fail_after(START_S):
+                await _next_step(journal)
+            ends = time.monotonic() + config.seconds
+            while time.monotonic() < ends:
+                await anyio.sleep(CALM_S)
+                if kill is not None:
+                    what = rng.choice(possible) if kill == "random" else kill
+                    if what not in possible:
+                        kill = None  # it does not come back
+                        continue
+                    if what == "storage":
+                        possible.remove(what)
+                    began = time.monotonic()
+                    name = await _strike(what, cast, plane, rng)
+                    with anyio.fail_after(RECOVERY_S):
+                        await _next_step(journal)
+                    killed.append((name, time.monotonic() - began))
+                    say(f"killed {name}; the next step came after {killed[-1][1]:.1f} s")
+            cast.kill("controller")  # nothing new; what is under way is finished
+            await anyio.sleep(DRAIN_S)
+        finally:
+            cast.end()
+    left = {group.group_id for group in Listing(await _listed(plane)).groups if group.committed and group.is_complete}
+    return ControllerReport(Tally.of(folder, left), killed, journal.read()[0])
+
+
+async def _strike(what: str, cast: _Cast, plane: Client, rng: random.Random) -> str:
+    """Kill something, start it again where it can be, and return its name."""
+    if what in ("controller", "worker", "scorer", "trainer"):
+        role = rng.choice([role for role in ROLES if role.startswith(what)])
+        cast.kill(role)
+        await anyio.sleep(AWAY_S)
+        cast.begin(role)
+        return role
+    if what == "storage":
+        from asyncdp.examples.grpo_chaos import listens_at
+
+        unit = plane.attach_config()["transfer_queue"]["endpoints"]["units"][0]
+        os.kill(listens_at(set(unit["ports"].values())), signal.SIGKILL)
+        return str(unit["id"])
+    hosts = plane_of(plane)
+    *_, transport = layers_of(plane)
+    if hosts is None or (what == "host" and not hasattr(hosts, "pids")):
+        host = rng.choice(sorted(transport.plane.hosts))  # type: ignore[attr-defined]
+        transport.plane.hosts[host].crash()  # type: ignore[attr-defined]
+        await anyio.sleep(AWAY_S)
+        transport.plane.hosts[host].restart(adopt=True)  # type: ignore[attr-defined]
+        return str(host)
+    if what == "directory":
+        hosts.server.kill()
+        await anyio.sleep(AWAY_S)
+        await hosts.server.start()
+        return "directory"
+    number = rng.choice(sorted(hosts.pids))
+    os.kill(hosts.pids[number], signal.SIGKILL)
+    await anyio.sleep(AWAY_S)
+    await anyio.to_thread.run_sync(hosts.start_host, number)
+    return f"slot host {number}"
+
+
+async def _next_step(journal: Journal) -> None:
+    """Wait for the next training step."""
+    version = journal.read()[0]
+    while journal.read()[0] == version:  # noqa: ASYNC110 - another process writes it
+        await anyio.sleep(0.02)
+
+
+async def _listed(plane: Client) -> list[Any]:
+    while True:
+        with suppress(DataPlaneError):
+            return await plane.list_metadata(PARTITION)
+        await anyio.sleep(0.5)
