@@ -50,7 +50,7 @@ class Batches:
             that are left out and still exist. A batch of which no row exists any more is passed over.
         idle: If too few samples are ready within ``timeout_s``, ``"raise"`` raises ClaimNotReady, ``"wait"`` waits
             again, ``"end"`` ends the iteration.
-        timeout_s: Seconds to wait for one batch.
+        timeout_s: Seconds to wait until enough samples are ready. A read may take at least the client's default.
     """
 
     def __init__(  # noqa: PLR0913 - the arguments of claim_meta, and how to iterate
@@ -76,6 +76,7 @@ class Batches:
         self._least = min_batch_size
         self._prefetch = prefetch
         self._timeout_s = timeout_s
+        self._read_s = None if timeout_s is None else max(timeout_s, client.call_timeout_s)
         self._device = device
         self._survivors = survivors
         self._idle = idle
@@ -118,7 +119,7 @@ class Batches:
         wanted = meta
         while True:
             try:
-                return wanted, self._moved(await self._client.get_data(wanted, self._select, timeout_s=self._timeout_s))
+                return wanted, self._moved(await self._client.get_data(wanted, self._select, timeout_s=self._read_s))
             except PartialReadError as err:
                 if self._survivors == "raise":
                     raise

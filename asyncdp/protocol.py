@@ -323,7 +323,8 @@ class DataPlaneClient(Protocol):
                 which no row exists any more. Claims of rows that are left out and still exist are released.
             idle: If too few samples are ready within ``timeout_s``, ``"raise"`` raises ClaimNotReady and can be
                 continued, ``"wait"`` waits again, ``"end"`` ends the iteration.
-            timeout_s: Seconds to wait for one batch; None: the client's default.
+            timeout_s: Seconds to wait until enough samples are ready; None: the client's default, which a read may take
+                in any case.
         """
 
     async def close(self) -> None:

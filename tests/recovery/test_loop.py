@@ -486,6 +486,10 @@ class Run:
         """Return what the journal has."""
         return [one for one in listed if one.group_id in self.journal]
 
+    async def there(self) -> set[str]:
+        """Return the groups that are being made or are in the plane."""
+        return {g.tags[0].get("reservation_for", g.group_id) for g in await self.truth.list_metadata("p")}
+
     async def rollout(self, loop: RecoveryLoop) -> None:
         """Produce groups; now and then a worker fails, or dies in the middle."""
         while True:
@@ -494,7 +498,7 @@ class Run:
             name = f"r{self.made}"
             async with loop.reported():
                 place = await loop.ledger.reserve(name, owner=f"worker-{name}", weight_version=self.version)
-                assert len(await self.truth.list_metadata("p")) <= 4 + len(self.dead)
+                assert len(await self.there()) <= 4
                 fate = self.rng.random()
                 if fate < 0.1:
                     self.dead.add(place.owner)
@@ -569,7 +573,7 @@ def play(kills: Sequence[float], seed: int, plan: FaultPlan) -> None:
             assert len(calm.journal) > before + 3  # it goes on
             await loop.sweep()
             await loop.sweep()
-            left = {g.tags[0].get("reservation_for", g.group_id) for g in await truth.list_metadata("p")}
+            left = await calm.there()
             assert loop.ledger.used == len(left) <= 4
             assert not left.intersection(calm.journal)
 

@@ -82,6 +82,20 @@ def test_a_listing_does_not_undo_what_came_after_it() -> None:
     assert places.phase("kept") is Phase.HELD
 
 
+def test_every_change_is_newer_than_the_one_before() -> None:
+    """However many there were before the mark."""
+    places = Places(9)
+    for name in ("a", "b"):
+        places.take(name)
+        places.reserve(name)
+    mark = places.mark()
+    places.take("c")
+    places.reserve("c")
+    places.free("b")
+    places.apply(mark, reserved=["a", "b"], held=[])
+    assert places.of(Phase.RESERVED) == ["a", "c"]
+
+
 def test_the_next_listing_does() -> None:
     """A change is older than a listing that is requested after it."""
     places = Places(9)

@@ -146,26 +146,39 @@ async def test_a_batch_that_is_gone_is_passed_over(client: Client, prefetch: int
     assert (evicted, meta.sample_ids) == (["s0", "s1"], ["s2", "s3"])
 
 
+@pytest.mark.virtual_time(backend=["asyncio", "trio"])
 @pytest.mark.parametrize("prefetch", [0, 2])
-async def test_an_idle_iterator_ends_or_waits(client: Client, prefetch: int) -> None:
+async def test_an_idle_iterator_ends_or_waits(prefetch: int) -> None:
     """As it is told: idle="end" stops the loop, for good; idle="wait" goes on until there is something."""
-    seen = []
-    async with client.batches("p", "train", ["x"], 4, idle="end", timeout_s=0.2, prefetch=prefetch) as batches:
-        async for meta, _ in batches:
-            seen += meta.sample_ids
-        with pytest.raises(StopAsyncIteration):
-            await anext(batches)
-    assert seen == IDS
-    waiting = client.batches("p", "train", ["x"], 4, idle="wait", timeout_s=0.05, prefetch=prefetch)
-    async with anyio.create_task_group() as tasks, waiting as batches:
-        tasks.start_soon(_later, client)
-        meta, _ = await anext(batches)
-    assert meta.sample_ids == ["n0", "n1", "n2", "n3"]
+    async with stack(MemoryTransport()) as client:
+        await client.register_partition("p", ["x"], 8, ["train"])
+        await client.put_samples(IDS, "p", {"x": torch.arange(8)})
+        seen = []
+        async with client.batches("p", "train", ["x"], 4, idle="end", timeout_s=1.0, prefetch=prefetch) as batches:
+            async for meta, _ in batches:
+                seen += meta.sample_ids
+            with pytest.raises(StopAsyncIteration):
+                await anext(batches)
+        assert seen == IDS
+        waiting = client.batches("p", "train", ["x"], 4, idle="wait", timeout_s=1.0, prefetch=prefetch)
+        async with anyio.create_task_group() as tasks, waiting as batches:
+            tasks.start_soon(_later, client)
+            meta, _ = await anext(batches)
+        assert meta.sample_ids == ["n0", "n1", "n2", "n3"]
 
 
 async def _later(client: Client) -> None:
-    await anyio.sleep(0.3)
+    await anyio.sleep(10.0)
     await client.put_samples([f"n{i}" for i in range(4)], "p", {"x": torch.arange(4)})
+
+
+async def test_waiting_a_short_time_for_samples_does_not_cut_reads_short(client: Client) -> None:
+    """timeout_s=0 takes what is ready; the read has the client's own time."""
+    async for meta, data in client.batches("p", "train", ["x"], 8, idle="end", timeout_s=0.0):
+        assert data["x"].tolist() == list(range(meta.size))
+        break
+    else:
+        pytest.fail("nothing came")
 
 
 async def test_a_batch_whose_read_is_cancelled_is_given_back(client: Client) -> None:
