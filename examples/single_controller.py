@@ -49,9 +49,9 @@ AWAY_S = 1.0
 """Seconds before what was killed is started again."""
 CALM_S = 2.0
 """Seconds of training before the next kill."""
-START_S = 120.0
+START_S = 600.0
 """Seconds that the first training step may take: each process imports torch, and they share the cores."""
-RECOVERY_S = 90.0
+RECOVERY_S = 300.0
 """Seconds after a kill in which the next group has to be trained."""
 DRAIN_S = 5.0
 """Seconds for what is under way when the time is over."""
@@ -150,7 +150,7 @@ async def run(config: DemoConfig, kill: str | None, say: Callable[[str], None]) 
 
     Raises:
         ValueError: That cannot be killed on this transport.
-        TimeoutError: Training did not begin, or not go on.
+        RuntimeError: Training did not begin, or not go on.
     """
     if kill is not None and kill not in (*KILLS[config.transport], "random"):
         raise ValueError(
@@ -177,8 +177,7 @@ async def _run(
         try:
             for role in ROLES:
                 cast.begin(role)
-            with anyio.fail_after(START_S):
-                await _next_step(journal)
+            await _next_step(journal, START_S, "the start")
             ends = time.monotonic() + config.seconds
             while time.monotonic() < ends:
                 await anyio.sleep(CALM_S)
@@ -191,8 +190,7 @@ async def _run(
                         possible.remove(what)
                     began = time.monotonic()
                     name = await _strike(what, cast, plane, rng)
-                    with anyio.fail_after(RECOVERY_S):
-                        await _next_step(journal)
+                    await _next_step(journal, RECOVERY_S, f"the death of {name}")
                     killed.append((name, time.monotonic() - began))
                     say(f"killed {name}; the next step came after {killed[-1][1]:.1f} s")
             cast.kill("controller")  # nothing new; what is under way is finished
@@ -237,11 +235,14 @@ async def _strike(what: str, cast: _Cast, plane: Client, rng: random.Random) -> 
     return f"slot host {number}"
 
 
-async def _next_step(journal: Journal) -> None:
-    """Wait for the next training step."""
+async def _next_step(journal: Journal, within_s: float, after: str) -> None:
+    """Wait for the next training step; raise RuntimeError if there is none in time."""
     version = journal.read()[0]
-    while journal.read()[0] == version:  # noqa: ASYNC110 - another process writes it
-        await anyio.sleep(0.02)
+    with anyio.move_on_after(within_s):
+        while journal.read()[0] == version:  # noqa: ASYNC110 - another process writes it
+            await anyio.sleep(0.02)
+        return
+    raise RuntimeError(f"no training step within {within_s:g} s after {after}")
 
 
 async def _listed(plane: Client) -> list[Any]:

@@ -22,16 +22,6 @@ def test_whatever_is_killed_no_group_is_lost_or_trained_twice(kill: str | None) 
     assert len(told) == len(report.killed) >= (kill is not None)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("transport", ["transfer_queue", "ucxx"])
-def test_it_runs_as_processes(transport: str) -> None:
-    """On real planes: a random kill, the next one after recovery."""
-    pytest.importorskip({"transfer_queue": "transfer_queue", "ucxx": "ucxx"}[transport])
-    report = anyio.run(run, DemoConfig(transport=transport, seconds=30.0, seed=3), "random", print)
-    assert report.tally.adds_up, report.lines()
-    assert report.went_on
-
-
 def test_what_cannot_be_killed_is_named() -> None:
     """Before anything is started."""
     with pytest.raises(ValueError, match="on memory it is one of controller, worker, scorer, trainer, host, random"):
