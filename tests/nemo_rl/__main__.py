@@ -64,7 +64,7 @@ def _command(files: list[str], report: Path, select: str) -> list[str]:
             "-m",
             "pytest",
             "-q",
-            "--timeout=60",
+            "--timeout=300",
             "--noconftest",
             "--tb=short",
             "-c",
