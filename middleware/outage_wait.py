@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdp.calls.slots import Abort, Probe, Reserve, Send, WriteSlots
+from asyncdp.calls.slots import Abort, Invalidate, Probe, Reserve, Send, WriteSlots
 from asyncdp.errors import (
     DataPlaneClosed,
     DataPlaneError,
@@ -149,7 +149,7 @@ def _silent(err: DataPlaneError) -> bool:
 
 def _waits(call: Call[Any]) -> bool:
     """Return whether a call has to wait: a put can use another host instead, and a clean-up can be done later."""
-    return not isinstance(call, Abort) and not (isinstance(call, (Reserve, WriteSlots)) and call.spare)
+    return not isinstance(call, (Abort, Invalidate)) and not (isinstance(call, (Reserve, WriteSlots)) and call.spare)
 
 
 async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:

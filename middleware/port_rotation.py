@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, handles
-from asyncdp.calls.slots import Abort, HostRef, ReadSlots, Reserve, WriteSlots
+from asyncdp.calls.slots import Abort, HostRef, Invalidate, ReadSlots, Reserve, WriteSlots
 from asyncdp.errors import DataPlaneError, DataPlaneTimeout
 from asyncdp.service import Layer
 from asyncdp.settings.names import named
@@ -56,10 +56,10 @@ class PortRotation(Layer):
         self._quarantine: Quarantine[Key] | None = None
         self._targets: dict[tuple[str, tuple[int, ...]], tuple[Key, ...]] = {}
 
-    @handles(ReadSlots, Reserve, WriteSlots, Abort)
-    async def rotate(self, call: ReadSlots | Reserve | WriteSlots | Abort, ctx: CallContext) -> Any:
+    @handles(ReadSlots, Reserve, WriteSlots, Abort, Invalidate)
+    async def rotate(self, call: ReadSlots | Reserve | WriteSlots | Abort | Invalidate, ctx: CallContext) -> Any:
         """Send the call through one port, and, if that port is at fault, through another one."""
-        if call.port is not None:
+        if call.port is not None or not call.host.ports:
             return await self.inner.execute(call, ctx)
         targets = self._targets.get((call.host.id, call.host.ports)) or self._new_targets(call.host)
         quarantine = self._quarantine

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio
 
 from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, ReleaseClaim, ReleaseClaims, handles
-from asyncdp.calls.slots import Abort, ClaimTry, Publish, Resolve, TryClaim
-from asyncdp.compose.outcomes import PendingOutcome
+from asyncdp.calls.slots import Abort, ClaimTry, Invalidate, Publish, Resolve, TryClaim
+from asyncdp.compose.outcomes import PendingOutcome, clean_up_context
 from asyncdp.errors import DataPlaneError
 from asyncdp.service import Layer
 
@@ -23,9 +23,11 @@ __all__ = ["Reconcile"]
 
 R = TypeVar("R")
 
-#: Seconds before an Abort is sent again to a host that did not answer one, so that a dead host delays mutations as
+#: Requests to a host on which no mutation depends: one frees reserved slots, the other tells of dead rows.
+CLEAN_UPS = (Abort, Invalidate)
+#: Seconds before one of them is sent again to a host that did not answer, so that a dead host delays mutations as
 #: rarely as a quarantined port does.
-ABORT_AGAIN_S = 30.0
+CLEAN_UP_AGAIN_S = 30.0
 
 
 class Reconcile(Layer):
@@ -78,8 +80,8 @@ class Reconcile(Layer):
                 await self._settle_one(outcome, ctx)
 
     def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
-        """Return whether the call is an Abort to a host that did not answer one recently."""
-        return isinstance(call, Abort) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
+        """Return whether the call is a clean-up at a host that did not answer one recently."""
+        return isinstance(call, CLEAN_UPS) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
 
     async def _settle_one(self, outcome: PendingOutcome, ctx: CallContext) -> None:
         call = outcome.call
@@ -88,11 +90,12 @@ class Reconcile(Layer):
         if isinstance(call, Resolve):
             call = replace(call, age_s=max(0.0, ctx.env.clock.now() - outcome.deadline))
         try:
-            answer = await self.inner.execute(call, ctx)
+            answer = await self.inner.execute(call, clean_up_context(ctx) if isinstance(call, CLEAN_UPS) else ctx)
         except DataPlaneError as err:
             err.ambiguous = False  # the user's call, which raises this error, was not sent
-            if isinstance(outcome.call, Abort):  # no mutation depends on the reserved slots that it frees
-                self._silent[outcome.call.host.id] = ctx.env.clock.now() + ABORT_AGAIN_S
+            if isinstance(call, CLEAN_UPS):
+                self._silent[call.host.id] = ctx.env.clock.now() + CLEAN_UP_AGAIN_S
+                ctx.emit("unsettled", what=type(call).__name__, reason=type(err).__name__, host=call.host.id)
                 return
             raise
         ctx.env.pending_outcomes.resolved(outcome)

@@ -34,6 +34,7 @@ __all__ = [
     "Abort",
     "ClaimTry",
     "HostRef",
+    "Invalidate",
     "Locate",
     "Located",
     "Part",
@@ -343,6 +344,29 @@ class Abort(Call[None]):
     def through(self, port: int) -> Abort:
         """Return the same request through this port."""
         return Abort(self.host, self.op_id, port)
+
+
+@dataclass(frozen=True, slots=True)
+class Invalidate(Call[None]):
+    """Tell a slot host that rows in its slots have been removed or replaced, so that it serves them no more.
+
+    A transport whose hosts need to be told records this call with :func:`asyncdp.compose.invalidations.record` when
+    the mutation has happened; SlotMapping sends it. It returns once the host has applied it, or if the host cannot
+    serve those slots any more.
+
+    Attributes:
+        host: The slot host.
+        refs: The rows, by slot and ``index``; without ``fields``, all fields of theirs. Their ``rows`` mean nothing.
+        port: Port of the host to send through; None until one is chosen.
+    """
+
+    host: HostRef
+    refs: tuple[SlotRef, ...]
+    port: int | None = None
+
+    def through(self, port: int) -> Invalidate:
+        """Return the same request through this port."""
+        return Invalidate(self.host, self.refs, port)
 
 
 @dataclass(frozen=True, slots=True)

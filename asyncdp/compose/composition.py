@@ -4,9 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from asyncdp.calls import CallContext, ClaimMeta, GetSamples, PutSamples, WaitPartition, handles
-from asyncdp.service import Layer
+from asyncdp.calls import (
+    Call,
+    CallContext,
+    ClaimMeta,
+    ClearSamples,
+    DropPartition,
+    GetSamples,
+    PutSamples,
+    WaitPartition,
+    handles,
+)
+from asyncdp.service import Layer, R
 
+from .invalidations import invalidate
 from .reads import read_rows
 from .waits import claim_until, partition_until
 from .writes import write_rows
@@ -40,6 +51,14 @@ class SlotMapping(Layer):
         if not self.capabilities.slot_writes:
             return await self.inner.execute(call, ctx)
         return await write_rows(self.inner.execute, call, ctx)
+
+    @handles(ClearSamples, DropPartition)
+    async def remove(self, call: Call[R], ctx: CallContext) -> R:
+        """Remove, then tell slot hosts which of their rows are gone, if the transport needs that."""
+        result = await self.inner.execute(call, ctx)
+        if len(ctx.env.pending_outcomes):
+            await invalidate(self.inner.execute, ctx)
+        return result
 
     @handles(ClaimMeta)
     async def claim(self, call: ClaimMeta, ctx: CallContext) -> KVBatchMeta:

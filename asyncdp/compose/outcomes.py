@@ -3,20 +3,31 @@
 A cancelled call must not wait for I/O, so its open outcome is recorded here, synchronously, and resolved before the
 next mutation that concerns the same ids, or in close(). An open outcome is a call to be sent: ``Resolve`` finds out
 whether a put or clear happened, and has it refused if it arrives later; ``AbandonClaim`` releases a claim that was not
-received; ``Abort`` frees reserved slots.
+received; ``Abort`` frees reserved slots; ``Invalidate`` tells a host which of its rows were removed or replaced.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from asyncdp.calls import Call
+    from asyncdp.calls import Call, CallContext
 
-__all__ = ["PendingOutcome", "PendingOutcomes"]
+__all__ = ["PendingOutcome", "PendingOutcomes", "clean_up_context"]
+
+#: Limits of the time for a request that cleans up after an earlier one: a share of the time that the call has left, and
+#: seconds. No result depends on it, so a host that does not answer must not take up the time of the call.
+CLEAN_UP_SHARE: Final = 0.2
+CLEAN_UP_S: Final = 1.0
+
+
+def clean_up_context(ctx: CallContext) -> CallContext:
+    """Return the context of a request that cleans up after an earlier one: ``ctx`` with less time."""
+    limit_s = min(ctx.remaining() * CLEAN_UP_SHARE, CLEAN_UP_S)
+    return replace(ctx, deadline=ctx.env.clock.now() + limit_s, looks_once=False)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

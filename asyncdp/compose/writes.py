@@ -18,7 +18,8 @@ from asyncdp.errors import (
 from asyncdp.meta import KVBatchMeta, lengths_of
 from asyncdp.rows.block import Block, FieldSpec, field_names
 
-from .outcomes import PendingOutcome
+from .invalidations import invalidate
+from .outcomes import PendingOutcome, clean_up_context
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext, PutSamples
@@ -71,6 +72,8 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
                 ctx.env.pending_outcomes.record(outcome)
             await _give_back(send, touched, ctx)
         raise
+    if len(ctx.env.pending_outcomes):
+        await invalidate(send, ctx)
     return written(call, names, done)
 
 
@@ -176,7 +179,7 @@ async def _give_back(send: Send, unresolved: Iterable[PendingOutcome], ctx: Call
         if ctx.remaining() <= 0:
             return
         try:
-            await send(outcome.call, ctx)
+            await send(outcome.call, clean_up_context(ctx))
         except DataPlaneError:
             continue
         ctx.env.pending_outcomes.resolved(outcome)

@@ -1,4 +1,4 @@
-"""Who is told of dead rows, and what becomes of news that could not be brought."""
+"""Which hosts are told of dead rows, and what a host that does not answer means for the mutation."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,14 +10,18 @@ import pytest
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
-from asyncdp.calls.slots import HostRef
+from asyncdp.calls.slots import Abort, HostRef, Invalidate, SlotRef
 from asyncdp.errors import DataPlaneUnavailable, StaleSlotError
-from asyncdp.transports.ucxx.client.host_resolver import Place
-from asyncdp.transports.ucxx.client.invalidation import Invalidator
+from asyncdp.transports.ucxx.client import host_resolver
+from asyncdp.transports.ucxx.client.host_resolver import HostResolver
+from asyncdp.transports.ucxx.client.invalidation import invalidations
+from asyncdp.transports.ucxx.client.slot_calls import SlotCalls
 from asyncdp.transports.ucxx.directory import DeadCells, HostInfo, SlotName
 
 pytestmark = pytest.mark.anyio
-CTX: Any = None
+CTX: Any = SimpleNamespace(attempt=1)
+HOST = HostRef("h", 1, (1, 2))
+Answer = Callable[[int], Exception | None]
 
 
 @pytest.fixture(scope="module")
@@ -26,118 +30,150 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-def dead(host: str = "h", slot: int = 1) -> DeadCells:
-    """A row of a slot."""
-    return DeadCells(SlotName(host, 1, slot, 1), (0,))
-
-
-def refused() -> Exception:
+def refused(_: int) -> Exception:
     """Return the error of a port at which no process listens."""
     return DataPlaneUnavailable("refused", cause=ConnectionRefusedError())
 
 
-class Hosts:
-    """Stands for HostResolver: hosts of two ports, told how to answer a notice of dead rows."""
+class Transport(SlotCalls):
+    """The slot calls over a directory and hosts that answer as a test says."""
 
-    def __init__(self, *, alive: bool = True, **does: Callable[[int], Exception | None]) -> None:
-        self.does = does
-        self.alive = alive
-        self.moves: list[Place] = []
-        self.told: list[tuple[str, int, int]] = []
-        self.host_client = SimpleNamespace(drop=self.drop)
+    def __init__(self, answer: Answer, *infos: HostInfo) -> None:
+        super().__init__()
+        self.infos, self.answer, self.looked = infos, answer, 0
+        self.told: list[tuple[str, Any, int | None]] = []
+        resolver = self._resolver = HostResolver.__new__(HostResolver)
+        resolver._places, resolver._asked = {}, True
+        resolver._directory = SimpleNamespace(hosts=self.hosts)  # type: ignore[assignment]
+        client = SimpleNamespace(drop=self.drop, abort=self.abort)
+        resolver.__class__ = type("Resolver", (HostResolver,), {"host_client": client})
 
-    async def find(self, host: HostRef) -> Place | None:
-        """Where it is."""
-        if host.id not in self.does:
-            return None
-        return Place(HostInfo(host.id, host.epoch, "127.0.0.1", (1, 2), alive=self.alive))
+    async def hosts(self) -> tuple[HostInfo, ...]:
+        """What is registered."""
+        self.looked += 1
+        return self.infos
 
-    def forget(self, host: HostRef) -> None:
-        """Nothing is kept."""
-
-    async def moved(self, host: HostRef, before: Place) -> Place | None:
-        """Where it is by now."""
-        return self.moves.pop() if self.moves else None
-
-    async def drop(self, host: HostRef, door: Any, news: Any, port: int) -> None:
-        """Hear, or fail."""
-        del door
+    async def drop(self, host: HostRef, route: Any, rows: Any, port: int | None) -> None:
+        """Answer."""
         await asyncio.sleep(0)
-        problem = self.does[host.id](port)
+        problem = self.answer(port or 0)
         if problem is not None:
             raise problem
-        self.told += [(host.id, slot, port) for slot, *_ in news]
+        self.told.append((route.address, rows, port))
+
+    async def abort(self, host: HostRef, route: Any, op_id: str, port: int | None) -> None:
+        """As drop."""
+        await self.drop(host, route, op_id, port)
 
 
-async def test_each_host_is_told_of_its_own() -> None:
-    """Once each, before tell() returns."""
-    hosts = Hosts(h=lambda _: None, g=lambda _: None)
-    await Invalidator(hosts).tell([dead("h", 1), dead("g", 2), dead("h", 3)], CTX)
-    assert sorted(hosts.told) == [("g", 2, 1), ("h", 1, 1), ("h", 3, 1)]
+def here(*, alive: bool = True, epoch: int = 1, ports: tuple[int, ...] = (1, 2)) -> HostInfo:
+    """The entry of the host."""
+    return HostInfo("h", epoch, "here", ports, alive=alive)
 
 
-async def test_a_broken_port_is_passed_by() -> None:
-    """The next one is as good."""
-    hosts = Hosts(h=lambda port: DataPlaneUnavailable("reset") if port == 1 else None)
-    await Invalidator(hosts).tell([dead()], CTX)
-    assert hosts.told == [("h", 1, 2)]
+def invalidate(port: int | None = 1, host: HostRef = HOST) -> Invalidate:
+    """One row of one slot."""
+    return Invalidate(host, (SlotRef(host, 7, 3, (), (0,), ()),), port)
+
+
+@pytest.fixture(autouse=True)
+def listens(monkeypatch: pytest.MonkeyPatch) -> dict[int, bool]:
+    """The ports at which a process listens; all, unless a test says otherwise."""
+    open_ports = {1: True, 2: True}
+
+    async def accepts(address: str, ports: tuple[int, ...]) -> bool:
+        return any(open_ports.get(port, True) for port in ports)
+
+    monkeypatch.setattr(host_resolver, "accepts", accepts)
+    return open_ports
+
+
+async def test_a_host_is_told_slots_generations_and_rows() -> None:
+    """Through the port that was chosen, with one look at the directory for all that follow."""
+    transport = Transport(lambda _: None, here())
+    for port in (1, 2):
+        await transport._invalidate(invalidate(port), CTX)
+    assert transport.told == [("here", [(7, 3, (0,), ())], 1), ("here", [(7, 3, (0,), ())], 2)]
+    assert transport.looked == 1
+
+
+async def test_a_host_whose_ports_were_not_known_is_found() -> None:
+    """Each attempt takes another of its ports."""
+    transport = Transport(lambda _: None, here())
+    for attempt in (1, 2):
+        await transport._invalidate(invalidate(None, HostRef("h", 1, ())), SimpleNamespace(attempt=attempt))  # type: ignore[arg-type]
+    assert [port for *_, port in transport.told] == [1, 2]
 
 
 @pytest.mark.parametrize(
-    ("alive", "problem"),
-    [(True, refused), (False, lambda: DataPlaneUnavailable("mute")), (True, lambda: StaleSlotError("another life"))],
-    ids=["refused everywhere", "silent for long", "another life"],
+    "info", [here(alive=False), here(epoch=2), None], ids=["silent for long", "began anew", "gone"]
 )
-async def test_a_dead_host_holds_nobody_up(alive: bool, problem: Callable[[], Exception]) -> None:  # noqa: FBT001
-    """It cannot serve what died; its reconciliation does the rest."""
-    invalidator = Invalidator(Hosts(alive=alive, h=lambda _: problem()))
-    await invalidator.tell([dead()], CTX)
-    await invalidator.tell([dead("nobody")], CTX)
+async def test_a_host_that_cannot_serve_is_not_asked(info: HostInfo | None) -> None:
+    """It frees the rows itself: nobody waits for it."""
+    transport = Transport(refused, *([info] if info else []))
+    await transport._invalidate(invalidate(), CTX)
 
 
-async def test_a_host_that_moved_is_told_where_it_is_now() -> None:
-    """Another host answers at its old ports: it does not hear of the death in the other's stead."""
-    hosts = Hosts(h=lambda port: StaleSlotError("another host") if port < 3 else None)
-    hosts.moves = [Place(HostInfo("h", 1, "127.0.0.1", (3, 4)))]
-    await Invalidator(hosts).tell([dead()], CTX)
-    assert hosts.told == [("h", 1, 3)]
+async def test_a_host_that_refuses_everywhere_holds_nobody_up(listens: dict[int, bool]) -> None:
+    """Its heartbeat is recent, but no process listens at any of its ports."""
+    transport = Transport(refused, here())
+    transport._resolver.know((here(),))
+    listens.update({1: False, 2: False})
+    await transport._invalidate(invalidate(), CTX)
 
 
-async def test_a_host_that_lives_and_does_not_answer_is_an_error_and_is_told_later() -> None:
-    """It may still serve the rows: a clear must not say that it has cleared."""
-    does = {"h": lambda _: DataPlaneUnavailable("reset")}
-    hosts = Hosts(**does)
-    invalidator = Invalidator(hosts)
+async def test_one_port_that_refuses_is_an_error_of_the_port(listens: dict[int, bool]) -> None:
+    """The host serves by the other one, so PortRotation has to go on."""
+    transport = Transport(lambda port: refused(port) if port == 1 else None, here())
+    listens[1] = False
     with pytest.raises(DataPlaneUnavailable) as caught:
-        await invalidator.tell([dead()], CTX)
-    assert caught.value.ambiguous
+        await transport._invalidate(invalidate(), CTX)
     assert caught.value.retryable
-    hosts.does = {"h": lambda _: None, "g": lambda _: None}
-    await invalidator.tell([dead("g", 5)], CTX)
-    assert sorted(hosts.told) == [("g", 5, 1), ("h", 1, 1)]
-    await invalidator.tell([], CTX)
-    assert len(hosts.told) == 2
+    assert caught.value.blames_port
+    await transport._invalidate(invalidate(2), CTX)
+    assert len(transport.told) == 1
 
 
-async def test_news_of_a_cancelled_call_are_told_with_the_next() -> None:
-    """The cancel is not held up, and nothing is forgotten."""
-    hosts = Hosts(h=lambda _: None)
-    invalidator = Invalidator(hosts)
-    task = asyncio.ensure_future(invalidator.tell([dead()], CTX))
+@pytest.mark.parametrize("call", [invalidate(), Abort(HOST, "op", 1)], ids=["Invalidate", "Abort"])
+async def test_a_host_that_moved_is_asked_again_by_the_layers(call: Any) -> None:
+    """Another host answers at its old port: this attempt fails retryably, and the next one goes to the new place."""
+    transport = Transport(lambda port: StaleSlotError("another host") if port == 1 else None, here(ports=(3, 4)))
+    transport._resolver.know((here(),))
+    for ends in (False, True):
+        if not ends:
+            with pytest.raises(DataPlaneUnavailable, match="has moved") as caught:
+                await transport.execute(call, CTX)
+            assert caught.value.retryable
+        else:
+            await transport.execute(call, CTX)
+    assert transport.told[0][2] in (3, 4)
+
+
+async def test_a_host_that_did_not_answer_in_time_is_looked_up_again() -> None:
+    """The attempt was cut off; the next one learns from the directory that the host is down."""
+    transport = Transport(lambda _: None, here(alive=False))
+    transport._resolver.know((here(),))
+    task = asyncio.ensure_future(transport._invalidate(invalidate(), CTX))
     await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert not hosts.told
-    await invalidator.tell([dead(slot=2)], CTX)
-    assert sorted(hosts.told) == [("h", 1, 1), ("h", 2, 1)]
+    await transport._invalidate(invalidate(), CTX)
+    assert transport.looked == 1
+    assert not transport.told
 
 
-async def test_a_host_that_was_told_late_fails_nobody_elses_call() -> None:
-    """What it missed before is not this call's."""
-    hosts = Hosts(h=lambda _: DataPlaneUnavailable("reset"), g=lambda _: None)
-    invalidator = Invalidator(hosts)
-    with pytest.raises(DataPlaneUnavailable):
-        await invalidator.tell([dead()], CTX)
-    await invalidator.tell([dead("g", 2)], CTX)
-    assert hosts.told == [("g", 2, 1)]
+def test_dead_cells_become_one_call_for_each_host() -> None:
+    """With the ports that are known."""
+    directory: Any = SimpleNamespace(host_ref=lambda name, epoch: HostRef(name, epoch, (5,) if name == "h" else ()))
+    cells = [
+        DeadCells(SlotName("h", 1, 1, 1), (0, 2)),
+        DeadCells(SlotName("g", 1, 2, 1), (0,)),
+        DeadCells(SlotName("h", 1, 3, 9), (1,), ("x",)),
+    ]
+    first, second = invalidations(cells, directory)
+    assert (first.host, second.host) == (HostRef("h", 1, (5,)), HostRef("g", 1, ()))
+    assert [(ref.slot, ref.generation, ref.index, ref.fields) for ref in first.refs] == [
+        (1, 1, (0, 2), ()),
+        (3, 9, (1,), ("x",)),
+    ]

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.compose.invalidations import record
 from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.meta import DataPlaneCapabilities, HostStatus
 
 from .client.host_resolver import HostResolver, on_asyncio, running_loop
-from .client.invalidation import Invalidator
+from .client.invalidation import invalidations
 from .client.placing import Placing
 from .client.slot_calls import SlotCalls, op_of
 from .directory import ERROR_TABLE, Directory
@@ -88,7 +89,6 @@ class UCXXTransport(SlotCalls):
             settings=options,
         )
         self._resolver = HostResolver(self._directory, settings, Secret(settings.secret), self._codec)
-        self._invalidator = Invalidator(self._resolver)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the transport as its config; the unpickled one attaches to the same plane."""
@@ -182,12 +182,13 @@ class UCXXTransport(SlotCalls):
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
         named = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
         cleared = await self._directory.clear(op_of(ctx), *named)
-        await self._invalidator.tell(cleared.freed, ctx)
+        record(invalidations(cleared.freed, self._directory), ctx)
         return cleared.count
 
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
-        await self._invalidator.tell(await self._directory.drop(op_of(ctx), call.partition_id), ctx)
+        dropped = await self._directory.drop(op_of(ctx), call.partition_id)
+        record(invalidations(dropped, self._directory), ctx)
 
     @handles(s.Resolve)
     async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:

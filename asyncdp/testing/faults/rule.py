@@ -23,7 +23,7 @@ Check = Callable[[Any], bool]
 #: other samples as well.
 LOOKUPS = ("Locate", "Place")
 #: Requests that reconcile the pending outcome of an earlier call; they carry the verb of the call that waits for them.
-RECONCILING = ("Abort", "AbandonClaim", "Resolve")
+RECONCILING = ("Abort", "AbandonClaim", "Invalidate", "Resolve")
 #: Verbs that a rule may select: those that make requests, and ``close``, which reconciles pending outcomes.
 SELECTABLE = (*sorted(VERBS), "close")
 

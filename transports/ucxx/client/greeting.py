@@ -10,7 +10,7 @@ from ..wire.messages import MAGIC
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["greets"]
+__all__ = ["accepts", "greets"]
 
 #: Seconds that a host may take to send its greeting, all ports together; a running host sends it at once.
 GREETING_S: Final = 1.0
@@ -25,6 +25,24 @@ async def greets(address: str, ports: Sequence[int]) -> bool:
                     return True
     except TimeoutError:
         pass
+    return False
+
+
+async def accepts(address: str, ports: Sequence[int]) -> bool:
+    """Return whether a process may listen at one of these ports: not all of them refuse at once."""
+    try:
+        async with asyncio.timeout(GREETING_S):
+            for port in ports:
+                try:
+                    _, writer = await asyncio.open_connection(address, port)
+                except ConnectionRefusedError:
+                    continue
+                except OSError:
+                    return True
+                writer.transport.abort()
+                return True
+    except TimeoutError:
+        return True
     return False
 
 

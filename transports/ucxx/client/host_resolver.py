@@ -18,7 +18,7 @@ from ..wire.buffers import BufferPool
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .connection_pool import Pool
-from .greeting import greets
+from .greeting import accepts, greets
 from .host_client import HostClient, Lanes, Route
 
 if TYPE_CHECKING:
@@ -199,8 +199,18 @@ class HostResolver:
         """Drop the cached place of a host that did not answer; it may have other ports by now."""
         self._places.pop((host.id, host.epoch), None)
 
-    async def moved(self, host: HostRef, before: Place) -> Place | None:
-        """Return the new place of a host at whose port another host answers; None where its place is unchanged.
+    async def serves(self, host: HostRef) -> bool:
+        """Return whether a host may serve its slots: as far as is cached, else as the directory and its ports say."""
+        if (host.id, host.epoch) in self._places:
+            return True
+        try:
+            place = await self.find(host)
+        except StaleSlotError:
+            return False
+        return place is not None and place.info.alive and await accepts(place.route.address, place.info.ports)
+
+    async def moved(self, host: HostRef, before: Place) -> bool:
+        """Return whether a host at whose port another host answers has another place by now.
 
         A host that was killed and adopted its arena may have new ports, and another host may have its old ones.
         """
@@ -208,10 +218,9 @@ class HostResolver:
         try:
             place = await self.find(host)
         except StaleSlotError:
-            return None
-        if place is None or (place.route.address, place.info.ports) == (before.route.address, before.info.ports):
-            return None
-        return place
+            return False
+        known = (before.route.address, before.info.ports)
+        return place is not None and (place.route.address, place.info.ports) != known
 
     async def close(self) -> None:
         """Close all connections, those of another loop as far as that is possible from here. Idempotent."""

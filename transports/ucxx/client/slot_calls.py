@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.compose.invalidations import record
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
 from asyncdp.service import Service
 
 from ..directory import Op
 from ..slots.writer_process import this_machine
 from ..wire.messages import LONGEST_PUT_S
+from .invalidation import invalidations
 
 if TYPE_CHECKING:
     from ..directory import Directory
     from .host_resolver import HostResolver, Place
-    from .invalidation import Invalidator
     from .placing import Placing
 
 __all__ = ["SlotCalls", "op_of"]
@@ -28,10 +28,6 @@ R = TypeVar("R")
 #: Limits of the time that a full host may keep a put waiting: a share of the call's remaining time, and seconds.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
-#: Limits of the time for an Abort: a share of the call's remaining time, and seconds. It belongs to an earlier call, so
-#: a paused host must not take up the time of this one.
-ABORT_SHARE: Final = 0.2
-ABORT_S: Final = 1.0
 
 
 def op_of(ctx: CallContext) -> Op:
@@ -46,7 +42,6 @@ class SlotCalls(Service):
     _checksum: bool
     _directory: Directory
     _resolver: HostResolver
-    _invalidator: Invalidator
     _placing: Placing
 
     # -- where
@@ -80,20 +75,24 @@ class SlotCalls(Service):
         return place
 
     async def _at(self, host: s.HostRef, port: int | None, work: Callable[[Place, int | None], Awaitable[R]]) -> R:
-        """Run a request at a host; where another host or incarnation answers, retry once at the host's new place.
+        """Run a request at a host.
 
-        Where no host answers, drop the cached place, so that the next request resolves the host again: it may have
+        Where no host answers, drop the cached place, so that the next attempt resolves the host again: it may have
         been restarted.
+
+        Raises:
+            DataPlaneUnavailable: Another host or incarnation answers there, and this one has moved to other ports; the
+                next attempt uses those.
+            StaleSlotError: The contents of its slots are lost.
         """
         place = await self._find(host, port)
         try:
-            try:
-                return await work(place, place.port(port))
-            except StaleSlotError:
-                moved = await self._resolver.moved(host, place)
-                if moved is None:
-                    raise
-                return await work(moved, moved.port(port))
+            return await work(place, place.port(port))
+        except StaleSlotError as err:
+            if not await self._resolver.moved(host, place):
+                raise
+            msg = f"slot host {host.id!r} has moved: {err.message}"
+            raise DataPlaneUnavailable(msg, host=host.id, port=port, cause=err) from err
         except DataPlaneUnavailable:
             self._resolver.forget(host)
             raise
@@ -152,20 +151,40 @@ class SlotCalls(Service):
 
     @handles(s.Abort)
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
+        del ctx
+
         async def abort(place: Place, port: int | None) -> None:
             await self._resolver.host_client.abort(call.host, place.route, call.op_id, port)
 
         try:
             if await self._resolver.find(call.host) is None:  # an unregistered host frees expired reservations
                 return
-            async with asyncio.timeout(max(0.0, min(ctx.remaining() * ABORT_SHARE, ABORT_S))):
-                await self._at(call.host, call.port, abort)
+            await self._at(call.host, call.port, abort)
         except StaleSlotError:
             return
-        except TimeoutError as err:
-            msg = "the slot host does not answer; what was reserved there is given back later"
-            told: dict[str, Any] = {"retryable": False, "blames_port": False, "cause": err}
-            raise DataPlaneUnavailable(msg, host=call.host.id, port=call.port, **told) from err
+
+    @handles(s.Invalidate)
+    async def _invalidate(self, call: s.Invalidate, ctx: CallContext) -> None:
+        """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself."""
+        rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
+
+        async def drop(place: Place, port: int | None) -> None:
+            ports = place.info.ports
+            if port is None and ports:  # the ports were not known when the call was made
+                port = ports[(ctx.attempt - 1) % len(ports)]
+            await self._resolver.host_client.drop(call.host, place.route, rows, port)
+
+        try:
+            if await self._resolver.serves(call.host):
+                await self._at(call.host, call.port, drop)
+        except StaleSlotError:
+            return
+        except DataPlaneUnavailable:
+            if await self._resolver.serves(call.host):
+                raise
+        except BaseException:
+            self._resolver.forget(call.host)  # it did not answer in time, so the next attempt asks the directory
+            raise
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:
@@ -173,7 +192,7 @@ class SlotCalls(Service):
         if call.refs and ctx.began:  # later the host may have reused the slots, so the directory refuses the put
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
         done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
-        await self._invalidator.tell(done.dead, ctx)
+        record(invalidations(done.dead, self._directory), ctx)
         return s.Published(done.handles, done.created)
 
 

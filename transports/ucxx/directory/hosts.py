@@ -148,6 +148,10 @@ class Hosts(Base):
         self._listed_at = self._link.now()
         return tuple(found)
 
+    def host_ref(self, host_id: str, epoch: int) -> HostRef:
+        """Return a HostRef as far as it is known without a request; the ports are empty where they are not."""
+        return self._refs.get((host_id, epoch)) or HostRef(host_id, epoch, ())
+
     async def _host_refs(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], HostRef]:
         """Return one HostRef per (host, epoch); without ports where that incarnation is not registered any more."""
         missing = any(name not in self._refs for name in wanted)

@@ -19,7 +19,7 @@ __all__ = ["crowded_outages", "endless_waits", "overspent_budgets", "stale_asked
 WINDOWS_S = (0.5, 2.0, 10.0)
 #: Requests that reconcile an earlier call or poll for samples; repeated ones are no retries unless their attempt is
 #: above 1.
-UNPAID = frozenset({"Abort", "AbandonClaim", "Resolve", "TryClaim", "TryPartition"})
+UNPAID = frozenset({"Abort", "AbandonClaim", "Invalidate", "Resolve", "TryClaim", "TryPartition"})
 #: The request that checks whether a host or port answers again.
 PROBE = "Probe"
 #: Maximum pause in seconds between the end of an outage and the request that waited for it.
