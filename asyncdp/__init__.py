@@ -21,35 +21,6 @@ if TYPE_CHECKING:
     from asyncdp.batching.padding import materialize as materialize
     from asyncdp.batching.padding import pack_jagged_fields as pack_jagged_fields
     from asyncdp.batching.sharding import shard_meta_for_dp as shard_meta_for_dp
-    from asyncdp.calls import Call as Call
-    from asyncdp.calls import CallContext as CallContext
-    from asyncdp.calls import CheckConsumptionStatus as CheckConsumptionStatus
-    from asyncdp.calls import ClaimMeta as ClaimMeta
-    from asyncdp.calls import ClearSamples as ClearSamples
-    from asyncdp.calls import Depth as Depth
-    from asyncdp.calls import DescribePartition as DescribePartition
-    from asyncdp.calls import DropPartition as DropPartition
-    from asyncdp.calls import Env as Env
-    from asyncdp.calls import EvictSamples as EvictSamples
-    from asyncdp.calls import GetSamples as GetSamples
-    from asyncdp.calls import ListClaims as ListClaims
-    from asyncdp.calls import ListHosts as ListHosts
-    from asyncdp.calls import ListMetadata as ListMetadata
-    from asyncdp.calls import ListPartitions as ListPartitions
-    from asyncdp.calls import Ping as Ping
-    from asyncdp.calls import PopSamples as PopSamples
-    from asyncdp.calls import PutSamples as PutSamples
-    from asyncdp.calls import RegisterPartition as RegisterPartition
-    from asyncdp.calls import ReleaseClaim as ReleaseClaim
-    from asyncdp.calls import ReleaseClaims as ReleaseClaims
-    from asyncdp.calls import Resend as Resend
-    from asyncdp.calls import WaitPartition as WaitPartition
-    from asyncdp.calls import handles as handles
-    from asyncdp.calls.slots import HostRef as HostRef
-    from asyncdp.calls.slots import Locate as Locate
-    from asyncdp.calls.slots import ReadSlots as ReadSlots
-    from asyncdp.calls.slots import SlotRef as SlotRef
-    from asyncdp.calls.slots import TryClaim as TryClaim
     from asyncdp.client import Client as BaseClient  # noqa: F401 - deprecated, kept for one version
     from asyncdp.client import Client as Client
     from asyncdp.client import DataPlaneClient as DataPlaneClient
@@ -71,7 +42,6 @@ if TYPE_CHECKING:
     from asyncdp.errors import DataPlaneUnsupported as DataPlaneUnsupported
     from asyncdp.errors import DataPlaneWriteError as DataPlaneWriteError
     from asyncdp.errors import PartialReadError as PartialReadError
-    from asyncdp.errors import PortQuarantined as PortQuarantined
     from asyncdp.errors import SampleNotFound as SampleNotFound
     from asyncdp.errors import StaleSlotError as StaleSlotError
     from asyncdp.factory import build_data_plane_client as build_data_plane_client
@@ -95,8 +65,6 @@ if TYPE_CHECKING:
     from asyncdp.middleware.reconcile import Reconcile as Reconcile
     from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
     from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
-    from asyncdp.rows.block import Block as Block
-    from asyncdp.rows.block import FieldSpec as FieldSpec
     from asyncdp.service import Layer as Layer
     from asyncdp.service import Service as Service
     from asyncdp.service import layers_of as layers_of
@@ -107,33 +75,6 @@ if TYPE_CHECKING:
 __version__: Final = "0.1.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
-    "rows.block": ("Block", "FieldSpec"),
-    "calls": (
-        "Call",
-        "CallContext",
-        "CheckConsumptionStatus",
-        "ClaimMeta",
-        "ClearSamples",
-        "Depth",
-        "DescribePartition",
-        "DropPartition",
-        "Env",
-        "EvictSamples",
-        "GetSamples",
-        "ListClaims",
-        "ListHosts",
-        "ListMetadata",
-        "ListPartitions",
-        "Ping",
-        "PopSamples",
-        "PutSamples",
-        "RegisterPartition",
-        "ReleaseClaim",
-        "ReleaseClaims",
-        "Resend",
-        "WaitPartition",
-        "handles",
-    ),
     "client": ("Client", "DataPlaneClient"),
     "batching.padding": ("materialize", "pack_jagged_fields"),
     "batching.columns": ("kv_first_write", "read_columns", "write_columns"),
@@ -153,7 +94,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
         "DataPlaneUnsupported",
         "DataPlaneWriteError",
         "PartialReadError",
-        "PortQuarantined",
         "SampleNotFound",
         "StaleSlotError",
     ),
@@ -178,7 +118,6 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "service": ("Layer", "Service", "layers_of"),
     "batching.sharding": ("shard_meta_for_dp",),
     "compose.composition": ("SlotMapping",),
-    "calls.slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
     "transports.memory": ("MemoryTransport",),
 }
 #: Not in ``__all__``: ``from asyncdp import *`` must not need an extra.
@@ -193,8 +132,39 @@ _RENAMED: Final = {
         "BaseClient",
         "the verbs are those of Client; a layer derives from Layer, a transport from Service",
     ),
+    "PortQuarantined": ("deprecated", "PortQuarantined", "nothing raises it; PortRotation uses another port instead"),
     "Settle": ("middleware.reconcile", "Reconcile", "it is Reconcile now"),
     "Transport": ("deprecated", "Transport", "a transport derives from Service"),
+}
+#: Names that have left this module and are still found here for one version: {module that has them now: names}.
+_MOVED: Final[dict[str, tuple[str, ...]]] = {
+    "calls": (
+        "Call",
+        "CallContext",
+        "CheckConsumptionStatus",
+        "ClaimMeta",
+        "ClearSamples",
+        "Depth",
+        "DescribePartition",
+        "DropPartition",
+        "Env",
+        "EvictSamples",
+        "GetSamples",
+        "ListClaims",
+        "ListMetadata",
+        "ListPartitions",
+        "Ping",
+        "PopSamples",
+        "PutSamples",
+        "RegisterPartition",
+        "ReleaseClaim",
+        "ReleaseClaims",
+        "Resend",
+        "WaitPartition",
+        "handles",
+    ),
+    "calls.slots": ("HostRef", "Locate", "ReadSlots", "SlotRef", "TryClaim"),
+    "rows": ("Block", "FieldSpec"),
 }
 _HOME_OF: Final = {name: module for module, names in _HOMES.items() for name in names}
 
@@ -207,6 +177,11 @@ def __getattr__(name: str) -> Any:
         module, now, instead = _RENAMED[name]
         warnings.warn(f"asyncdp.{name} is kept for one version: {instead}", DeprecationWarning, stacklevel=2)
         return getattr(importlib.import_module(f"asyncdp.{module}"), now)
+    moved = next((module for module, names in _MOVED.items() if name in names), None)
+    if moved is not None:
+        text = f"asyncdp.{name} is asyncdp.{moved}.{name} now; here it is kept for one version"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return getattr(importlib.import_module(f"asyncdp.{moved}"), name)
     home, extra = _BY_EXTRA.get(name, (_HOME_OF.get(name), ""))
     if home is None:
         raise AttributeError(f"module 'asyncdp' has no attribute {name!r}")

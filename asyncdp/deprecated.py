@@ -1,4 +1,4 @@
-"""Deprecated names that are kept for one version: BaseClient and Transport."""
+"""Deprecated names that are kept for one version: BaseClient, Transport and PortQuarantined."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from asyncdp.client import Client
 from asyncdp.compose.reads import read_rows
 from asyncdp.compose.waits import claim_until, partition_until
 from asyncdp.compose.writes import write_rows
+from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.service import Service
 
 if TYPE_CHECKING:
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
 
     from asyncdp.meta import KVBatchMeta
 
-__all__ = ["BaseClient", "Transport"]
+__all__ = ["BaseClient", "PortQuarantined", "Transport"]
+
+
+class PortQuarantined(DataPlaneUnavailable):
+    """Former error of a request for which no port was left; nothing has ever raised it."""
+
+    _starts = (True, False)
 
 
 class _Any(type):

@@ -4,8 +4,7 @@
 
     DataPlaneError
      +- DataPlaneUnavailable      retryable, blames_port   no answer: refused, reset, actor dead; or, with
-     |   |                                                 retry_after_s, the backend is loading, busy, ...
-     |   +- PortQuarantined       retryable                nothing was sent; retry_after_s
+     |                                                     retry_after_s, the backend is loading, busy, ...
      +- DataPlaneTimeout          retryable, blames_port   also a TimeoutError: an attempt or the call took too long
      +- DataPlaneReadError
      |   +- SampleNotFound        not retryable            also a KeyError: no such id, or the field is not produced
@@ -30,10 +29,10 @@ hide the real value.
 from __future__ import annotations
 
 from copy import copy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from tensordict import TensorDict
 
@@ -55,7 +54,6 @@ __all__ = [
     "DataPlaneUnsupported",
     "DataPlaneWriteError",
     "PartialReadError",
-    "PortQuarantined",
     "SampleNotFound",
     "StaleSlotError",
 ]
@@ -189,12 +187,6 @@ class DataPlaneUnavailable(DataPlaneError):
         self.retry_after_s = retry_after_s
 
 
-class PortQuarantined(DataPlaneUnavailable):
-    """The port is quarantined, so nothing was sent; it may be probed in ``retry_after_s`` seconds."""
-
-    _starts = (True, False)
-
-
 class DataPlaneTimeout(DataPlaneError, TimeoutError):
     """An attempt, or the whole call, took longer than it may.
 
@@ -238,6 +230,9 @@ class PartialReadError(DataPlaneReadError):
         errors: ``{position in the request: error}`` of each row that could not be read.
     """
 
+    #: Makes a Block of a TensorDict and a number of rows. Set by :mod:`asyncdp.rows.block`, which imports this module.
+    columnar: ClassVar[Callable[[Any, int], Block] | None] = None
+
     def __init__(
         self,
         message: str = "",
@@ -267,7 +262,7 @@ class PartialReadError(DataPlaneReadError):
         """Pickle the rows in columnar form: a TensorDict's pickle loses float8 and unsigned tensors."""
         rebuild, (kind, state) = super().__reduce__()
         try:
-            state["_rows"] = self.block
+            state["_rows"] = self._rows if self.columnar is None else self.block
         except DataPlaneError:  # a client of another project returned leaves that no column can hold
             state["_rows"] = self._rows
         return rebuild, (kind, state)
@@ -290,11 +285,11 @@ class PartialReadError(DataPlaneReadError):
     @property
     def block(self) -> Block:
         """The rows that were read, in columnar form, for layers that process them further."""
-        from asyncdp.rows.block import Block
-
-        if isinstance(self._rows, Block):
+        if not hasattr(self._rows, "batch_size"):
             return self._rows
-        return Block.from_fields(self._rows, self.ok.size)
+        columnar = type(self).columnar
+        assert columnar is not None  # noqa: S101 - whoever uses blocks has imported their module
+        return columnar(self._rows, self.ok.size)
 
 
 class DataPlaneWriteError(DataPlaneError):
@@ -372,3 +367,12 @@ class ClaimLost(DataPlaneBadRequest):
 
 class DataPlaneClosed(DataPlaneError):
     """The client was closed, before the call or during it."""
+
+
+def __getattr__(name: str) -> Any:
+    """Return the former error PortQuarantined, which is kept for one version."""
+    if name == "PortQuarantined":
+        import asyncdp
+
+        return asyncdp.PortQuarantined
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

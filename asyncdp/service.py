@@ -155,7 +155,7 @@ class Service:
             text = f"{kind}.{name}: a service has no verbs; use stack(...), or Client(...) for a client without layers"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
             if self._as_client is None:
-                from asyncdp.client import Client
+                from asyncdp import Client
 
                 self._as_client = Client(self)
             return getattr(self._as_client, name)

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import anyio
 import anyio.to_thread
 
-from asyncdp import layers_of
 from asyncdp.examples.grpo_plane import FAULTS, ROLLOUTS
+from asyncdp.service import layers_of
 
 if TYPE_CHECKING:
     from asyncdp import Client

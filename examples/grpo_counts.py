@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from asyncdp import Metrics, PortRotation, layers_of
+from asyncdp import Metrics, PortRotation
 from asyncdp.middleware.policy.permit import Health
+from asyncdp.service import layers_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping

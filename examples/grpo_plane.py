@@ -27,8 +27,8 @@ from asyncdp import (
     DataPlaneUnavailable,
     DataPlaneWriteError,
     build_data_plane_client,
-    layers_of,
 )
+from asyncdp.service import layers_of
 from asyncdp.testing import faulty_stack
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from asyncdp.errors import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
     DataPlaneUnsupported,
-    PortQuarantined,
 )
 
 from .policy.outage import Answer, Outage, Patience, Seat
@@ -142,7 +141,7 @@ class OutageWait:
 
 def _silent(err: DataPlaneError) -> bool:
     """Return whether an error means that there was no answer, as opposed to an answer that is an error."""
-    if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)) or isinstance(err, PortQuarantined):
+    if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)):
         return False
     return err.retryable and err.blames_port and getattr(err, "retry_after_s", None) is None
 

@@ -16,7 +16,6 @@ from asyncdp.errors import (
     DataPlaneNotReady,
     DataPlaneTimeout,
     DataPlaneUnavailable,
-    PortQuarantined,
 )
 from asyncdp.service import Layer
 from asyncdp.settings.names import named
@@ -307,9 +306,7 @@ def _may_pass(err: DataPlaneError) -> bool:
 
 def _passing(err: DataPlaneError) -> bool:
     """Return whether the backend answered that it cannot serve now: it is loading, busy, failing over or read-only."""
-    if not isinstance(err, DataPlaneUnavailable) or isinstance(err, PortQuarantined):
-        return False
-    return err.retry_after_s is not None
+    return isinstance(err, DataPlaneUnavailable) and err.retry_after_s is not None
 
 
 def _lasts(ctx: CallContext) -> bool:

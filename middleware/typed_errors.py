@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples, handles
+from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples
 from asyncdp.calls.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
 from asyncdp.errors import (
     DataPlaneClearError,
@@ -59,32 +59,28 @@ class TypedErrors(Layer):
             transport = transport.inner
         self.table = (*table, *getattr(transport, "error_table", ()), *COMMON)
 
-    @handles(ReadSlots)
-    async def read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
-        """Read slots, translate the errors in the result, and verify its payloads."""
+    async def execute(self, call: Call[R], ctx: CallContext) -> R:
+        """Pass the call on; translate the exception that it raises, and verify the payloads that it returns."""
         try:
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
+            if not isinstance(call, ReadSlots):
+                raise
             raise err.located(op=ctx.verb, host=call.host.id, port=call.port) from err.__cause__
         except Exception as err:
             raise self.typed(err, call, ctx) from err
+        if isinstance(call, ReadSlots):
+            return self._verified(call, result, ctx)  # type: ignore[arg-type,return-value]
+        return result
+
+    def _verified(self, call: ReadSlots, result: ReadResult, ctx: CallContext) -> ReadResult:
+        """Translate the errors in the result of a read, and verify its payloads."""
         if result.errors:
             raw: dict[int, Exception] = dict(result.errors)  # a transport may put raw exceptions here
             place: dict[str, Any] = {"op": ctx.verb, "host": call.host.id, "port": call.port}
             typed = {at: self.typed(err, call, ctx).located(**place) for at, err in raw.items()}
             result = ReadResult(result.parts, typed, verified=result.verified)
         return verify(result, call)
-
-    async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Pass the call on and translate the exception that it raises."""
-        if isinstance(call, ReadSlots):
-            return await self.read(call, ctx)  # type: ignore[return-value]
-        try:
-            return await self.inner.execute(call, ctx)
-        except DataPlaneError:
-            raise
-        except Exception as err:
-            raise self.typed(err, call, ctx) from err
 
     def typed(self, raw: BaseException, call: Call[Any], ctx: CallContext) -> DataPlaneError:
         """Translate one raw exception; of an exception group, the first member that is no cancellation."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 from asyncdp.errors import (
@@ -22,7 +22,8 @@ from asyncdp.errors import (
 )
 from asyncdp.meta import KVBatchMeta, RowHandle, Tags  # noqa: TC001 - in annotations of dataclasses
 
-from . import Call, CallContext, Only, Resend
+from .context import Call, CallContext, Resend
+from .samples import Only  # noqa: TC001 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -460,26 +461,27 @@ def _corrupt(why: str, call: ReadSlots) -> CorruptPayload:
 
 def _check_part(part: Part, call: ReadSlots) -> dict[int, DataPlaneError]:
     """Compare a part with what the host announced about it; return an error for each ref that does not match."""
-    block, refs = part.block, [call.refs[i] for i in part.refs]
-    counts = [len(ref.rows) for ref in refs]
-    short = [f for f, column in block.columns.items() if len(column) != block.n]
-    absent = [f for ref in refs for f in ref.fields if f not in block.columns]
-    if block.n != sum(counts) or short or absent or len(part.nbytes) != len(refs):
-        why = (
-            f"{block.n} rows of fields {sorted(block.columns)} came for {sum(counts)} rows of {sorted(refs[0].fields)}"
-        )
+    block, columns = part.block, part.block.columns
+    counts: list[int] = []
+    whole = len(part.nbytes) == len(part.refs)
+    for number in part.refs:
+        counts.append(len(call.refs[number].rows))
+        whole = whole and all(map(columns.__contains__, call.refs[number].fields))
+    for column in columns.values():
+        whole = whole and len(column) == block.n
+    if not whole or block.n != sum(counts):
+        fields = sorted(call.refs[part.refs[0]].fields)
+        why = f"{block.n} rows of fields {sorted(columns)} came for {sum(counts)} rows of {fields}"
         return dict.fromkeys(part.refs, _corrupt(why, call))
     if block.schema_hash() != part.schema:
         return dict.fromkeys(part.refs, _corrupt("the payload's schema is not the one announced", call))
-    bad: dict[int, DataPlaneError] = {}
-    if len(refs) == 1:
+    if len(counts) == 1:
         sizes = [block.nbytes]
     else:
         per_row = block.row_nbytes()
-        ends = [0]
-        for count in counts:
-            ends.append(ends[-1] + count)
+        ends = [0, *accumulate(counts)]
         sizes = [int(per_row[a:b].sum()) for a, b in pairwise(ends)]
+    bad: dict[int, DataPlaneError] = {}
     first = 0
     for at, (ref, size, count) in enumerate(zip(part.refs, sizes, counts, strict=True)):
         if size != part.nbytes[at]:

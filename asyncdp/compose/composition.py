@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncdp.calls import (
     Call,
@@ -23,6 +23,8 @@ from .waits import claim_until, partition_until
 from .writes import write_rows
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from tensordict import TensorDict
 
     from asyncdp.meta import KVBatchMeta
@@ -39,18 +41,18 @@ class SlotMapping(Layer):
     """
 
     @handles(GetSamples)
-    async def get(self, call: GetSamples, ctx: CallContext) -> TensorDict:
+    def get(self, call: GetSamples, ctx: CallContext) -> Coroutine[Any, Any, TensorDict]:
         """Read by slots, if the transport is slot-addressable."""
         if not self.capabilities.slot_addressable:
-            return await self.inner.execute(call, ctx)
-        return await read_rows(self.inner.execute, call, ctx)
+            return self.inner.execute(call, ctx)
+        return read_rows(self.inner.execute, call, ctx)
 
     @handles(PutSamples)
-    async def put(self, call: PutSamples, ctx: CallContext) -> KVBatchMeta:
+    def put(self, call: PutSamples, ctx: CallContext) -> Coroutine[Any, Any, KVBatchMeta]:
         """Write by slots, if the transport supports that."""
         if not self.capabilities.slot_writes:
-            return await self.inner.execute(call, ctx)
-        return await write_rows(self.inner.execute, call, ctx)
+            return self.inner.execute(call, ctx)
+        return write_rows(self.inner.execute, call, ctx)
 
     @handles(ClearSamples, DropPartition)
     async def remove(self, call: Call[R], ctx: CallContext) -> R:
@@ -61,11 +63,11 @@ class SlotMapping(Layer):
         return result
 
     @handles(ClaimMeta)
-    async def claim(self, call: ClaimMeta, ctx: CallContext) -> KVBatchMeta:
+    def claim(self, call: ClaimMeta, ctx: CallContext) -> Coroutine[Any, Any, KVBatchMeta]:
         """Poll until a batch is ready or the time is up."""
-        return await claim_until(self.inner.execute, call, ctx)
+        return claim_until(self.inner.execute, call, ctx)
 
     @handles(WaitPartition)
-    async def wait(self, call: WaitPartition, ctx: CallContext) -> None:
+    def wait(self, call: WaitPartition, ctx: CallContext) -> Coroutine[Any, Any, None]:
         """Poll until the partition is registered or the time is up."""
-        await partition_until(self.inner.execute, call, ctx)
+        return partition_until(self.inner.execute, call, ctx)

@@ -46,7 +46,7 @@ Place = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
     """Send one request per host; return each request with its result or its error."""
-    if all(ref.host is refs[0].host for ref in refs):
+    if len(refs) == 1 or all(ref.host is refs[0].host for ref in refs):
         calls = [ReadSlots(refs[0].host, tuple(refs))]
     else:
         by_host: dict[tuple[str, int], list[SlotRef]] = {}
@@ -75,7 +75,7 @@ async def _read_refs(
         if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
             raise answer
         if isinstance(answer, ReadResult):
-            result = verify(answer, call)
+            result = answer if answer.verified else verify(answer, call)
         else:
             result = ReadResult((), dict.fromkeys(range(len(call.refs)), answer), verified=True)
         for at, problem in result.errors.items():

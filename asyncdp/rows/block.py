@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
 
-from asyncdp.errors import DataPlaneError, DataPlaneReadError
+from asyncdp.errors import DataPlaneError, DataPlaneReadError, PartialReadError
 
 from .column import (
     Column,
@@ -102,7 +102,10 @@ class Block:
     @property
     def nbytes(self) -> int:
         """Payload bytes of all rows."""
-        return sum(column.nbytes for column in self.columns.values())
+        total = 0
+        for column in self.columns.values():
+            total += column.nbytes
+        return total
 
     def row_nbytes(self) -> npt.NDArray[np.int64]:
         """Return the payload bytes of each row, shape ``(n,)``."""
@@ -165,6 +168,9 @@ class Block:
             msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
             raise DataPlaneReadError(msg, field=name, cause=err) from err
 
+
+#: The tree of errors imports nothing of asyncdp; pickled, this one holds its rows in columnar form.
+PartialReadError.columnar = Block.from_fields
 
 Piece = tuple[Column, Rows]
 

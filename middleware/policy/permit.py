@@ -213,18 +213,14 @@ class Permit(Generic[K]):
     again changes nothing and returns `Change.ENDED_TWICE`. Made by `Quarantine.pick` only.
     """
 
-    __slots__ = ("_era", "_state", "ended", "probe")
+    __slots__ = ("_era", "_state", "ended", "probe", "target")
 
     def __init__(self, state: Target[K]) -> None:
         self._state = state
+        self.target = state.key
         self._era = state.era
         self.probe = False
         self.ended = False
-
-    @property
-    def target(self) -> K:
-        """Key of the target to use."""
-        return self._state.key
 
     def succeeded(self, now: float) -> Verdict:
         """End the permit: the target answered, possibly with an error that is not its fault."""

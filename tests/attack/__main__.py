@@ -101,7 +101,7 @@ def _host(url: str, log: IO[bytes]) -> Iterator[Spawned]:
         *few,
         sys.executable,
         "-m",
-        "asyncdp.transports.ucxx.host.host",
+        "asyncdp.transports.ucxx.host.main",
         "--watch-stdin",
         "--namespace",
         "attack",

@@ -403,7 +403,7 @@ async def squatting(facts: Facts) -> None:
         assert segment.exists()
         facts.tried += 1
         told = json.dumps(settings)
-        if await _started("-m", "asyncdp.transports.ucxx.host.host", "--settings", told, ready='"ready"'):
+        if await _started("-m", "asyncdp.transports.ucxx.host.main", "--settings", told, ready='"ready"'):
             facts.won.append("a host serves from a segment that others may write")
     finally:
         segment.unlink(missing_ok=True)

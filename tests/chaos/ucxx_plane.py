@@ -126,7 +126,7 @@ class ChaosPlane:
 
     async def start_host(self, number: int, *, adopt: bool = True) -> None:
         """Start a host, or the next life of one. The first is as users start it, the second has a fickle port."""
-        module = "asyncdp.transports.ucxx.host.host" if number == 0 else "tests.chaos.ucxx_host"
+        module = "asyncdp.transports.ucxx.host.main" if number == 0 else "tests.chaos.ucxx_host"
         command = [module, "--watch-stdin", "--settings", self._settings(number, adopt=adopt), "--namespace", self.name]
         self.hosts[number] = await Child.start(command, {"ASYNCDP_DIRECTORY": self.server.url})
 

@@ -108,7 +108,7 @@ class Stress:
             "keep_arena": False, "ucx": self.wire == "ucx", "inline_bytes": 0 if self.wire == "ucx" else 32 << 10,
         }  # fmt: skip
         settings = msgspec.json.encode(msgspec.convert(keys, HostSettings)).decode()
-        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", settings]
+        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--watch-stdin", "--settings", settings]
         env = {**os.environ, "ASYNCDP_SECRET": SECRET, "ASYNCDP_DIRECTORY": self.server.url}
         pipe = subprocess.PIPE
         command += ["--namespace", self.plane]

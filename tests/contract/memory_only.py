@@ -15,10 +15,9 @@ from asyncdp import (
     DataPlaneNotReady,
     DataPlaneUnavailable,
     PartialReadError,
-    ReadSlots,
     StaleSlotError,
 )
-from asyncdp.calls.slots import WriteSlots
+from asyncdp.calls.slots import ReadSlots, WriteSlots
 from asyncdp.testing.contract import Contract
 from asyncdp.testing.contract.faults import Straggle, Tamper
 from asyncdp.testing.contract.rig import declare

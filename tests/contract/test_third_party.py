@@ -67,7 +67,7 @@ class TestShelf(DataPlaneContract):
 #: One that returns rows in another order than they were asked for in, put to two themes on both loops.
 BROKEN = """
 import pytest
-from asyncdp import GetSamples
+from asyncdp.calls import GetSamples
 from asyncdp.testing.contract import Claims, Reads, by_config
 from shelf import Shelf
 

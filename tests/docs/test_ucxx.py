@@ -178,4 +178,4 @@ def test_ucx_is_found_by_its_extra() -> None:
     extras = (ROOT / "pyproject.toml").read_text()
     assert "asyncdp[ucxx,embedded,cli]" in TEXT
     assert all(f"\n{name} = [" in extras for name in ("ucxx", "embedded", "cli"))
-    assert importlib.util.find_spec("asyncdp.transports.ucxx.host.host") is not None
+    assert importlib.util.find_spec("asyncdp.transports.ucxx.host.main") is not None

@@ -17,18 +17,9 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import (
-    Client,
-    Layer,
-    MemoryTransport,
-    Metrics,
-    PortRotation,
-    SlotRetry,
-    default_layers,
-    layers_of,
-    stack,
-)
+from asyncdp import Client, Layer, MemoryTransport, Metrics, PortRotation, SlotRetry, default_layers, stack
 from asyncdp.middleware.policy.budget import RetryBudget
+from asyncdp.service import layers_of
 from asyncdp.testing import FaultPlan, run_virtual
 from asyncdp.transports.memory.host import Host
 from asyncdp.transports.memory.transport import DEFAULTS

@@ -26,10 +26,10 @@ from asyncdp import (
     RowHandle,
     SlotMapping,
     StaleSlotError,
-    layers_of,
     stack,
     write_columns,
 )
+from asyncdp.service import layers_of
 from asyncdp.testing.contract.same import check_same
 
 pytestmark = pytest.mark.anyio

@@ -5,17 +5,8 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import (
-    CallContext,
-    Client,
-    DataPlaneError,
-    DataPlaneTimeout,
-    DataPlaneUnavailable,
-    MemoryTransport,
-    SampleNotFound,
-    handles,
-)
-from asyncdp.calls import Call, PutSamples
+from asyncdp import Client, DataPlaneError, DataPlaneTimeout, DataPlaneUnavailable, MemoryTransport, SampleNotFound
+from asyncdp.calls import Call, CallContext, PutSamples, handles
 from asyncdp.calls.slots import AbandonClaim, Resolve, TryClaim
 from asyncdp.compose.writes import write_rows
 from asyncdp.testing import FaultPlan

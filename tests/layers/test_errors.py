@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from asyncdp import (
-    CallContext,
     Client,
     CorruptPayload,
     DataPlaneClearError,
@@ -14,21 +13,12 @@ from asyncdp import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
     DataPlaneWriteError,
-    Depth,
-    EvictSamples,
-    GetSamples,
-    HostRef,
-    ListMetadata,
-    Locate,
-    ReadSlots,
     Service,
-    SlotRef,
     StaleSlotError,
-    TryClaim,
     TypedErrors,
 )
-from asyncdp.calls import Call, ClearSamples, PutSamples
-from asyncdp.calls.slots import Part, Publish, ReadResult
+from asyncdp.calls import Call, CallContext, ClearSamples, Depth, EvictSamples, GetSamples, ListMetadata, PutSamples
+from asyncdp.calls.slots import HostRef, Locate, Part, Publish, ReadResult, ReadSlots, SlotRef, TryClaim
 from asyncdp.rows.block import Block, Dense
 from asyncdp.testing import FaultPlan, run_virtual
 from tests.layers.rig import Rig, virtual

@@ -6,8 +6,8 @@ from typing import Any
 import anyio
 import pytest
 
-from asyncdp import DataPlaneUnavailable, MemoryTransport, handles
-from asyncdp.calls import CallContext, ClearSamples, EvictSamples, PopSamples
+from asyncdp import DataPlaneUnavailable, MemoryTransport
+from asyncdp.calls import CallContext, ClearSamples, EvictSamples, PopSamples, handles
 from asyncdp.calls.slots import HostRef, Invalidate, SlotRef
 from asyncdp.compose.invalidations import record
 from asyncdp.errors import DataPlaneError

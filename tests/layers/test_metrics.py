@@ -15,11 +15,10 @@ from asyncdp import (
     Metrics,
     PartialReadError,
     default_layers,
-    handles,
-    layers_of,
     stack,
 )
-from asyncdp.calls import CallContext, Ping, PutSamples
+from asyncdp.calls import CallContext, Ping, PutSamples, handles
+from asyncdp.service import layers_of
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, rows, virtual
 

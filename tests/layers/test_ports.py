@@ -3,7 +3,8 @@ from itertools import pairwise
 import anyio
 import pytest
 
-from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, ReadSlots
+from asyncdp import DataPlaneTimeout, DataPlaneUnavailable
+from asyncdp.calls.slots import ReadSlots
 from asyncdp.middleware.policy.permit import Health
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, rows, virtual

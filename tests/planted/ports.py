@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from asyncdp import CallContext, DataPlaneError, PortRotation
-from asyncdp.calls import handles
+from asyncdp import DataPlaneError, PortRotation
+from asyncdp.calls import CallContext, handles
 from asyncdp.calls.slots import Abort, ReadSlots, Reserve, WriteSlots
 from asyncdp.middleware.policy.permit import Failure, Permit, Target, Verdict
 from asyncdp.middleware.policy.quarantine import Quarantine

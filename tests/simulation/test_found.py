@@ -7,8 +7,8 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import CallContext, ClaimNotReady, Client, Layer, MemoryTransport, PartialReadError, stack
-from asyncdp.calls import Call, ClearSamples
+from asyncdp import ClaimNotReady, Client, Layer, MemoryTransport, PartialReadError, stack
+from asyncdp.calls import Call, CallContext, ClearSamples
 from asyncdp.calls.slots import ReadSlots, TryClaim
 from asyncdp.errors import StaleSlotError
 from asyncdp.factory import default_layers

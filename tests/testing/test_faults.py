@@ -19,10 +19,10 @@ from asyncdp import (
     SlotMapping,
     build_data_plane_client,
     default_layers,
-    layers_of,
     stack,
 )
 from asyncdp.calls.slots import ReadSlots
+from asyncdp.service import layers_of
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 from asyncdp.testing.faults.layer import Faults
 from asyncdp.transports.memory.transport import DEFAULTS

@@ -6,22 +6,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncdp import (
-    DataPlaneNotReady,
-    DataPlaneTimeout,
-    DataPlaneUnavailable,
-    GetSamples,
-    HostRef,
-    ListMetadata,
-    Locate,
-    MemoryTransport,
-    Ping,
-    PutSamples,
-    ReadSlots,
-    RowHandle,
-    SlotRef,
-)
-from asyncdp.calls.slots import Located, Part, ReadResult
+from asyncdp import DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, MemoryTransport, RowHandle
+from asyncdp.calls import GetSamples, ListMetadata, Ping, PutSamples
+from asyncdp.calls.slots import HostRef, Locate, Located, Part, ReadResult, ReadSlots, SlotRef
 from asyncdp.rows.block import Block
 from asyncdp.testing import Request, pair, run_virtual
 

@@ -341,7 +341,8 @@ def test_the_plane_can_be_chosen(project: Project, pytester: pytest.Pytester) ->
         test_a="""
             import anyio, pytest
             from common import put_and_get
-            from asyncdp import DataPlaneError, Ping
+            from asyncdp import DataPlaneError
+            from asyncdp.calls import Ping
 
             @pytest.mark.data_plane(config={"num_storage_units": 1}, attempt_timeout_s=0.5, max_attempts=1)
             @pytest.mark.faults({"kind": "silent", "verb": "ping"})

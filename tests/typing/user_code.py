@@ -5,29 +5,24 @@ from typing import TYPE_CHECKING, Any, assert_type
 from tensordict import TensorDict
 
 from asyncdp import (
-    CallContext,
     Client,
     DataPlaneClient,
     DataPlaneConfig,
     DataPlaneError,
-    Depth,
-    GetSamples,
     KVBatchMeta,
     Layer,
     MemoryTransport,
     Metrics,
     PartialReadError,
-    Ping,
-    PutSamples,
     Service,
     TQTransport,
     UCXXTransport,
     build_data_plane_client,
     default_layers,
-    handles,
-    layers_of,
     stack,
 )
+from asyncdp.calls import CallContext, Depth, GetSamples, Ping, PutSamples, handles
+from asyncdp.service import layers_of
 
 MEMORY: DataPlaneConfig = {"enabled": True, "impl": "memory"}
 

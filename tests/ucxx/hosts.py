@@ -136,7 +136,7 @@ class Spawned:
 
 def start(
     namespace: str,
-    command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host.host"),
+    command: Sequence[str] = ("-m", "asyncdp.transports.ucxx.host.main"),
     *,
     stderr: Any = None,
     **keys: Any,

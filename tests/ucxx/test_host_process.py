@@ -31,7 +31,7 @@ TEXT = "a secret for tests"
 def started(url: str, *options: str, **keys: Any) -> Iterator[subprocess.Popen[str]]:
     """A host that may or may not come up, with its output at hand."""
     text = msgspec.json.encode(settings(**keys)).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--settings", text, *options]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--settings", text, *options]
     env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": url, "OMP_NUM_THREADS": "1"}
     told: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(command, cwd=ROOT, env=env, text=True, **told)
@@ -282,7 +282,7 @@ async def test_ports_beyond_the_last_one_are_an_error_in_words() -> None:
 async def test_standard_input_that_nobody_holds_cannot_be_watched(stdin: str) -> None:
     """Neither a busy loop nor a traceback: one line, exit code 1."""
     text = msgspec.json.encode(settings()).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", text]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--watch-stdin", "--settings", text]
     whole = command if stdin == "a file" else ["sh", "-c", 'exec "$@" <&-', "sh", *command]
     env = {key: value for key, value in os.environ.items() if key != "ASYNCDP_DIRECTORY"}
     done = await asyncio.to_thread(
@@ -298,7 +298,7 @@ async def test_a_host_serves_with_its_standard_streams_closed(server: "EmbeddedS
     from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
 
     text = msgspec.json.encode(settings(host_id="mute")).decode()
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--namespace", namespace, "--settings", text]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--namespace", namespace, "--settings", text]
     env = {**os.environ, "ASYNCDP_SECRET": TEXT, "ASYNCDP_DIRECTORY": server.url, "OMP_NUM_THREADS": "1"}
     shell = ["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh"]
     process = subprocess.Popen([*shell, *command], cwd=ROOT, env=env)  # noqa: ASYNC220 - as in started()

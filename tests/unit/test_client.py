@@ -22,16 +22,15 @@ from asyncdp import (
     DataPlaneUnsupported,
     Layer,
     MemoryTransport,
-    Ping,
     Service,
     SlotMapping,
     default_layers,
-    handles,
-    layers_of,
     stack,
 )
+from asyncdp.calls import Ping, handles
 from asyncdp.calls.slots import TryPartition
 from asyncdp.protocol import VERBS
+from asyncdp.service import layers_of
 from asyncdp.testing import run_virtual
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])

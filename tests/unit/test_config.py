@@ -9,14 +9,9 @@ from typing import Any
 
 import pytest
 
-from asyncdp import (
-    DataPlaneConfig,
-    MemoryTransport,
-    build_data_plane_client,
-    layers_of,
-    stack,
-)
+from asyncdp import DataPlaneConfig, MemoryTransport, build_data_plane_client, stack
 from asyncdp.config import parse_config, plain_config
+from asyncdp.service import layers_of
 from asyncdp.testing.contract.rig import BASE
 
 pytestmark = pytest.mark.anyio

@@ -19,7 +19,6 @@ from asyncdp import (
     DataPlaneUnsupported,
     KVBatchMeta,
     PartialReadError,
-    PortQuarantined,
     SampleNotFound,
     StaleSlotError,
 )
@@ -40,7 +39,6 @@ CONTEXT: dict[str, Any] = {
     "ambiguous": True,
 }
 EXTRA: dict[type[DataPlaneError], dict[str, Any]] = {
-    PortQuarantined: {"retry_after_s": 2.5},
     DataPlaneNotReady: {"retry_after_s": 0.5},
     ClaimNotReady: {
         "required_fields": ("x",),
@@ -105,7 +103,7 @@ def test_flags_begin_as_the_tree_says() -> None:
     """(retryable, blames_port) of each class; instance attributes, so that a mixed-in class cannot hide them."""
     names = {(kind.__name__): (err.retryable, err.blames_port) for kind in PLAIN for err in [kind()]}
     assert {name for name, (retry, _) in names.items() if retry} == {
-        *("DataPlaneUnavailable", "PortQuarantined", "DataPlaneTimeout", "CorruptPayload", "DataPlaneNotReady"),
+        *("DataPlaneUnavailable", "DataPlaneTimeout", "CorruptPayload", "DataPlaneNotReady"),
     }
     assert {name for name, (_, blame) in names.items() if blame} == {
         *("DataPlaneUnavailable", "DataPlaneTimeout", "CorruptPayload"),

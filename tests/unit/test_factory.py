@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 
 from asyncdp import (
-    CallContext,
     DataPlaneUnavailable,
     Layer,
     MemoryTransport,
     Metrics,
-    PutSamples,
     SlotRetry,
     TypedErrors,
     build_data_plane_client,
     factory,
-    handles,
     stack,
 )
+from asyncdp.calls import CallContext, PutSamples, handles
 from asyncdp.clock import AnyioClock
 from asyncdp.factory import DEFAULT_LAYERS, default_layers, layers_of
 

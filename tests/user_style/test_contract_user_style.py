@@ -12,11 +12,14 @@ import torch
 
 import asyncdp
 from asyncdp import build_data_plane_client
+from asyncdp.calls import handles
+from asyncdp.calls.slots import ReadSlots
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from asyncdp import DataPlaneClient
+    from asyncdp.calls import CallContext
 
 pytestmark = pytest.mark.asyncio
 
@@ -120,8 +123,8 @@ async def test_a_fault_of_ones_own_is_a_layer_of_ten_lines() -> None:
     class Flaky(asyncdp.Layer):
         reads = 0
 
-        @asyncdp.handles(asyncdp.ReadSlots)
-        async def read(self, call: asyncdp.ReadSlots, ctx: asyncdp.CallContext) -> Any:
+        @handles(ReadSlots)
+        async def read(self, call: ReadSlots, ctx: CallContext) -> Any:
             Flaky.reads += 1
             if Flaky.reads % 2:
                 raise asyncdp.DataPlaneUnavailable("connection reset")

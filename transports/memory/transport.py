@@ -118,8 +118,8 @@ class MemoryTransport(Service):
 
     # -- slot calls
 
-    def _host(self, ref: s.HostRef, port: int | None) -> Host:
-        host = self.plane.hosts[ref.id]
+    def _host(self, ref: s.HostRef, port: int | None, plane: Plane | None = None) -> Host:
+        host = (plane or self.plane).hosts[ref.id]
         host.answer(port)
         return host
 
@@ -148,7 +148,7 @@ class MemoryTransport(Service):
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         del ctx
         plane = self.plane
-        host = self._host(call.host, call.port)
+        host = self._host(call.host, call.port, plane)
         with plane.lock:
             attempts = [host.begin_read(ref) for ref in call.refs]
         errors: dict[int, DataPlaneError] = {}
@@ -183,7 +183,7 @@ class MemoryTransport(Service):
     @handles(s.Reserve)
     async def _reserve(self, call: s.Reserve, ctx: CallContext) -> tuple[s.SlotRef, ...]:
         plane = self.plane
-        host = self._host(call.host, call.port)
+        host = self._host(call.host, call.port, plane)
         now = plane.clock.time()
         with plane.lock:
             until = now + min(ctx.remaining(), 1e9) + 1.0

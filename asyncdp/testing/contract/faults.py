@@ -6,7 +6,7 @@ verbs or slot calls: ``PUT``, ``GET``, ``CLAIM`` and ``CLEAR`` contain the decid
 
 from __future__ import annotations
 
-from asyncdp import ClearSamples, EvictSamples, PopSamples
+from asyncdp.calls import ClearSamples, EvictSamples, PopSamples
 
 from ..faults.fault import Delay, Fail, Fault, Hold, LoseReply, LoseRequest, Straggle, Tamper, Watch
 from ..verbs import VERBS

@@ -14,7 +14,6 @@ from asyncdp.service import Layer
 from .fault import Fault, through
 from .hits import Hit, OnSlots, fault_of
 from .injected import Injected
-from .plan import FaultPlan, plan_of
 from .request_tracker import RequestTracker, Subject
 from .rule import SLOT_KINDS
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.service import Service
 
+    from .plan import FaultPlan
     from .rule import Rule
 
 __all__ = ["Faults"]
@@ -33,16 +33,6 @@ R = TypeVar("R")
 
 #: 99th percentile of the standard normal distribution.
 Z99 = 2.3263478740408408
-
-
-#: Prefix by which a config names a plan, as a layer of this module; the plan's ticket follows.
-_TICKET = f"{__name__}:"
-
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("{"):
-        return plan_of(name).layer
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class Faults(Layer):
@@ -72,9 +62,7 @@ class Faults(Layer):
         """Return the transport's config with the plan among its layers, so that all clients of the plane use it."""
         config = self.inner.attach_config()
         given = config.get("layers") or []
-        layers = [given] if isinstance(given, Mapping) else list(given)
-        others = [one for one in layers if not (isinstance(one, str) and one.startswith(_TICKET))]
-        return {**config, "layers": [*others, _TICKET + self.plan.ticket()]}
+        return {**config, "layers": self.plan.among([given] if isinstance(given, Mapping) else list(given))}
 
     def _hosts(self) -> Mapping[str, Any] | None:
         """Return the slot hosts within this process by id; None if the transport has none."""

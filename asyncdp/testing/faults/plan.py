@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from .effects import Effects, On, When, given
+from .layer import Faults
 from .rule import LiveRule, Rule, Where
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
 
     from .injected import Injected
-    from .layer import Faults
 
 __all__ = ["FaultPlan", "plan_of"]
 
@@ -29,6 +29,16 @@ _PLANS: WeakValueDictionary[str, FaultPlan] = WeakValueDictionary()
 
 #: Number of faults that a report lists: half of them are the first ones, half the last ones before the failure.
 REPORTED = 20
+
+
+#: Prefix by which a config names a plan, as an attribute of this module; the plan's ticket follows.
+_TICKET = f"{__name__}:"
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("{"):
+        return plan_of(name).layer
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class FaultPlan(Effects):
@@ -176,11 +186,14 @@ class FaultPlan(Effects):
 
     def layer(self, inner: Client) -> Faults:
         """Return the fault layer around ``inner``; list ``plan.layer`` among the layers of a stack to use it."""
-        from .layer import Faults
-
         return Faults(inner, self)
 
     layer.innermost = True  # type: ignore[attr-defined]  # stack() and build_data_plane_client() keep it at the transport
+
+    def among(self, layers: Iterable[Any]) -> list[Any]:
+        """Return the layers of a config with this plan, and no other, as the last of them."""
+        others = [one for one in layers if not (isinstance(one, str) and one.startswith(_TICKET))]
+        return [*others, _TICKET + self.ticket()]
 
     def ticket(self) -> str:
         """Return a text by which :func:`plan_of` finds this plan; it includes the rules, for another process."""

@@ -1,10 +1,11 @@
-"""A slot host: an arena, N ports, heartbeats. ``python -m asyncdp.transports.ucxx.host.host`` is one."""
+"""A slot host: an arena, N ports, heartbeats. ``python -m asyncdp.transports.ucxx.host.main`` runs one."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import math
+import runpy
 import time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -418,7 +419,5 @@ class Host:
         await asyncio.gather(*self._sessions, return_exceptions=True)
 
 
-if __name__ == "__main__":
-    from .main import main
-
-    main()
+if __name__ == "__main__":  # the command's former name, kept for one version
+    runpy.run_module("asyncdp.transports.ucxx.host.main", run_name="__main__")

@@ -266,7 +266,7 @@ def main(argv: list[str] | None = None) -> None:
 
     Environment: ``ASYNCDP_SECRET`` what clients have to know, ``ASYNCDP_DIRECTORY`` URL of the directory.
     """
-    parser = argparse.ArgumentParser(prog="python -m asyncdp.transports.ucxx.host.host", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m asyncdp.transports.ucxx.host.main", description=__doc__)
     parser.add_argument("--settings", required=True, help="HostSettings as JSON; the secret comes from ASYNCDP_SECRET")
     parser.add_argument("--watch-stdin", action="store_true", help="end when standard input does")
     parser.add_argument("--namespace", default="asyncdp", help="prefix of the plane's keys in the directory")
@@ -283,3 +283,7 @@ def main(argv: list[str] | None = None) -> None:
     if anew:
         begin_anew()
     gc.freeze()  # without it, interpreter shutdown starts with a collection over all objects
+
+
+if __name__ == "__main__":
+    main()

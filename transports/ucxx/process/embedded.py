@@ -159,7 +159,7 @@ class EmbeddedPlane:
     def _spawn(self, number: int) -> None:
         _close_pipes(self._children.pop(number, None))
         text = msgspec.json.encode(self._hosts[number]).decode()
-        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin", "--settings", text]
+        command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--watch-stdin", "--settings", text]
         command += ["--namespace", self._settings.namespace]
         env = {**os.environ, "ASYNCDP_DIRECTORY": self.url, "ASYNCDP_SECRET": self._secret}
         # In a session of its own, so that Ctrl-C reaches only this process, which then stops the host in order.

@@ -9,17 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from asyncdp import (
-    CallContext,
-    ClearSamples,
-    DataPlaneBadRequest,
-    DataPlaneUnsupported,
-    EvictSamples,
-    GetSamples,
-    KVBatchMeta,
-    Layer,
-    handles,
-)
+from asyncdp import DataPlaneBadRequest, DataPlaneUnsupported, KVBatchMeta, Layer
+from asyncdp.calls import CallContext, ClearSamples, EvictSamples, GetSamples, handles
 
 from ..faults import Fault
 from ..rig import declare, table

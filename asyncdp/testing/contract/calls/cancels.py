@@ -11,11 +11,9 @@ import anyio.lowlevel
 import pytest
 import torch
 
-from asyncdp import (
-    PortRotation,
-    layers_of,
-)
+from asyncdp import PortRotation
 from asyncdp.calls.slots import Reserve, Resolve, WriteSlots
+from asyncdp.service import layers_of
 
 from ...verbs import VERBS
 from ..faults import PUT, Hold, Straggle

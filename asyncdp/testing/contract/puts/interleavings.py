@@ -9,8 +9,8 @@ import anyio.lowlevel
 import pytest
 import torch
 
-from asyncdp import DataPlaneError, DataPlaneUnavailable, ReleaseClaim, ReleaseClaims, SampleNotFound
-from asyncdp.calls import DropPartition
+from asyncdp import DataPlaneError, DataPlaneUnavailable, SampleNotFound
+from asyncdp.calls import DropPartition, ReleaseClaim, ReleaseClaims
 from asyncdp.calls.slots import Reserve, Resolve, WriteSlots
 
 from ..faults import CLAIM, CLEAR, PUT, Fail, Hold, LoseReply, Straggle

@@ -15,9 +15,8 @@ from asyncdp import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
     PartialReadError,
-    ReadSlots,
 )
-from asyncdp.calls.slots import ReadResult
+from asyncdp.calls.slots import ReadResult, ReadSlots
 
 from ..faults import GET, Fail, LoseReply, Tamper
 from ..rig import declare

@@ -7,11 +7,8 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from asyncdp import (
-    Locate,
-    PartialReadError,
-    StaleSlotError,
-)
+from asyncdp import PartialReadError, StaleSlotError
+from asyncdp.calls.slots import Locate
 
 from ..faults import GET, Hold, Watch
 from ..rig import at_once, declare, table
