@@ -7,14 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-MODULES = (
-    "asyncdp.calls",
-    "asyncdp.calls.slots",
-    "asyncdp.errors",
-    "asyncdp.meta",
-    "asyncdp.service",
-    "asyncdp.client",
-)
+MODULES = ("asyncdp", "asyncdp.calls", "asyncdp.calls.slots", "asyncdp.rows")
 FILE = Path(__file__).with_name("surface.txt")
 #: Dunder methods that users call by syntax.
 SPOKEN = {"__init__", "__call__", "__aenter__", "__aexit__", "__len__", "__str__", "__reduce__"}
