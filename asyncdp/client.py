@@ -529,7 +529,7 @@ class Client(DataPlaneClient):
         self.__closed = True
         if self.__pid != os.getpid():  # in a forked child the calls belong to the parent
             return
-        self.env.life.end()
+        self.env.open_waits.end()
         if self._in_flight and self.__home == threading.get_ident():
             self.__idle = anyio.Event()  # outcomes that these calls leave open are resolved when the services close
             with anyio.move_on_after(CALLS_END_S):

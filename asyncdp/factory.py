@@ -54,12 +54,14 @@ LayerFactory = Callable[[Any], Any]
 DEFAULT_LAYERS: Mapping[str, type[Layer]] = {
     "batch_retry": BatchRetry,
     "slot_mapping": SlotMapping,
-    "settle": Reconcile,
+    "reconcile": Reconcile,
     "slot_retry": SlotRetry,
     "port_rotation": PortRotation,
     "attempt_timeout": AttemptTimeout,
     "typed_errors": TypedErrors,
 }
+#: Former names of layers in the config, which are taken for one version.
+_RENAMED: Mapping[str, str] = {"settle": "reconcile"}
 #: Layers that handle slot calls: SlotMapping has to be above the first of them.
 _BELOW_MAPPING = (Reconcile, SlotRetry, PortRotation, AttemptTimeout, TypedErrors)
 #: Layers by which a service is recognised as having been through ``stack()``.
@@ -115,7 +117,11 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
     """
     check_keys({"layers": by_layer or {}})
     chosen: dict[str, dict[str, Any]] = {name: {} for name in DEFAULT_LAYERS}
-    for name, values in (by_layer or {}).items():
+    for given, values in (by_layer or {}).items():
+        name = _RENAMED.get(given, given)
+        if name != given:
+            text = f"layers.{given}: it is layers.{name} now; the old name is taken for one version"
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
         if name not in DEFAULT_LAYERS:
             raise no_such(f"layers.{name}", (*DEFAULT_LAYERS, "retry_budget"), problem="no such layer", homes=_homes())
         for key, value in values.items():

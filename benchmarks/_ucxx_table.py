@@ -6,12 +6,9 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable
 
+from benchmarks._turns import line
+
 __all__ = ["Rounds", "line"]
-
-
-def line(*cells: str) -> None:
-    """Print a row of a table: a name, then numbers."""
-    print("  " + f"{cells[0]:44s}" + "".join(f"{cell:>16s}" for cell in cells[1:]), flush=True)
 
 
 class Rounds:

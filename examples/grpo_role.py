@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from asyncdp.examples.grpo_progress import Progress
     from asyncdp.testing import FaultPlan
 
-__all__ = ["GO", "READY", "STOP", "Entry", "Kind", "Role", "play"]
+__all__ = ["GO", "READY", "STOP", "Kind", "Role", "play"]
 
 READY: Final = "ready"
 """What a process says once it has attached."""

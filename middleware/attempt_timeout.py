@@ -52,8 +52,8 @@ class AttemptTimeout(Layer):
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Execute one attempt within its time limit."""
         env = ctx.env
-        life = env.life
-        if life.closed:
+        waits = env.open_waits
+        if waits.closed:
             raise DataPlaneClosed("the client is closed", op=ctx.verb)
         began = env.clock.now()
         limit = began + self.attempt_timeout_s
@@ -66,14 +66,14 @@ class AttemptTimeout(Layer):
         elif call.resend is Resend.NEVER:  # the backend executes the whole verb, waiting included
             limit = ctx.deadline
         scope = anyio.CancelScope(deadline=min(limit, ctx.deadline))
-        scopes = life.scopes
+        scopes = waits.scopes
         scopes.add(scope)
         try:
             with scope:
                 return await self.inner.execute(call, ctx)
         finally:
             scopes.discard(scope)
-        if life.closed:
+        if waits.closed:
             raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
         raise self._late(call, ctx, began, limit)
 

@@ -30,12 +30,12 @@ class Counters:
     reports that it happened.
 
     Attributes:
-        account: Live bytes by partition, key and field.
+        live_bytes: Live bytes by partition, key and field.
     """
 
     def __init__(self) -> None:
         """Start with all counts at zero."""
-        self.account = LiveBytes()
+        self.live_bytes = LiveBytes()
         self._events: Counter[str] = Counter()
         self._labelled: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = Counter()
         # By op_id: updates the live bytes for a mutation with unknown outcome, once it is known to have happened.
@@ -58,11 +58,11 @@ class Counters:
         """Update the live bytes for a mutation that happened; return its numbers of keys and of bytes."""
         if isinstance(call, PutSamples):
             written = _written(result)
-            return len(written), self.account.put(call.partition_id, call.sample_ids, call.fields, written)
+            return len(written), self.live_bytes.put(call.partition_id, call.sample_ids, call.fields, written)
         if isinstance(call, ClearSamples):
-            return self.account.clear(call.partition_id, call.sample_ids, call.lives), 0
+            return self.live_bytes.clear(call.partition_id, call.sample_ids, call.lives), 0
         if isinstance(call, DropPartition):
-            self.account.clear(call.partition_id, None)
+            self.live_bytes.clear(call.partition_id, None)
         return n_keys, 0
 
     def unknown(self, call: Call[Any], op_id: str) -> None:
@@ -75,11 +75,11 @@ class Counters:
             if call.skip_stale:
                 return
             sizes = sizes_of(call.fields)
-            self._unsure[op_id] = partial(self.account.put_sizes, call.partition_id, call.sample_ids, sizes)
+            self._unsure[op_id] = partial(self.live_bytes.put_sizes, call.partition_id, call.sample_ids, sizes)
         elif isinstance(call, ClearSamples):
-            self._unsure[op_id] = partial(self.account.clear, call.partition_id, call.sample_ids, call.lives)
+            self._unsure[op_id] = partial(self.live_bytes.clear, call.partition_id, call.sample_ids, call.lives)
         elif isinstance(call, DropPartition):
-            self._unsure[op_id] = partial(self.account.clear, call.partition_id, None)
+            self._unsure[op_id] = partial(self.live_bytes.clear, call.partition_id, None)
         while len(self._unsure) > UNSURE_KEPT:
             del self._unsure[next(iter(self._unsure))]
 
@@ -89,11 +89,11 @@ class Counters:
         for (name, labels), count in self._labelled.items():
             by.setdefault(name, {})[" ".join(f"{k}={v}" for k, v in labels)] = count
         return {
-            "bytes_outstanding": self.account.outstanding,
-            "peak_bytes_outstanding": self.account.peak,
-            "max_bytes_per_key_seen": self.account.max_bytes_per_key_seen,
-            "last_put_bytes_per_key": self.account.last_put_bytes_per_key,
-            "n_keys_outstanding": self.account.keys(),
+            "bytes_outstanding": self.live_bytes.outstanding,
+            "peak_bytes_outstanding": self.live_bytes.peak,
+            "max_bytes_per_key_seen": self.live_bytes.max_bytes_per_key_seen,
+            "last_put_bytes_per_key": self.live_bytes.last_put_bytes_per_key,
+            "n_keys_outstanding": self.live_bytes.keys(),
             "events": dict(self._events),
             "events_by": by,
         }

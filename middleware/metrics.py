@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
     from asyncdp.service import Service
 
-__all__ = ["DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "fields_nbytes", "log_event"]
+__all__ = ["DataPlaneEvent", "Metrics", "MetricsDataPlaneClient", "log_event"]
 
 R = TypeVar("R")
 EventStatus = Literal["ok", "error", "timeout", "cancelled"]
@@ -167,7 +167,7 @@ class Metrics(Layer):
 
     def bytes_outstanding_by_partition(self) -> dict[str, int]:
         """Return live bytes per partition."""
-        return self.counters.account.by_partition()
+        return self.counters.live_bytes.by_partition()
 
 
 def _quantiles(buckets: list[int]) -> dict[str, float]:

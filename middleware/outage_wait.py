@@ -153,13 +153,13 @@ def _waits(call: Call[Any]) -> bool:
 
 async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:
     """Wait for an event, for ``seconds`` at most; a close of the client ends the wait."""
-    life = ctx.env.life
+    waits = ctx.env.open_waits
     scope = anyio.CancelScope(deadline=ctx.env.clock.now() + seconds)
-    life.scopes.add(scope)
+    waits.scopes.add(scope)
     try:
         with scope:
             await turn.wait()
     finally:
-        life.scopes.discard(scope)
-    if life.closed:
+        waits.scopes.discard(scope)
+    if waits.closed:
         raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb)

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import anyio
 
-from asyncdp.calls import CallContext, ClearSamples, DropPartition, PutSamples, ReleaseClaim, ReleaseClaims, handles
+from asyncdp.calls import (
+    CallContext,
+    ClearSamples,
+    DropPartition,
+    OpenWaits,
+    PutSamples,
+    ReleaseClaim,
+    ReleaseClaims,
+    handles,
+)
 from asyncdp.calls.slots import Abort, ClaimTry, Invalidate, Publish, Resolve, TryClaim
 from asyncdp.compose.outcomes import PendingOutcome, clean_up_context
 from asyncdp.errors import DataPlaneError
@@ -56,14 +65,14 @@ class Reconcile(Layer):
         pending_outcomes = ctx.env.pending_outcomes
         try:
             if len(pending_outcomes):
-                await self.settle(call, ctx)
+                await self.resolve_due(call, ctx)
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             if err.ambiguous:
-                self._owe(call, ctx)
+                self._record(call, ctx)
             raise
         except BaseException:
-            self._owe(call, ctx)
+            self._record(call, ctx)
             raise
         if isinstance(result, ClaimTry) and result.meta.size and len(pending_outcomes):
             for outcome in pending_outcomes:  # this answers an earlier poll of the same claim as well
@@ -71,19 +80,19 @@ class Reconcile(Layer):
                     pending_outcomes.resolved(outcome)
         return result
 
-    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+    async def resolve_due(self, call: Call[Any], ctx: CallContext) -> None:
         """Resolve the open outcomes that concern the call, oldest first; raise the error if one cannot be resolved."""
         task = call.task_name if isinstance(call, TryClaim) else None
         ids = getattr(call, "sample_ids", None)
         for outcome in ctx.env.pending_outcomes.due(getattr(call, "partition_id", None), ids, task):
             if outcome.op_id != ctx.op_id:  # the next poll of the same claim gets the same batch as the earlier one
-                await self._settle_one(outcome, ctx)
+                await self._resolve(outcome, ctx)
 
     def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
         """Return whether the call is a clean-up at a host that did not answer one recently."""
         return isinstance(call, CLEAN_UPS) and self._silent.get(call.host.id, -math.inf) > ctx.env.clock.now()
 
-    async def _settle_one(self, outcome: PendingOutcome, ctx: CallContext) -> None:
+    async def _resolve(self, outcome: PendingOutcome, ctx: CallContext) -> None:
         call = outcome.call
         if self._is_silent(call, ctx):
             return
@@ -104,9 +113,9 @@ class Reconcile(Layer):
         ctx.emit("settled", what=what, state=state, partition_id=outcome.partition_id, op_id=outcome.op_id)
         if state != "done":  # a put that is done has published its slots; any other never will, so they are freed
             for call in outcome.on_refused:
-                await self._settle_one(ctx.env.pending_outcomes.record(PendingOutcome(call, outcome.op_id)), ctx)
+                await self._resolve(ctx.env.pending_outcomes.record(PendingOutcome(call, outcome.op_id)), ctx)
 
-    def _owe(self, call: Call[Any], ctx: CallContext) -> None:
+    def _record(self, call: Call[Any], ctx: CallContext) -> None:
         capabilities = self.capabilities
         partition_id: str = call.partition_id  # type: ignore[attr-defined]
         if isinstance(call, TryClaim):
@@ -131,19 +140,19 @@ class Reconcile(Layer):
         """Resolve open outcomes, within close_timeout_s, then close the wrapped service."""
         env = self.env
         self._silent.clear()
-        life, env.life = env.life, type(env.life)()  # close() has ended the waits of the old one
+        waits, env.open_waits = env.open_waits, OpenWaits()  # close() has ended the waits of the old one
         try:
             if len(env.pending_outcomes):
                 with anyio.move_on_after(self.close_timeout_s):
-                    await self._settle_all(CallContext(env, "", env.clock.now() + self.close_timeout_s, "close"))
+                    await self._resolve_all(CallContext(env, "", env.clock.now() + self.close_timeout_s, "close"))
         finally:
-            env.life = life
+            env.open_waits = waits
             await self.inner.close()
 
-    async def _settle_all(self, ctx: CallContext) -> None:
+    async def _resolve_all(self, ctx: CallContext) -> None:
         """Resolve what can be resolved; emit an event for each outcome that cannot."""
         for outcome in ctx.env.pending_outcomes:
             try:
-                await self._settle_one(outcome, ctx)
+                await self._resolve(outcome, ctx)
             except DataPlaneError as err:
                 ctx.emit("unsettled", what=type(outcome.call).__name__, reason=type(err).__name__)

@@ -58,7 +58,7 @@ class SlotRetry(Layer):
 
     The first attempt is passed straight through; tenacity drives the retries after a retryable failure. Of a read of
     many slots, only those that failed are read again; a StaleSlotError is never retried. Without mutation_dedup, a
-    mutation that was not answered is sent again only if no other mutation of this client touched the same ids
+    mutation that was not answered is sent again only if no other mutation of this client named the same ids
     meanwhile; a claim only with claim_dedup. The error of a call that must not be sent again has ``retryable=False``,
     which holds for the layers above too.
 
@@ -100,7 +100,7 @@ class SlotRetry(Layer):
         with named(seconds="outage_patience_s"):
             self._outages = OutageWait(outage_patience_s)
         self.outage_patience_s = outage_patience_s
-        self._touches = OverlappingMutations()
+        self._overlaps = OverlappingMutations()
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Send the call and, if it fails, retry it."""
@@ -123,7 +123,7 @@ class SlotRetry(Layer):
         and find the rows that it wrote itself to be stale.
         """
         once = getattr(call, "only", None) is not None
-        with self._touches.watch(call) as watch:
+        with self._overlaps.watch(call) as watch:
             try:
                 return await self.inner.execute(call, ctx)
             except DataPlaneError as err:

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from .padding import Layout
 
 __all__ = [
-    "GLOBAL_FORWARD_PAD_SEQLEN",
-    "INPUT_LENGTHS",
-    "PAD_TO_MULTIPLE",
     "TOKEN_ALIGNED_FIELDS",
     "kv_first_write",
     "read_columns",

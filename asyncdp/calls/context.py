@@ -27,7 +27,7 @@ __all__ = [
     "CallContext",
     "Clock",
     "Env",
-    "Life",
+    "OpenWaits",
     "Resend",
     "Sink",
     "handles",
@@ -84,7 +84,7 @@ class Budget(Protocol):
         """Take a token for each of that many retries and return True, or take none and return False."""
 
 
-class Life:
+class OpenWaits:
     """The waits of a client's calls, which closing the client cancels."""
 
     __slots__ = ("closed", "scopes")
@@ -112,7 +112,7 @@ class Env:
         budget: The retry budget.
         codec: The transport's encoding of non-tensor values.
         pending_outcomes: Mutations whose outcome is not known, since they were cancelled or not answered.
-        life: The waits that close() cancels.
+        open_waits: The waits that close() cancels.
         session: Prefix of op_ids, unique per client.
         claim_poll_s: Seconds between two polls of a blocking claim, if the backend cannot long-poll.
         long_poll_s: Seconds that one poll may wait in the backend.
@@ -127,7 +127,7 @@ class Env:
     session: str
     claim_poll_s: float = 0.05
     long_poll_s: float = 1.0
-    life: Life = field(default_factory=Life)
+    open_waits: OpenWaits = field(default_factory=OpenWaits)
     _count: int = 0
 
     def next_op_id(self) -> str:
@@ -179,16 +179,16 @@ class CallContext:
         Raises:
             DataPlaneClosed: The client was closed meanwhile.
         """
-        life = self.env.life
-        if life.closed:
+        waits = self.env.open_waits
+        if waits.closed:
             raise DataPlaneClosed("the client is closed", op=self.verb)
         scope = anyio.CancelScope()
-        life.scopes.add(scope)
+        waits.scopes.add(scope)
         try:
             with scope:
                 await self.env.clock.sleep(max(0.0, min(seconds, self.remaining())))
         finally:
-            life.scopes.discard(scope)
+            waits.scopes.discard(scope)
         if scope.cancelled_caught:
             raise DataPlaneClosed("the client was closed while this call waited", op=self.verb)
 

@@ -41,7 +41,7 @@ async def fan_out(
 
 Read = tuple[Block, Sequence[int]]
 #: Identifies what a ref reads: host id, epoch, slot, generation, fields, positions of the rows in the slot.
-Place = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
+RefKey = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 
 async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
@@ -63,14 +63,14 @@ async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tu
 
 async def _read_refs(
     send: Send, refs: Sequence[SlotRef], ctx: CallContext
-) -> tuple[list[Read], dict[int, DataPlaneError], set[Place]]:
+) -> tuple[list[Read], dict[int, DataPlaneError], set[RefKey]]:
     """Read refs, with one request per host.
 
-    Returns the blocks with the positions of their rows, an error per row that failed, and the places that were stale.
+    Returns the blocks with the positions of their rows, an error per row that failed, and the keys of stale refs.
     """
     reads: list[Read] = []
     failed: dict[int, DataPlaneError] = {}
-    stale: set[Place] = set()
+    stale: set[RefKey] = set()
     for call, answer in await _ask(send, refs, ctx):
         if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
             raise answer
@@ -80,7 +80,7 @@ async def _read_refs(
             result = ReadResult((), dict.fromkeys(range(len(call.refs)), answer), verified=True)
         for at, problem in result.errors.items():
             if isinstance(problem, StaleSlotError):
-                stale.add(_place(call.refs[at]))
+                stale.add(_ref_key(call.refs[at]))
             for row in call.refs[at].rows:
                 # StaleSlotError takes precedence over other errors, since the row has to be located again anyway.
                 if row not in failed or isinstance(problem, StaleSlotError):
@@ -120,13 +120,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
     reads: list[Read] = []
     specs: Mapping[str, FieldSpec] = located.specs
     if located.refs:
-        reads, broken, places = await _read_refs(send, located.refs, ctx)
+        reads, broken, stale_refs = await _read_refs(send, located.refs, ctx)
         if broken:
             stale = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
             reads = _without(reads, broken)
             if stale:
                 ctx.emit("stale_slots", rows=len(stale), partition_id=call.partition_id)
-                fresh, broken_again, specs = await _read_again(send, call, located, (stale, places), ctx)
+                fresh, broken_again, specs = await _read_again(send, call, located, (stale, stale_refs), ctx)
                 reads += fresh
                 for row in stale:
                     del broken[row]
@@ -138,13 +138,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
 
 
 async def _read_again(
-    send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[Place]], ctx: CallContext
+    send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[RefKey]], ctx: CallContext
 ) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec]]:
     """Locate and read rows again whose slots were stale, bound to the incarnations that were located before.
 
-    ``gone`` has the positions of these rows in the request, and the stale places, which are not read again.
+    ``gone`` has the positions of these rows in the request, and the keys of the stale refs, which are not read again.
     """
-    stale, places = gone
+    stale, stale_refs = gone
     ids = tuple(call.sample_ids[row] for row in stale)
     handles = tuple(before.handles[row] for row in stale)
     try:
@@ -161,7 +161,7 @@ async def _read_again(
         )
     refs = [replace(ref, rows=[stale[at] for at in ref.rows]) for ref in located.refs]
     for ref in refs:
-        for row in ref.rows if _place(ref) in places else ():
+        for row in ref.rows if _ref_key(ref) in stale_refs else ():
             name = call.sample_ids[row]
             msg = f"the data of sample {name!r} is gone from its slot"
             failed.setdefault(row, StaleSlotError(msg, sample_ids=(name,)))
@@ -177,8 +177,8 @@ async def _read_again(
     return _without(reads, failed), failed, located.specs
 
 
-def _place(ref: SlotRef) -> Place:
-    """Return the place that a ref reads.
+def _ref_key(ref: SlotRef) -> RefKey:
+    """Return what identifies what a ref reads.
 
     It includes rows and fields. If one of several rows of a slot was removed, or one of its fields replaced, the whole
     read is stale, whereas the same slot without that row or field can be read.

@@ -42,16 +42,16 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
     cancelled one before the client's next mutation.
     """
     names = field_names(call.fields)
-    touched: list[PendingOutcome] = []
+    reserved: list[PendingOutcome] = []
     try:
-        stored = await _store(send, call, names, touched, ctx) if names else _Stored((), {}, {})
+        stored = await _store(send, call, names, reserved, ctx) if names else _Stored((), {}, {})
     except BaseException as err:
         # Not recorded earlier, since another mutation of this client would have freed the slots of a put in flight.
-        for outcome in touched:
+        for outcome in reserved:
             ctx.env.pending_outcomes.record(outcome)
         if isinstance(err, DataPlaneError):
             err.ambiguous = False  # nothing is visible before publish
-            await _give_back(send, touched, ctx)
+            await _give_back(send, reserved, ctx)
         raise
     try:
         publish = Publish(
@@ -68,9 +68,9 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
         done = await send(publish, ctx)
     except DataPlaneError as err:
         if not err.ambiguous:  # else the outcome is open, and the one recorded for the Publish includes the slots
-            for outcome in touched:
+            for outcome in reserved:
                 ctx.env.pending_outcomes.record(outcome)
-            await _give_back(send, touched, ctx)
+            await _give_back(send, reserved, ctx)
         raise
     if len(ctx.env.pending_outcomes):
         await invalidate(send, ctx)
@@ -94,9 +94,9 @@ def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchM
 
 
 async def _store(
-    send: Send, call: PutSamples, names: tuple[str, ...], touched: list[PendingOutcome], ctx: CallContext
+    send: Send, call: PutSamples, names: tuple[str, ...], reserved: list[PendingOutcome], ctx: CallContext
 ) -> _Stored:
-    """Place the rows and write them into reserved slots; append an Abort for each host used to ``touched``."""
+    """Place the rows and write them into reserved slots; append an Abort for each host used to ``reserved``."""
     n = len(call.sample_ids)
     placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
     fields = call.fields
@@ -109,7 +109,7 @@ async def _store(
     for host, count in placed.shares:
         part = block if count == n else block.take(range(first, first + count))
         share = (first, sizes[first : first + count])
-        refs += await _write_share(send, (host, *placed.spare), names, part, share, touched, ctx)
+        refs += await _write_share(send, (host, *placed.spare), names, part, share, reserved, ctx)
         first += count
     nbytes = {name: tuple(sizes_.tolist()) for name, sizes_ in by_field.items()}
     return _Stored(tuple(refs), block.observed(), nbytes)
@@ -121,7 +121,7 @@ async def _write_share(
     names: tuple[str, ...],
     block: Block,
     share: tuple[int, tuple[int, ...]],
-    touched: list[PendingOutcome],
+    reserved: list[PendingOutcome],
     ctx: CallContext,
 ) -> tuple[SlotRef, ...]:
     """Reserve and write the rows of one share on the first host that accepts them; wait for the last one only."""
@@ -129,7 +129,7 @@ async def _write_share(
     for host in hosts:
         # Appended before anything is sent, so that a cancel at any await leaks no slot.
         outcome = PendingOutcome(Abort(host, ctx.op_id), ctx.op_id)
-        touched.append(outcome)
+        reserved.append(outcome)
         try:
             refs = await _write_at(send, host, names, block, share, ctx, spare=host is not hosts[-1])
         except DataPlaneError as err:

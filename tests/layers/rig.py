@@ -233,9 +233,9 @@ class Rig:
             "permits": {key: s.in_flight for key, s in states.items() if s.in_flight},
             "probes": [key for key, s in states.items() if s.probe is not None],
             "readers": self.slots()["reading"],
-            "scopes": len(self.client.env.life.scopes),
+            "scopes": len(self.client.env.open_waits.scopes),
             "in_flight": self.client._in_flight,
-            "watches": len(self.layer(SlotRetry)._touches._watches),
+            "watches": len(self.layer(SlotRetry)._overlaps._watches),
             "wakers": len(self.transport.plane._wakers),
         }
         return {name: count for name, count in held.items() if count}

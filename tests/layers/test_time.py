@@ -393,7 +393,7 @@ async def test_close_ends_what_waits() -> None:
         assert anyio.current_time() == began
         with pytest.raises(DataPlaneClosed):
             await client.ping()
-        assert not client.env.life.scopes
+        assert not client.env.open_waits.scopes
 
 
 @virtual

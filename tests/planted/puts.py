@@ -80,7 +80,7 @@ class Careless(Reconcile):
 class Heedless(Reconcile):
     """A claim that was given up is written down nowhere."""
 
-    def _owe(self, call: Call[Any], ctx: CallContext) -> None:
+    def _record(self, call: Call[Any], ctx: CallContext) -> None:
         pass
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 from asyncdp.calls.slots import HostRef
 from asyncdp.config import UcxxSettings
 from asyncdp.errors import StaleSlotError
-from asyncdp.transports.ucxx.client.host_resolver import HostResolver, Place
+from asyncdp.transports.ucxx.client.host_resolver import HostAddress, HostResolver
 from asyncdp.transports.ucxx.directory import HostInfo
 from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
 from asyncdp.transports.ucxx.wire.handshake import Secret
@@ -51,11 +51,11 @@ def resolver(told: Told, secret: str = "known") -> HostResolver:
 
 def test_the_ports_of_a_former_life_are_taken_for_those_of_now() -> None:
     """A reference that was located before a host started again names its old ports."""
-    place = Place(HostInfo("h", 1, ports=(7, 8)))
+    place = HostAddress(HostInfo("h", 1, ports=(7, 8)))
     assert place.port(8) == 8
     assert place.port(None) is None
     assert {place.port(old) for old in (10, 11, 12)} == {7, 8}
-    assert Place(HostInfo("h", 1)).port(3) == 3
+    assert HostAddress(HostInfo("h", 1)).port(3) == 3
 
 
 async def test_a_host_is_looked_up_once_until_it_does_not_answer() -> None:

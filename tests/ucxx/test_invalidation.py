@@ -43,7 +43,7 @@ class Transport(SlotCalls):
         self.infos, self.answer, self.looked = infos, answer, 0
         self.told: list[tuple[str, Any, int | None]] = []
         resolver = self._resolver = HostResolver.__new__(HostResolver)
-        resolver._places, resolver._asked = {}, True
+        resolver._addresses, resolver._asked = {}, True
         resolver._directory = SimpleNamespace(hosts=self.hosts)  # type: ignore[assignment]
         client = SimpleNamespace(drop=self.drop, abort=self.abort)
         resolver.__class__ = type("Resolver", (HostResolver,), {"host_client": client})

@@ -16,6 +16,7 @@ from asyncdp import (
     Layer,
     MemoryTransport,
     Metrics,
+    Reconcile,
     SlotRetry,
     TypedErrors,
     build_data_plane_client,
@@ -368,3 +369,11 @@ def test_what_other_clients_take_over_is_all_but_owner_and_callback() -> None:
     assert shared_config(given) == {"observability": {"enabled": True}, "impl": "memory"}
     assert shared_config({"observability": None}) == {"observability": None}
     assert given["owner"] == "me"
+
+
+def test_a_layer_s_former_name_in_the_config_is_taken_with_a_warning() -> None:
+    """``settle`` became ``reconcile``; it is taken for one version."""
+    with pytest.warns(DeprecationWarning, match="layers.settle: it is layers.reconcile now"):
+        layers = default_layers({"settle": {"close_timeout_s": 2.5}})
+    client = stack(MemoryTransport(), layers)
+    assert next(layer for layer in layers_of(client) if isinstance(layer, Reconcile)).close_timeout_s == 2.5

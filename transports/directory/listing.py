@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .partition import Partition
     from .rows import Cell, Group
 
-__all__ = ["Found", "count_complete", "describe", "find", "page"]
+__all__ = ["count_complete", "describe", "find", "page"]
 
 
 class Found(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from .injected import Injected
 
-__all__ = ["FaultPlan", "plan_of"]
+__all__ = ["FaultPlan"]
 
 #: The plans of this process by the name in their ticket, so that all clients of a plane use the same plan object.
 _PLANS: WeakValueDictionary[str, FaultPlan] = WeakValueDictionary()

@@ -15,7 +15,7 @@ from asyncdp.calls import Call, slots
 from ..verbs import VERBS
 from .trigger import Trigger
 
-__all__ = ["KINDS", "LiveRule", "Rule", "Where", "error_named"]
+__all__ = ["KINDS", "LiveRule", "Rule", "Where"]
 
 Check = Callable[[Any], bool]
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-__all__ = ["KINDS", "LeakGuard", "Snapshot", "lasting"]
+__all__ = ["KINDS", "LeakGuard", "lasting"]
 
 #: Kinds of leaks.
 KINDS = ("tasks", "threads", "processes", "files", "segments")

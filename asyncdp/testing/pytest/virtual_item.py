@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-__all__ = ["VirtualRun", "end_with", "is_virtual", "parametrize", "replaced", "run_of"]
+__all__ = ["end_with", "is_virtual", "parametrize", "replaced", "run_of"]
 
 #: Name of the fixture by which a test is parametrized with its runs.
 FIXTURE = "_virtual_run"

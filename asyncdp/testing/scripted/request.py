@@ -42,7 +42,7 @@ class Request:
         #: Whether the caller has stopped waiting because it was cancelled or timed out.
         self.given_up = False
         #: Whether it arrived after the client began to close, so that it need not be answered.
-        self.late = ctx.env.life.closed or ctx.verb == "close"
+        self.late = ctx.env.open_waits.closed or ctx.verb == "close"
         #: Whether the wait for an answer was ended by closing the client.
         self.cut_off = False
         self._onward = onward
@@ -147,7 +147,7 @@ class Request:
             return await self._answer()
         except anyio.get_cancelled_exc_class():
             self.given_up = True
-            self.cut_off = self.ctx.env.life.closed
+            self.cut_off = self.ctx.env.open_waits.closed
             raise
         finally:
             self._gone.set()

@@ -69,7 +69,7 @@ def _layers(rng: random.Random) -> dict[str, dict[str, Any]]:
     if rng.random() < 0.8:  # noqa: PLR2004 - how often it is there
         layers["batch_retry"] = {"max_rounds": rng.randint(1, 3), "round_backoff_base_s": rng.choice([0.01, 0.1])}
     layers["slot_mapping"] = {}
-    layers["settle"] = {"close_timeout_s": 5.0}
+    layers["reconcile"] = {"close_timeout_s": 5.0}
     if rng.random() < 0.9:  # noqa: PLR2004
         layers["slot_retry"] = {"max_attempts": rng.randint(1, 4), "backoff_base_s": rng.choice([0.005, 0.05])}
     if rng.random() < 0.9:  # noqa: PLR2004

@@ -22,7 +22,7 @@ def leftovers(client: Client) -> dict[str, Any]:
     holds for a call that has ended (used connections, copies, reads, waiters). Pending outcomes are not included: they
     need I/O and are kept in ``client.env.pending_outcomes`` until the next mutation or close().
     """
-    found = {"waits": len(client.env.life.scopes), "calls in flight": vars(client)["_in_flight"]}
+    found = {"waits": len(client.env.open_waits.scopes), "calls in flight": vars(client)["_in_flight"]}
     for layer in layers_of(client):
         found.update(_of(layer))
     return {name: count for name, count in found.items() if count}
@@ -36,7 +36,7 @@ def _of(layer: Any) -> Iterator[tuple[str, int]]:
             yield f"permits of port {key}", state.in_flight
             yield f"probe of port {key}", int(state.probe is not None)
     elif isinstance(layer, SlotRetry):
-        yield "watches of ids", len(layer._touches._watches)  # noqa: SLF001
+        yield "watches of ids", len(layer._overlaps._watches)  # noqa: SLF001
     kinds = {kind.__name__ for kind in type(layer).__mro__}  # by name, without importing optional transports
     if "MemoryTransport" in kinds and not layer._closed:  # noqa: SLF001
         yield "waiters of the plane", len(layer.plane._wakers)  # noqa: SLF001

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
     from ..directory import Directory, HostInfo
 
-__all__ = ["HostResolver", "Place"]
+__all__ = ["HostAddress", "HostResolver"]
 
 
 #: Seconds that the directory may take to answer a probe.
 DIRECTORY_S: Final = 1.0
 
 
-class Place:
+class HostAddress:
     """The current route to a host, and its current ports.
 
     Args:
@@ -93,7 +93,7 @@ class HostResolver:
         self._codec = codec
         self._buffers = BufferPool()
         self._client = os.urandom(16)
-        self._places: dict[tuple[str, int], Place] = {}
+        self._addresses: dict[tuple[str, int], HostAddress] = {}
         self._lanes: Lanes = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._host_client: HostClient | None = None
@@ -145,7 +145,7 @@ class HostResolver:
         else:
             loop.call_soon_threadsafe(_end_now, pool, engine)
 
-    async def find(self, host: HostRef) -> Place | None:
+    async def find(self, host: HostRef) -> HostAddress | None:
         """Return the place of a host; None where it is not registered.
 
         Raises:
@@ -156,12 +156,12 @@ class HostResolver:
             self._asked = True
             if shared is not None:
                 self._secret = Secret(shared)
-        place = self._places.get((host.id, host.epoch))
+        place = self._addresses.get((host.id, host.epoch))
         if place is not None:
             return place
         self.know(await self._directory.hosts())
-        place = self._places.get((host.id, host.epoch))
-        if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._places):
+        place = self._addresses.get((host.id, host.epoch))
+        if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._addresses):
             raise StaleSlotError(f"host {host.id!r} began anew; what its slots held is gone", host=host.id)
         return place
 
@@ -193,15 +193,15 @@ class HostResolver:
 
     def know(self, hosts: tuple[HostInfo, ...]) -> None:
         """Replace the known places by the directory's current entries."""
-        self._places = {(info.id, info.epoch): Place(info) for info in hosts}
+        self._addresses = {(info.id, info.epoch): HostAddress(info) for info in hosts}
 
     def forget(self, host: HostRef) -> None:
         """Drop the cached place of a host that did not answer; it may have other ports by now."""
-        self._places.pop((host.id, host.epoch), None)
+        self._addresses.pop((host.id, host.epoch), None)
 
     async def serves(self, host: HostRef) -> bool:
         """Return whether a host may serve its slots: as far as is cached, else as the directory and its ports say."""
-        if (host.id, host.epoch) in self._places:
+        if (host.id, host.epoch) in self._addresses:
             return True
         try:
             place = await self.find(host)
@@ -209,7 +209,7 @@ class HostResolver:
             return False
         return place is not None and place.info.alive and await accepts(place.route.address, place.info.ports)
 
-    async def moved(self, host: HostRef, before: Place) -> bool:
+    async def moved(self, host: HostRef, before: HostAddress) -> bool:
         """Return whether a host at whose port another host answers has another place by now.
 
         A host that was killed and adopted its arena may have new ports, and another host may have its old ones.

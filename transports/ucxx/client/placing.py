@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from ..directory import HostInfo
 
-__all__ = ["Placing", "RandomSource"]
+__all__ = ["Placing"]
 
 #: Steps of arena use; hosts within the same eighth count as equal and are used in rotation. Heartbeats are a second
 #: apart, and between two of them all clients would otherwise overload the least used host.

@@ -18,7 +18,7 @@ from .invalidation import invalidations
 
 if TYPE_CHECKING:
     from ..directory import Directory
-    from .host_resolver import HostResolver, Place
+    from .host_resolver import HostAddress, HostResolver
     from .placing import Placing
 
 __all__ = ["SlotCalls", "op_of"]
@@ -67,14 +67,16 @@ class SlotCalls(Service):
 
     # -- slots
 
-    async def _find(self, host: s.HostRef, port: int | None) -> Place:
+    async def _find(self, host: s.HostRef, port: int | None) -> HostAddress:
         place = await self._resolver.find(host)
         if place is None:
             msg = f"slot host {host.id!r} is not registered"
             raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
         return place
 
-    async def _at(self, host: s.HostRef, port: int | None, work: Callable[[Place, int | None], Awaitable[R]]) -> R:
+    async def _at(
+        self, host: s.HostRef, port: int | None, work: Callable[[HostAddress, int | None], Awaitable[R]]
+    ) -> R:
         """Run a request at a host.
 
         Where no host answers, drop the cached place, so that the next attempt resolves the host again: it may have
@@ -101,7 +103,7 @@ class SlotCalls(Service):
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         del ctx
 
-        async def read(place: Place, port: int | None) -> s.ReadResult:
+        async def read(place: HostAddress, port: int | None) -> s.ReadResult:
             return await self._resolver.host_client.read(call.host, place.route, call.refs, port)
 
         try:
@@ -115,7 +117,7 @@ class SlotCalls(Service):
             _refuse_unwritable(name)
         left = ctx.remaining()
 
-        async def reserve(place: Place, port: int | None) -> tuple[s.SlotRef, ...]:
+        async def reserve(place: HostAddress, port: int | None) -> tuple[s.SlotRef, ...]:
             return await self._resolver.host_client.reserve(
                 call.host,
                 place.route,
@@ -140,7 +142,7 @@ class SlotCalls(Service):
 
     @handles(s.WriteSlots)
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
-        async def write(place: Place, port: int | None) -> None:
+        async def write(place: HostAddress, port: int | None) -> None:
             told: dict[str, Any] = {"port": port, "checksum": self._checksum}
             await self._resolver.host_client.write(call.host, place.route, ctx.op_id, call.refs, call.block, **told)
 
@@ -153,7 +155,7 @@ class SlotCalls(Service):
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
         del ctx
 
-        async def abort(place: Place, port: int | None) -> None:
+        async def abort(place: HostAddress, port: int | None) -> None:
             await self._resolver.host_client.abort(call.host, place.route, call.op_id, port)
 
         try:
@@ -168,7 +170,7 @@ class SlotCalls(Service):
         """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself."""
         rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
 
-        async def drop(place: Place, port: int | None) -> None:
+        async def drop(place: HostAddress, port: int | None) -> None:
             ports = place.info.ports
             if port is None and ports:  # the ports were not known when the call was made
                 port = ports[(ctx.attempt - 1) % len(ports)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from .link import Link
 
-__all__ = ["Ear", "Notices"]
+__all__ = ["Notices"]
 
 #: Consecutive notices of a channel without waiters after which it is unsubscribed.
 MOST_UNHEARD = 64

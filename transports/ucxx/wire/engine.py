@@ -34,7 +34,7 @@ from asyncdp.process.forks import keep_for_ever, on_fork
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MESSAGE_BYTES", "Endpoint", "Engine", "Operation"]
+__all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
 
 #: Largest message in bytes: a larger one blocks the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20

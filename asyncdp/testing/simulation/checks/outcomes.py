@@ -14,7 +14,7 @@ from ..recording.violation import Violation
 if TYPE_CHECKING:
     from ..recording.history import History
 
-__all__ = ["SLACK_S", "late_calls", "raw_errors", "short_batches"]
+__all__ = ["late_calls", "raw_errors", "short_batches"]
 
 #: Tolerance in seconds for the end of a call: one tick of the loop.
 SLACK_S = 0.02

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .history import History
     from .operation import Operation
 
-__all__ = ["Recorded", "row_values"]
+__all__ = ["Recorded"]
 
 R = TypeVar("R")
 

@@ -6,7 +6,7 @@ import hashlib
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["FORMAT", "LIBRARY", "source", "version"]
+__all__ = ["FORMAT", "source", "version"]
 
 #: Version of the data format in the server, which head.lua describes; to be changed when other releases would misread
 #: the data. A plane without a stored version has version 1.
