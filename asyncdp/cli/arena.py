@@ -16,7 +16,7 @@ from asyncdp.errors import DataPlaneUnavailable
 from .attached import MISTAKE, Json, Yes, confirmed, fail, told_as_json
 from .tables import age, print_table, size
 
-__all__ = ["Segment", "arena", "segments"]
+__all__ = ["arena", "segments"]
 
 arena = typer.Typer(name="arena", no_args_is_help=True, help="List or remove the shared memory of slot hosts.")
 

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MISTAKE",
-    "NO_ANSWER",
     "WRONG",
     "ConfigFile",
     "Json",

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.meta import ClaimInfo
 
-__all__ = ["claims", "claims_of", "release"]
+__all__ = ["claims", "release"]
 
 #: Most characters of a claim id that a table shows.
 CLAIM_ID = 24

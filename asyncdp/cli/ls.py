@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.meta import DataPlaneGroupMeta, PartitionInfo
 
-__all__ = ["group_as_json", "ls"]
+__all__ = ["ls"]
 
 
 def ls(

@@ -19,30 +19,15 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
     DataPlaneWriteError,
     PartialReadError,
-    PortQuarantined,
 )
 
 __all__ = [
-    "ClearConnectionError",
-    "CorruptConnectionError",
-    "NotReadyConnectionError",
-    "PartialConnectionError",
-    "PartialKeyError",
-    "QuarantinedConnectionError",
-    "ReadConnectionError",
-    "UnavailableConnectionError",
-    "UnknownNameError",
-    "WriteConnectionError",
     "translated",
 ]
 
 
 class UnavailableConnectionError(DataPlaneUnavailable, ConnectionError):
     """DataPlaneUnavailable that is a ConnectionError, too."""
-
-
-class QuarantinedConnectionError(PortQuarantined, ConnectionError):
-    """PortQuarantined that is a ConnectionError, too."""
 
 
 class NotReadyConnectionError(DataPlaneNotReady, ConnectionError):
@@ -80,7 +65,6 @@ class UnknownNameError(DataPlaneBadRequest, KeyError):
 #: By the exact class of an error, the class that is a ConnectionError as well.
 _INFRASTRUCTURE: dict[type[DataPlaneError], type[DataPlaneError]] = {
     DataPlaneUnavailable: UnavailableConnectionError,
-    PortQuarantined: QuarantinedConnectionError,
     DataPlaneNotReady: NotReadyConnectionError,
     CorruptPayload: CorruptConnectionError,
 }

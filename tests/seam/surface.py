@@ -70,7 +70,7 @@ def surface() -> str:
                 paragraphs.append([f"{prefix} {name}{_signature(member)}"])
             else:
                 paragraphs.append([f"{name}"])
-    return "\n\n".join("\n".join(lines) for lines in paragraphs) + "\n"
+    return re.sub(r" at 0x[0-9a-f]+", "", "\n\n".join("\n".join(lines) for lines in paragraphs)) + "\n"
 
 
 if __name__ == "__main__":

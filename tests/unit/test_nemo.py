@@ -29,7 +29,6 @@ from asyncdp import (
     MemoryTransport,
     Metrics,
     PartialReadError,
-    PortQuarantined,
     SampleNotFound,
     StaleSlotError,
     build_data_plane_client,
@@ -90,7 +89,6 @@ def partial(*errors: DataPlaneError, ok: int = 1) -> PartialReadError:
 
 INFRASTRUCTURE = {
     "unavailable": DataPlaneUnavailable("gone", host="h", port=1, retry_after_s=2.0),
-    "quarantined": PortQuarantined("not now"),
     "not ready": DataPlaneNotReady("full", retry_after_s=1.5),
     "corrupt": CorruptPayload("bits"),
     "read that may pass": DataPlaneReadError("odd", retryable=True),
