@@ -45,13 +45,14 @@ class DataPlaneConfig(TypedDict):
     ``backend``: ``simple`` or ``mooncake_cpu`` for transfer_queue, ``simple`` for memory, ``valkey`` for ucxx.
     ``storage_capacity``: number of samples that the plane holds (1,000,000). ``num_storage_units``: number of storage
     units, or of slot hosts to start (2; for ucxx 1). ``claim_meta_poll_interval_s``: seconds between two polls of a
-    waiting claim, if the backend cannot long-poll (0.05). ``global_segment_size``, ``local_buffer_size``: bytes, for
-    mooncake_cpu. These five keys may also be given in a mapping ``simple`` or ``mooncake_cpu``, of which only the one
-    that ``backend`` names is used. ``controller_address``: address of the plane. ``ack_timeout_ms``: limit of one
-    attempt, the same as ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``: seconds that a
-    verb may take (60). ``layers``: the settings of the default layers by layer, or a list of such mappings and of
-    user-defined layers, outermost first, as callables or ``"package.module:Name"``.
-    ``group_id_pattern``: how a sample id contains the group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
+    waiting claim, if the backend cannot long-poll (0.05). ``global_segment_size``, ``local_buffer_size``: taken from
+    NeMo-RL's configs and read by nothing, since mooncake_cpu is not served yet. These five keys may also be given in a
+    mapping ``simple`` or ``mooncake_cpu``, of which only the one that ``backend`` names is used.
+    ``controller_address``: address of the plane. ``ack_timeout_ms``: limit of one attempt, the same as
+    ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``: seconds that a verb may take (60).
+    ``layers``: the settings of the default layers by layer, or a list of such mappings and of user-defined layers,
+    outermost first, as callables or ``"package.module:Name"``. ``group_id_pattern``: how a sample id contains the
+    group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
     which a claim expires (None: never). ``owner``: name of the client at the plane. ``full_tracebacks``: whether errors
     keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. ``nemo``:
     whether the client behaves as NeMo-RL's, or the keys of :class:`NemoSettings`. A mapping named after the impl holds
@@ -362,10 +363,6 @@ def _check_together(config: Config) -> None:
             f"claim_meta_poll_interval_s: {config.claim_meta_poll_interval_s:g} s is not shorter than call_timeout_s"
             f" ({config.call_timeout_s:g} s): a waiting claim would look once"
         )
-    if config.backend == "mooncake_cpu":
-        for key in ("global_segment_size", "local_buffer_size"):
-            if getattr(config, key) is None:
-                raise ValueError(f"{key}: required where backend is 'mooncake_cpu'")
     callback = None if config.observability is None else config.observability.callback
     if callback is not None and not callable(callback):
         raise ValueError(f"observability.callback: must be callable, not a {type(callback).__name__}")
@@ -392,7 +389,7 @@ def oddities(config: Config) -> list[str]:
         )
     if config.backend != "mooncake_cpu":
         told += [
-            f"{key}: has no effect; only the backend 'mooncake_cpu' reads it"
+            f"{key}: has no effect; it is of the backend 'mooncake_cpu', which is not served yet"
             for key in ("global_segment_size", "local_buffer_size")
             if getattr(config, key) is not None and config.impl != "transfer_queue" and not config.nemo
         ]

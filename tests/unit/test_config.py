@@ -50,7 +50,6 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "lease of no time": ({"claim_lease_s": 0}, "claim_lease_s"),
     "acknowledgements in no time": ({"ack_timeout_ms": 0}, "ack_timeout_ms"),
     "owner is a number": ({"owner": 1}, "owner"),
-    "sizes are missing": ({"impl": "transfer_queue", "backend": "mooncake_cpu"}, "global_segment_size"),
 }
 
 
