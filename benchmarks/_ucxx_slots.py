@@ -17,13 +17,13 @@ import numpy as np
 import torch
 
 from asyncdp.calls.slots import HostRef, SlotRef
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client.connection_pool import Pool
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload.blocks import layout_of, pack, rows_of
 from asyncdp.transports.ucxx.payload.gather import Selection, gathers
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.handshake import Secret
 from benchmarks._ucxx_table import Rounds, line
 

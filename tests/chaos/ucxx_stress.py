@@ -29,12 +29,12 @@ import msgspec
 import numpy as np
 
 from asyncdp.client import Client
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client.connection_pool import Pool
 from asyncdp.transports.ucxx.directory import EmbeddedServer
 from asyncdp.transports.ucxx.host.settings import HostSettings
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.chaos.ucxx_stress_account import account
 from tests.chaos.ucxx_stress_gauge import Gauge

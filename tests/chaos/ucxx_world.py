@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdp import stack
 from asyncdp.errors import DataPlaneError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client.connection_pool import Pool
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.chaos.ucxx_plane import SECRET
 from tests.chaos.ucxx_rows import fields_of

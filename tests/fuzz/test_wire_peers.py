@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.transports.ucxx.client.connection import Connection
 from asyncdp.transports.ucxx.host.registration import NoDirectory
 from asyncdp.transports.ucxx.host.service import Service
@@ -20,7 +21,6 @@ from asyncdp.transports.ucxx.payload.blocks import packed
 from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
 from asyncdp.transports.ucxx.payload.payload import Payload
 from asyncdp.transports.ucxx.slots.table import SlotTable
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.control import Control
 from asyncdp.transports.ucxx.wire.handshake import Secret
 from asyncdp.transports.ucxx.wire.messages import (

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from asyncdp.transports.transfer_queue import read_pool
-from asyncdp.transports.transfer_queue.read_pool import ReadPool
+from asyncdp.process.buffer_pool import BufferPool
+from asyncdp.transports.transfer_queue.lifecycle import POOLED_BYTES
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
@@ -19,15 +19,20 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.anyio
 
-SIZE = read_pool.POOLED_BYTES
+SIZE = POOLED_BYTES
 
 
 @pytest.fixture
-async def pool(anyio_backend: str) -> ReadPool:
+async def pool(anyio_backend: str) -> BufferPool:
     """Give a pool that keeps two buffers."""
-    made = ReadPool(2 * SIZE)
-    made.trim_in(asyncio.get_running_loop())
+    made = BufferPool(keep_bytes=2 * SIZE, least_bytes=SIZE, huge_pages=False)
+    made.trim_in(asyncio.get_running_loop(), 10.0)
     return made
+
+
+def allocate(pool: BufferPool, size: int, dtype: torch.dtype) -> torch.Tensor:
+    """Take memory as a read does."""
+    return torch.from_numpy(pool.empty(size)).view(dtype)
 
 
 ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -40,25 +45,25 @@ ALIASES: dict[str, Callable[[torch.Tensor], Any]] = {
 
 
 @pytest.mark.parametrize("alias", ALIASES)
-async def test_memory_comes_back_when_its_last_reader_is_gone(pool: ReadPool, alias: str) -> None:
+async def test_memory_comes_back_when_its_last_reader_is_gone(pool: BufferPool, alias: str) -> None:
     """Whatever sees it keeps it; then the next read of that size gets it."""
-    whole = pool.allocate(SIZE, torch.float32)
+    whole = allocate(pool, SIZE, torch.float32)
     address = whole.data_ptr()
     kept = ALIASES[alias](whole)
     del whole
     gc.collect()
     assert pool.idle_bytes == 0
-    other = pool.allocate(SIZE, torch.float32)
+    other = allocate(pool, SIZE, torch.float32)
     assert other.data_ptr() != address
     del kept
     gc.collect()
     assert pool.idle_bytes == SIZE
-    assert pool.allocate(SIZE, torch.int64).data_ptr() == address
+    assert allocate(pool, SIZE, torch.int64).data_ptr() == address
 
 
-async def test_no_more_lies_idle_than_was_allowed(pool: ReadPool) -> None:
+async def test_no_more_lies_idle_than_was_allowed(pool: BufferPool) -> None:
     """What is over goes back to the system; so does everything at the end."""
-    lent = [pool.allocate(SIZE, torch.uint8) for _ in range(5)]
+    lent = [allocate(pool, SIZE, torch.uint8) for _ in range(5)]
     lent.clear()
     gc.collect()
     assert pool.idle_bytes == 2 * SIZE
@@ -66,19 +71,19 @@ async def test_no_more_lies_idle_than_was_allowed(pool: ReadPool) -> None:
     assert pool.idle_bytes == 0
 
 
-async def test_a_buffer_much_too_large_is_not_lent(pool: ReadPool) -> None:
+async def test_a_buffer_much_too_large_is_not_lent(pool: BufferPool) -> None:
     """A small read must not hold on to the memory of a large one."""
-    large = pool.allocate(2 * SIZE + 2, torch.uint8)
+    large = allocate(pool, 2 * SIZE + 2, torch.uint8)
     assert large.numel() == 2 * SIZE + 2
     del large
     gc.collect()
-    assert pool.allocate(SIZE, torch.uint8).untyped_storage().nbytes() == SIZE
+    assert allocate(pool, SIZE, torch.uint8).untyped_storage().nbytes() == SIZE
 
 
-async def test_idle_memory_goes_back_in_time(pool: ReadPool, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_idle_memory_goes_back_in_time(pool: BufferPool) -> None:
     """By the event loop's timer, without another read."""
-    monkeypatch.setattr(read_pool, "IDLE_S", 0.01)
-    lent = pool.allocate(SIZE, torch.uint8)
+    pool.trim_in(asyncio.get_running_loop(), 0.01)
+    lent = allocate(pool, SIZE, torch.uint8)
     del lent
     gc.collect()
     assert pool.idle_bytes == SIZE

@@ -11,10 +11,14 @@ from tensordict import NonTensorData, NonTensorStack
 from asyncdp.errors import CorruptPayload
 from asyncdp.rows.block import Block
 from asyncdp.transports.transfer_queue import rows
-from asyncdp.transports.transfer_queue.read_pool import ReadPool
 from asyncdp.transports.transfer_queue.rows import RowCodec, Target, decode, encode, form_of
 
-ALLOCATE = ReadPool(0).allocate
+
+def ALLOCATE(size: int, dtype: torch.dtype) -> torch.Tensor:  # noqa: N802
+    """Memory of no pool."""
+    return torch.empty(size // dtype.itemsize, dtype=dtype)
+
+
 BIG = rows.SMALL_ROW_BYTES // 4 + 1
 LEAVES: dict[str, Any] = {
     "scalars": torch.arange(5),

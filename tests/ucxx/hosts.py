@@ -21,12 +21,12 @@ import msgspec
 import pytest
 
 from asyncdp.calls.slots import HostRef, SlotRef
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx.client.connection_pool import Pool
 from asyncdp.transports.ucxx.host.host import Host
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.slots.arena import Arena
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.handshake import Secret
 
 if TYPE_CHECKING:

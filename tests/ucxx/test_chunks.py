@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.transports.ucxx.host.incoming import Incoming
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.chunks import AHEAD, JOINABLE_BYTES, JOINED_BYTES, batches
 
 SIZES = st.lists(st.integers(0, 2 * JOINABLE_BYTES), max_size=60)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client import host_client as access_module
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
@@ -25,7 +26,6 @@ from asyncdp.transports.ucxx.slots.header import Outcome, read_dead, write_outco
 from asyncdp.transports.ucxx.slots.slot_split import cut
 from asyncdp.transports.ucxx.slots.table import SlotTable
 from asyncdp.transports.ucxx.slots.writer_process import Process, this_machine
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.messages import Read, Reserve, Rows, SlotRows, WireError, unpack_body
 from tests.ucxx import segments
 from tests.ucxx.clients import get, value

@@ -10,12 +10,12 @@ import torch
 
 from asyncdp.calls.slots import HostRef, ReadSlots, verify
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.host.host import Host
 from asyncdp.transports.ucxx.payload import payload as payload_module
 from asyncdp.transports.ucxx.slots.writer_process import Process
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from tests.ucxx.hosts import hosted, pool_of, ref_of
 from tests.ucxx.segments import rows
 

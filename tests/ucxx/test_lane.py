@@ -14,6 +14,7 @@ import torch
 
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef, verify
 from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client import lane as lane_module
 from asyncdp.transports.ucxx.client.lane import Lane
@@ -23,7 +24,6 @@ from asyncdp.transports.ucxx.slots.header import Outcome, State, read_outcome, r
 from asyncdp.transports.ucxx.slots.slot import Grant
 from asyncdp.transports.ucxx.slots.table import SlotTable
 from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from tests.ucxx import segments
 from tests.ucxx.segments import put, rows
 
@@ -231,7 +231,7 @@ from asyncdp.rows.block import PICKLE
 from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.transports.ucxx.payload import payload
 from asyncdp.transports.ucxx.slots.arena import Arena
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.slots.writer_process import this_process
 from tests.ucxx import segments

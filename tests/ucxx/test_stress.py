@@ -7,9 +7,9 @@ import pytest
 
 from asyncdp.calls.slots import ReadSlots, SlotRef, verify
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
-from asyncdp.transports.ucxx.wire.buffers import BufferPool
 from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import needs_ucx, pool_of, spawned
 from tests.ucxx.segments import rows

@@ -14,13 +14,13 @@ import structlog
 
 from asyncdp.config import Config, TransferQueueSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.service import Service
 
 from .directory_server import DirectoryServer
 from .endpoints import Endpoints, Server
 from .link import Link
 from .private import META, prepare_environment
-from .read_pool import ReadPool
 from .session import Session, in_a_loop_of_its_own
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ __all__ = ["Lifecycle"]
 
 #: Maximum time in seconds that close() spends on requests to the plane.
 CLOSE_S = 2.0
+#: Minimum size in bytes of memory that is pooled; the allocator serves less from its own free lists.
+POOLED_BYTES = 4 << 20
 #: Settings that a plane fixes for all of its clients: {name in the directory: name in the config}.
 SAME = {
     "capacity": "storage_capacity",
@@ -56,7 +58,7 @@ class Lifecycle(Service):
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         #: Forms of the fields of a layout, by (epoch, layout).
         self._forms: dict[tuple[int, int], dict[str, tuple[Any, ...]]] = {}
-        self._pool = ReadPool(self._settings.read_pool_bytes)
+        self._pool = BufferPool(keep_bytes=self._settings.read_pool_bytes, least_bytes=POOLED_BYTES, huge_pages=False)
         #: Storage keys of a group with a checksum mismatch; their rows are read one by one, once.
         self._suspects: set[int] = set()
         self._cluster: Any = None
@@ -193,7 +195,6 @@ class Lifecycle(Service):
                 except DataPlaneError:
                     pass  # the plane is closed already
         session.close()
-        self._pool.limit_bytes = 0
         self._pool.clear()
         if self._cluster is not None or self._server is not None:
             await anyio.to_thread.run_sync(self._stop_servers)

@@ -15,8 +15,7 @@ from asyncdp.errors import DataPlaneError, DataPlaneReadError, StaleSlotError
 from asyncdp.meta import RowHandle
 
 from .checksums import MARK, beside, check
-from .lifecycle import Lifecycle
-from .read_pool import POOLED_BYTES
+from .lifecycle import POOLED_BYTES, Lifecycle
 from .rows import Keys, Target, decode, spec_from_wire
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ __all__ = ["Reading", "maybe_in_a_thread", "nbytes_of"]
 
 #: Minimum size in bytes from which copies and checksums are made in a thread.
 BIG_BYTES = 16 << 20
+#: Seconds after which idle memory of large reads is returned to the system.
+IDLE_S = 10.0
 #: Minimum size in bytes per unit from which rows are decoded directly into the buffer of the whole read.
 DIRECT_BYTES = 256 << 10
 
@@ -34,6 +35,12 @@ R = TypeVar("R")
 
 class Reading(Lifecycle):
     """Reads rows, with one request for the rows of a storage unit."""
+
+    def _allocate(self, size: int, dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory, ``size`` bytes as one row of ``dtype``; large ones come from the pool."""
+        if size < POOLED_BYTES:
+            return torch.empty(size // dtype.itemsize, dtype=dtype)
+        return torch.from_numpy(self._pool.empty(size)).view(dtype)
 
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
@@ -46,7 +53,7 @@ class Reading(Lifecycle):
             self._forms.setdefault((epoch, layout), dict(forms))
         ports = {unit.id: (unit.ports["put_get_socket"],) for unit in link.endpoints.units}
         hosts = {unit: s.HostRef(unit, epoch, ports.get(unit, (0,))) for unit in {group[0] for group in groups}}
-        target = Target(len(call.sample_ids), self._pool.allocate) if len(groups) > 1 else None
+        target = Target(len(call.sample_ids), self._allocate) if len(groups) > 1 else None
         if self._suspects:
             groups = [one for group in groups for one in self._apart(group)]
         refs = [
@@ -125,8 +132,8 @@ class Reading(Lifecycle):
                 if summed:
                     await maybe_in_a_thread(size, check, rows, ref.index, summed)
                 if size >= POOLED_BYTES:
-                    self._pool.trim_in(link.loop)
-                args = (rows, wanted, count, self._pool.allocate, target, ref.rows)
+                    self._pool.trim_in(link.loop, IDLE_S)
+                args = (rows, wanted, count, self._allocate, target, ref.rows)
                 block = await maybe_in_a_thread(size, decode, *args)
             except DataPlaneReadError as err:
                 if summed and count > 1:

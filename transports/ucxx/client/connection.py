@@ -64,9 +64,9 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from asyncdp.calls.slots import HostRef, SlotRef
+    from asyncdp.process.buffer_pool import BufferPool
     from asyncdp.rows.block import Block, ObjectCodec
 
-    from ..wire.buffers import BufferPool
     from ..wire.engine import Engine
     from ..wire.messages import Message
 

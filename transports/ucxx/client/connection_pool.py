@@ -14,9 +14,9 @@ from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable
 from .connection import Connection
 
 if TYPE_CHECKING:
+    from asyncdp.process.buffer_pool import BufferPool
     from asyncdp.rows.block import ObjectCodec
 
-    from ..wire.buffers import BufferPool
     from ..wire.engine import Engine
     from ..wire.handshake import Secret
 

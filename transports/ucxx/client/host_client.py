@@ -18,9 +18,9 @@ from .lane import Lane
 
 if TYPE_CHECKING:
     from asyncdp.calls.slots import HostRef, ReadResult
+    from asyncdp.process.buffer_pool import BufferPool
     from asyncdp.rows.block import Block, ObjectCodec
 
-    from ..wire.buffers import BufferPool
     from .connection import Connection, Dropped
     from .connection_pool import Pool
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from redis.exceptions import RedisError
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, StaleSlotError
+from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.process.forks import on_fork, on_fork_of_loop
 from asyncdp.process.loop_end import at_loop_end
 
-from ..wire.buffers import BufferPool
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .connection_pool import Pool

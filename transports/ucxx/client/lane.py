@@ -38,10 +38,10 @@ from ..slots.slot import live_at
 
 if TYPE_CHECKING:
     from asyncdp.calls.slots import SlotRef
+    from asyncdp.process.buffer_pool import BufferPool
     from asyncdp.rows.block import Block, ObjectCodec
 
     from ..slots.arena import Arena
-    from ..wire.buffers import BufferPool
 
 __all__ = ["Lane"]
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from ..wire.buffers import BufferPool
+    from asyncdp.process.buffer_pool import BufferPool
+
     from ..wire.engine import Engine, Operation
 
     Bytes = npt.NDArray[np.uint8]

@@ -44,10 +44,11 @@ from .turns import Turns
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+    from asyncdp.process.buffer_pool import BufferPool
+
     from ..slots.slot import Grant, ReadAttempt, Slot
     from ..slots.table import SlotTable
     from ..slots.writer_process import Process
-    from ..wire.buffers import BufferPool
     from .registration import HostDirectory
     from .settings import HostSettings
     from .turns import Work

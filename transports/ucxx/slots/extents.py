@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
+from asyncdp.process.buffer_pool import size_class
+
 __all__ = ["Extents", "size_class"]
-
-
-def size_class(units: int) -> int:
-    """Round up to a size class: exact up to 8 units, then eight classes per doubling, so at most 1/8 is wasted.
-
-    Payloads of similar sizes then fit exactly into extents that others of the class freed, as in jemalloc.
-    """
-    step = 1 << max(0, (units - 1).bit_length() - 4)
-    return -(-units // step) * step
 
 
 class Extents:
