@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from asyncdp import CallContext, DataPlaneError, SlotRetry
+from asyncdp import DataPlaneError, SlotRetry
 from asyncdp.middleware.outage_wait import OutageWait
 
 if TYPE_CHECKING:
-    from asyncdp.calls import Call
+    from asyncdp.calls import Call, CallContext
     from asyncdp.calls.slots import Send
 
 
