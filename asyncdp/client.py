@@ -32,6 +32,7 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
     PartialReadError,
 )
+from asyncdp.held_claims import HeldClaims
 from asyncdp.meta import (
     ClaimInfo,
     DataPlaneCapabilities,
@@ -58,8 +59,6 @@ __all__ = ["Client", "DataPlaneClient"]
 
 R = TypeVar("R")
 
-#: Number of samples whose claims a client remembers, for pop by plain ids; the oldest are forgotten first.
-CLAIMS_REMEMBERED = 1 << 20
 #: Seconds that close() waits for calls whose waits it has cancelled. They end at once unless a backend keeps them.
 CALLS_END_S = 1.0
 #: Seconds that the single poll of a claim with ``timeout_s=0`` may take; the default of AttemptTimeout.
@@ -119,8 +118,7 @@ class Client(DataPlaneClient):
         self.full_tracebacks = False
         self.outermost = False
         self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
-        # By row (partition id, sample id) and task: the claim id that this client got, and the life that was claimed.
-        self.__claims: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
+        self.__claims = HeldClaims()
         self.__pid = os.getpid()
         self.__home: int | None = None
         self.__idle: anyio.Event | None = None
@@ -267,7 +265,7 @@ class Client(DataPlaneClient):
         if min_batch_size is not None and min_batch_size > batch_size:
             raise check.bad(f"min_batch_size {min_batch_size} is above batch_size {batch_size}", "min_batch_size")
         meta = await self.__run(call, "claim_meta", timeout_s)
-        self.__remember(meta)
+        self.__claims.remember(meta)
         return meta
 
     @check.of_verb
@@ -369,7 +367,7 @@ class Client(DataPlaneClient):
                     f"clear_samples(None, {partition_id!r}) found nothing that {self.owner!r} put and that still lives"
                 )
                 warnings.warn(text, RuntimeWarning, stacklevel=3)
-            self.__forget(partition_id, None)
+            self.__claims.forget(partition_id, None)
             return
         await self.__remove(c.ClearSamples, sample_ids, partition_id, "clear_samples", timeout_s)
 
@@ -418,9 +416,9 @@ class Client(DataPlaneClient):
         if named.lives is not None or named.is_group:
             self.__need_bound(verb, partition_id)
         ids = named.ids if named.lives is not None else tuple(dict.fromkeys(named.ids))
-        claims = self.__claims_of(named, ids, partition_id) if kind is c.PopSamples else None
+        claims = self.__claims.of(named, ids, partition_id) if kind is c.PopSamples else None
         await self.__run(kind(ids, partition_id, claims=claims, lives=named.lives), verb, timeout_s)
-        self.__forget(partition_id, ids, named.lives)
+        self.__claims.forget(partition_id, ids, named.lives)
 
     def __need_bound(self, verb: str, partition_id: str) -> None:
         """Raise DataPlaneUnsupported if the backend cannot bind a mutation to lives."""
@@ -441,8 +439,7 @@ class Client(DataPlaneClient):
             raise check.bad(f"the meta has no claim for sample {name!r}", "meta")
         call = c.ReleaseClaim(partition_id, task, check.names(meta.sample_ids, "meta.sample_ids"), claims)
         await self.__run(call, "release_claim", timeout_s)
-        for i in call.sample_ids:
-            self.__claims.get((partition_id, i), {}).pop(task, None)
+        self.__claims.released(partition_id, call.sample_ids, task)
 
     @check.of_verb
     async def list_claims(
@@ -472,7 +469,7 @@ class Client(DataPlaneClient):
     async def drop_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
         partition_id = check.name(partition_id, "partition_id")
         await self.__run(c.DropPartition(partition_id), "drop_partition", timeout_s)
-        self.__forget(partition_id, None)
+        self.__claims.forget(partition_id, None)
 
     @check.of_verb
     async def wait_partition(self, partition_id: str, *, timeout_s: float | None = None) -> None:
@@ -546,44 +543,6 @@ class Client(DataPlaneClient):
         await self.close()
 
     # -- claims that this client holds
-
-    def __claims_of(
-        self, named: check.Rows, ids: Sequence[str], partition_id: str
-    ) -> tuple[tuple[str, ...] | None, ...] | None:
-        """Return the claims to check for a pop: those of its meta, else those that this client holds."""
-        claims: list[tuple[str, ...] | None]
-        if named.handles is not None and not named.is_group:
-            claims = [(h.claim_id,) if h and h.claim_id else None for h in named.handles]
-        else:
-            lives = named.lives or (None,) * len(ids)
-            claims = []
-            for sample_id, life in zip(ids, lives, strict=True):
-                held = self.__claims.get((partition_id, sample_id), {}).values()
-                claims.append(tuple(claim for claim, claimed in held if life in (None, claimed)) or None)
-        return tuple(claims) if any(claims) else None
-
-    def __remember(self, meta: KVBatchMeta) -> None:
-        if meta.handles is None or meta.task_name is None:
-            return
-        claims = self.__claims
-        for sample_id, handle in zip(meta.sample_ids, meta.handles, strict=True):
-            if handle is not None and handle.claim_id is not None:
-                held = claims.setdefault((meta.partition_id, sample_id), {})
-                held[meta.task_name] = handle.claim_id, handle.incarnation
-        while len(claims) > CLAIMS_REMEMBERED:
-            del claims[next(iter(claims))]
-
-    def __forget(self, partition_id: str, ids: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> None:
-        """Forget the claims of removed samples; ``ids`` None: of the whole partition."""
-        if ids is None:
-            for key in [key for key in self.__claims if key[0] == partition_id]:
-                del self.__claims[key]
-            return
-        for sample_id, life in zip(ids, lives or (None,) * len(ids), strict=True):
-            held = self.__claims.pop((partition_id, sample_id), {})
-            others = {task: claim for task, claim in held.items() if life not in (None, claim[1])}
-            if others:
-                self.__claims[partition_id, sample_id] = others
 
 
 def _plain_env(service: Service) -> Env:
