@@ -212,4 +212,4 @@ async def test_events_and_live_bytes_are_one_object_of_the_stack() -> None:
         assert metrics.counters is client.env.sink
         got = client.snapshot()
         assert got["events_by"]["seen"] == {"what=put": 1}
-        assert got["bytes_outstanding"] == metrics.counters.account.outstanding == rows(1).nbytes
+        assert got["bytes_outstanding"] == metrics.counters.live_bytes.outstanding == rows(1).nbytes
