@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta
 
-__all__ = ["BlockingBatches", "BlockingClient", "build_blocking_client"]
+__all__ = ["BlockingClient", "build_blocking_client"]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DataPlaneClient",
-    "DataPlaneStats",
     "KVBatchMeta",
     "MetricsDataPlaneClient",
     "build_data_plane_client",
