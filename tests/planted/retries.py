@@ -8,7 +8,6 @@ from typing import Any
 
 from asyncdp import (
     BatchRetry,
-    CallContext,
     DataPlaneBadRequest,
     DataPlaneError,
     DataPlaneNotReady,
@@ -16,7 +15,7 @@ from asyncdp import (
     PartialReadError,
     SlotRetry,
 )
-from asyncdp.calls import Call, ClearSamples, GetSamples, handles
+from asyncdp.calls import Call, CallContext, ClearSamples, GetSamples, handles
 from asyncdp.calls.slots import ReadResult, ReadSlots, TryClaim
 from asyncdp.errors import StaleSlotError
 from asyncdp.middleware.policy.budget import RetryBudget
