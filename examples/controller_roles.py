@@ -18,18 +18,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import torch
 
-from asyncdp import (
-    CallContext,
-    ClaimNotReady,
-    Client,
-    DataPlaneError,
-    EvictSamples,
-    KVBatchMeta,
-    Layer,
-    Service,
-    build_data_plane_client,
-    handles,
-)
+from asyncdp import ClaimNotReady, Client, DataPlaneError, KVBatchMeta, Layer, Service, build_data_plane_client
+from asyncdp.calls import CallContext, EvictSamples, handles
 from asyncdp.examples.controller_journal import Journal, Notes
 from asyncdp.recovery import CapacityLedger, GroupWriter, RecoveryLoop, Reservation, Selector
 from asyncdp.recovery.reservations import Listing

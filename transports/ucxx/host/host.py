@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.process.buffer_pool import BufferPool
 
 from ..slots.arena import Arena, arena_name, sweep_arenas
 from ..slots.header import State
 from ..slots.table import SlotTable
 from ..slots.writer_process import this_machine
-from ..wire.buffers import BufferPool
 from ..wire.control import LARGE_BYTES
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
