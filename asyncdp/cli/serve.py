@@ -73,7 +73,7 @@ def serve(  # noqa: PLR0913 - the options of a command
     publish: Annotated[
         str | None, typer.Option(help="Address that clients are told. [--bind; of 0.0.0.0 this machine's own]")
     ] = None,
-    ports: Annotated[int | None, typer.Option(min=1, max=64, help="Equal doors of a host. [4]")] = None,
+    ports: Annotated[int | None, typer.Option(min=1, max=64, help="Ports of a host that serve the same. [4]")] = None,
     first_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="First number tried; a taken one is left out. [0: any]")
     ] = None,

@@ -26,7 +26,7 @@ import msgspec
 from asyncdp.transports.ucxx.slots.writer_process import Process, this_machine, this_process
 from asyncdp.transports.ucxx.wire import messages as wire
 from asyncdp.transports.ucxx.wire.control import Control
-from asyncdp.transports.ucxx.wire.handshake import Secret, knock
+from asyncdp.transports.ucxx.wire.handshake import Secret, authenticate
 from asyncdp.transports.ucxx.wire.messages import (
     Abort,
     Granted,
@@ -90,8 +90,8 @@ async def entered(facts: Facts, process: Process | None = None) -> AsyncIterator
     control = Control()
     await asyncio.get_running_loop().create_connection(lambda: control, LOCAL, facts.ports[0])
     try:
-        shows = [os.urandom(16)] if "client" in inspect.signature(knock).parameters else []
-        yield control, await knock(control, Secret(), this_machine(), process or this_process(), *shows)
+        shows = [os.urandom(16)] if "client" in inspect.signature(authenticate).parameters else []
+        yield control, await authenticate(control, Secret(), this_machine(), process or this_process(), *shows)
     finally:
         control.end()
 
@@ -189,7 +189,7 @@ async def knocking(facts: Facts) -> None:
         control = Control()
         await asyncio.get_running_loop().create_connection(lambda: control, LOCAL, facts.ports[0])
         try:
-            await knock(control, Secret("a guess"), this_machine(), this_process())
+            await authenticate(control, Secret("a guess"), this_machine(), this_process())
             facts.won.append("let in with a wrong secret")
         finally:
             control.end()

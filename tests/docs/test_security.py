@@ -10,8 +10,8 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
 from asyncdp.config import UcxxSettings
+from asyncdp.transports.ucxx.host import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host import (
-    descriptor_watch,
     host,
     lobby,
     memory_share,
@@ -19,8 +19,8 @@ from asyncdp.transports.ucxx.host import (
     service,
     session,
     turns,
+    ucx_watchdog,
 )
-from asyncdp.transports.ucxx.host import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload import objects
 from asyncdp.transports.ucxx.slots import header
@@ -52,7 +52,7 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"may send (1 KiB) at once", wire.GREETING_BYTES),
         (r"say nothing (\d+) are kept at a time", lobby.MOST),
         (r"say something (\d+) too", host._GREETED_AT_ONCE),
-        (r"keeps (\d+) descriptors for itself", descriptor_watch._OWN),
+        (r"keeps (\d+) descriptors for itself", ucx_watchdog._OWN),
         (r"one-time token of (\d+) bytes", claims._TOKEN_BYTES),
         (r"(\d+) strangers at a time", claims._STRANGERS),
         (r"tells (\d+) lines of a kind in", operator_log._LINES),

@@ -13,7 +13,7 @@ from asyncdp.errors import DataPlaneError
 from asyncdp.transports.ucxx.slots.writer_process import this_machine, this_process
 from asyncdp.transports.ucxx.wire.control import Control
 from asyncdp.transports.ucxx.wire.failures import restore
-from asyncdp.transports.ucxx.wire.handshake import Secret, greet, knock
+from asyncdp.transports.ucxx.wire.handshake import Secret, authenticate, greet
 from asyncdp.transports.ucxx.wire.messages import (
     BODY_BYTES,
     GREETING_BYTES,
@@ -163,7 +163,7 @@ def test_nobody_gets_in_without_the_secret(messages: list[Message], noise: bytes
         wire = line(control)
         machine, process = this_machine(), this_process()
         welcome = Welcome(b"\0" * 32, "h", 1, "", "", 0, b"\0" * 16, 1.0, 0)
-        work = knock(control, SECRET, machine, process) if client else greet(control, SECRET, lambda: welcome)
+        work = authenticate(control, SECRET, machine, process) if client else greet(control, SECRET, lambda: welcome)
         task = asyncio.ensure_future(work)
         await asyncio.sleep(0)
         for message in messages:

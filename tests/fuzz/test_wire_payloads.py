@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from asyncdp.errors import CorruptPayload, DataPlaneError
-from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.host.recovery import recover_slots
 from asyncdp.transports.ucxx.payload.blocks import block_of, packed
 from asyncdp.transports.ucxx.payload.layout import PREFIX_BYTES
 from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
@@ -133,7 +133,7 @@ def test_any_words_are_a_slot_or_none(words: list[tuple[int, int]]) -> None:
             header = Header.read(arena, number, generation)
             assert header is None or header.rows >= 0
         again = SlotTable(arena, max_slot_bytes=1 << 16)
-        counts = adopt(again)
+        counts = recover_slots(again)
         assert counts["kept"] == len(again.slots) + 0
         for number, slot in list(again.slots.items()):
             attempt = again.begin_read(number, slot.generation, ("a",), range(slot.header.rows))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.host.recovery import recover_slots
 from asyncdp.transports.ucxx.slots.arena import PAGE, Arena, arena_name, sweep_arenas
 from asyncdp.transports.ucxx.slots.header import Header, Outcome, State, read_state, write_outcome
 from asyncdp.transports.ucxx.slots.table import SlotTable
@@ -85,7 +85,7 @@ def test_a_process_that_only_attached_leaves_the_arena_alone() -> None:
 def test_a_host_that_lives_keeps_its_arena() -> None:
     """A second host of that name, and the sweeper, are told so by the lock."""
     with segments.arena() as made:
-        for take in (lambda: Arena.adopt(made.name, "h"), lambda: Arena.discard(made.name)):
+        for take in (lambda: Arena.recover(made.name, "h"), lambda: Arena.discard(made.name)):
             with pytest.raises(DataPlaneUnavailable, match="lives"):
                 take()
         assert made.name not in sweep_arenas(-1e9)
@@ -110,12 +110,12 @@ def test_a_damaged_or_foreign_segment_is_not_adopted() -> None:
     with segments.arena() as made:
         name = made.name
         made.close()
-        assert Arena.adopt(name, "g") is None
-        again = Arena.adopt(name, "h")
+        assert Arena.recover(name, "g") is None
+        again = Arena.recover(name, "h")
         assert again is not None
         again.data[20] ^= 1
         again.close()
-        assert Arena.adopt(name, "h") is None
+        assert Arena.recover(name, "h") is None
         assert Arena.discard(name)
         assert not Arena.discard(name)
         made.words.release()
@@ -130,11 +130,11 @@ def test_an_arena_of_another_version_is_refused_by_name() -> None:
         made.close()
         made.data[8] += 1  # the version, behind eight bytes of magic
         with pytest.raises(DataPlaneUnavailable, match=f"{name} is of version 2, .* version 1: .* without adoption"):
-            Arena.adopt(name, "h")
+            Arena.recover(name, "h")
         assert Arena.attach(name, "h", 7) is None
         assert name in segments.leftovers()
         made.data[8] -= 1
-        again = Arena.adopt(name, "h")
+        again = Arena.recover(name, "h")
         assert again is not None
         again.close()
 
@@ -159,8 +159,8 @@ made = Arena.create(sys.argv[1], "h", epoch=7, data_bytes=1 << 20)
 table = SlotTable(made, max_slot_bytes=1 << 19)
 segments.put(table, "ready", segments.rows(4, fill=5.0))
 segments.put(table, "freed", segments.rows(4, fill=6.0))
-for number, generation in table.of_op("freed"):
-    table.drop(number, generation, range(4))
+for slot in table.of_op("freed"):
+    table.drop(slot.number, slot.generation, range(4))
 parent = Process(int(sys.argv[2]), int(sys.argv[3]))
 for op, writer in (("remote", None), ("lives", parent), ("dies", this_process()), ("finished", this_process())):
     for grant in table.reserve(op, ("a",), [32], 0, 1e18, writer):
@@ -168,7 +168,7 @@ for op, writer in (("remote", None), ("lives", parent), ("dies", this_process())
         if op == "finished":
             write_outcome(made, grant.slot, grant.generation, Outcome.WRITTEN)
 for op in ("ready", "freed", "remote", "lives", "dies", "finished"):
-    print(op, *[f"{n}:{g}" for n, g in table.of_op(op)], flush=True)
+    print(op, *[f"{slot.number}:{slot.generation}" for slot in table.of_op(op)], flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -179,11 +179,11 @@ def test_a_killed_host_adopts_its_arena() -> None:
     done = run(CRASH, name, str(me.pid), str(me.start))
     assert done.returncode == -signal.SIGKILL, done.stderr
     places = dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
-    arena = Arena.adopt(name, "h")
+    arena = Arena.recover(name, "h")
     assert arena is not None
     try:
         table = SlotTable(arena, max_slot_bytes=1 << 19)
-        assert adopt(table) == {"kept": 3, "freed": 2, "damaged": 0}
+        assert recover_slots(table) == {"kept": 3, "freed": 2, "damaged": 0}
         assert arena.epoch == 7
         for op, fill, n in (("ready", 5.0, 4), ("finished", 7.0, 1)):
             number, generation = map(int, places[op].split(":"))
@@ -229,7 +229,7 @@ def test_damaged_slot_headers_cost_their_slots_only(units: int, capacity: int) -
         assert header is not None
         Header(units, 2, 1, None, b"x" * 16, 0.0, 0, capacity).write(made, third.slot, third.generation)
         table = SlotTable(made, max_slot_bytes=1 << 19)
-        assert adopt(table) == {"kept": 1, "freed": 0, "damaged": 2}
+        assert recover_slots(table) == {"kept": 1, "freed": 0, "damaged": 2}
         assert list(table.slots) == [first.slot]
         assert read_state(made, second.slot) == (State.FREE, second.generation)
 
@@ -241,7 +241,7 @@ def test_nonsense_in_the_table_crashes_nobody(seed: int) -> None:
         noise = np.random.default_rng(seed).integers(0, 256, made.units * 128, dtype=np.uint8)
         made.data[PAGE : PAGE + len(noise)] = noise
         table = SlotTable(made, max_slot_bytes=1 << 17)
-        adopt(table)
+        recover_slots(table)
         assert not table.slots
         assert segments.put(table, "a", segments.rows(2))
 
@@ -312,7 +312,7 @@ def test_a_segment_that_others_could_touch_is_refused_by_name(foreign: str, what
 
 def _refused(name: str) -> None:
     path = Path("/dev/shm", name)
-    for take in (Arena.adopt, lambda name, _: Arena.discard(name)):
+    for take in (Arena.recover, lambda name, _: Arena.discard(name)):
         with pytest.raises(DataPlaneUnavailable, match=f"{name} cannot be used.*`host_id`") as caught:
             take(name, "h")
         assert not caught.value.retryable

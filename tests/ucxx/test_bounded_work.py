@@ -367,7 +367,7 @@ async def test_of_requests_sent_on_without_waiting_few_are_decoded(monkeypatch: 
     control.data_received(b"".join(pack_frame(Abort(f"{number}", idle=True)) for number in range(50)))
     for number in range(50):
         assert decoded == min(50, number + 2)
-        assert transport.paused == control.crowds == (number < 49)
+        assert transport.paused == control.pipelines == (number < 49)
         assert await control.expect(Abort) == Abort(f"{number}", idle=True)
     control.data_received(pack_frame(Abort("late", idle=True)) + b"garbage, more of it than a head has")
     assert await control.expect(Abort) == Abort("late", idle=True)

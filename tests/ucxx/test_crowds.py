@@ -15,8 +15,8 @@ import structlog
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import port as ports
-from asyncdp.transports.ucxx.host.descriptor_watch import most_sessions
 from asyncdp.transports.ucxx.host.operator_log import Seldom, log_to
+from asyncdp.transports.ucxx.host.ucx_watchdog import most_sessions
 from tests.ucxx.hosts import hosted, pool_of, ref_of
 
 pytestmark = pytest.mark.anyio

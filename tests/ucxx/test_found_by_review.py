@@ -19,7 +19,7 @@ from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client import host_client as access_module
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
-from asyncdp.transports.ucxx.host.recovery import adopt
+from asyncdp.transports.ucxx.host.recovery import recover_slots
 from asyncdp.transports.ucxx.payload.layout import bound
 from asyncdp.transports.ucxx.slots.arena import Arena, arena_name
 from asyncdp.transports.ucxx.slots.header import Outcome, read_dead, write_outcome
@@ -115,10 +115,10 @@ def test_rows_that_were_being_marked_dead_when_the_host_was_killed_stay_dead() -
         slot.live(arena)[1] = 0  # and here it was killed
         assert read_dead(arena, grant.slot) == 0
         arena.close()
-        again = Arena.adopt(arena.name, "h")
+        again = Arena.recover(arena.name, "h")
         assert again is not None
         served = SlotTable(again, max_slot_bytes=1 << 19)
-        assert adopt(served)["kept"] == 1
+        assert recover_slots(served)["kept"] == 1
         assert isinstance(served.begin_read(grant.slot, grant.generation, A, range(3)), StaleSlotError)
         assert not isinstance(served.begin_read(grant.slot, grant.generation, A, [0, 2]), Exception)
         again.close()
@@ -131,10 +131,10 @@ def test_a_slot_whose_payload_is_torn_is_adopted_and_says_so() -> None:
         (torn,), (good,) = put(table, "torn", rows(1)), put(table, "good", rows(1))
         arena.slice(torn.at, 40)[34] ^= 1
         arena.close()
-        again = Arena.adopt(arena.name, "h")
+        again = Arena.recover(arena.name, "h")
         assert again is not None
         served = SlotTable(again, max_slot_bytes=1 << 19)
-        assert adopt(served) == {"kept": 2, "freed": 0, "damaged": 0}
+        assert recover_slots(served) == {"kept": 2, "freed": 0, "damaged": 0}
         assert isinstance(served.begin_read(torn.slot, torn.generation, A, [0]), CorruptPayload)
         assert not isinstance(served.begin_read(good.slot, good.generation, A, [0]), Exception)
         assert served.drop(torn.slot, torn.generation, range(1))
@@ -274,7 +274,7 @@ def test_the_arena_of_another_user_is_an_error_in_words(monkeypatch: pytest.Monk
     monkeypatch.setattr("asyncdp.transports.ucxx.slots.arena._open", refused)
     name = arena_name("host-0")
     for work in (
-        lambda: Arena.adopt(name, "host-0"),
+        lambda: Arena.recover(name, "host-0"),
         lambda: Arena.discard(name),
         lambda: Arena.create(name, "host-0", epoch=1, data_bytes=1 << 16),
     ):

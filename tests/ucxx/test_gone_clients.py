@@ -15,7 +15,7 @@ import pytest
 
 from asyncdp.transports.ucxx.slots.writer_process import this_machine, this_process
 from asyncdp.transports.ucxx.wire.control import Control
-from asyncdp.transports.ucxx.wire.handshake import knock
+from asyncdp.transports.ucxx.wire.handshake import authenticate
 from asyncdp.transports.ucxx.wire.messages import Read, Rows, SlotRows, Tie
 from tests.ucxx.clients import LOCAL, client, cpu_of, put, value
 from tests.ucxx.hosts import ROOT, SECRET, hosted, needs_ucx, ref_of, spawned
@@ -50,7 +50,7 @@ async def let_in(host: Host) -> Control:
     """A control stream that was let in."""
     control = Control()
     await asyncio.get_running_loop().create_connection(lambda: control, LOCAL, host.report().ports[0])
-    await knock(control, SECRET, this_machine(), this_process())
+    await authenticate(control, SECRET, this_machine(), this_process())
     return control
 
 

@@ -190,10 +190,10 @@ async def test_a_host_ends_in_order_with_reads_in_flight(by: str) -> None:
 #: A host whose first life believes that UCX's thread spins, whatever is done about it.
 SPOILT = """
 import os
-from asyncdp.transports.ucxx.host.spin_watch import SpinWatch
+from asyncdp.transports.ucxx.host.ucx_watchdog import SpinDetector
 from asyncdp.transports.ucxx.host.main import main
 if "ASYNCDP_BEGUN_ANEW" not in os.environ:
-    SpinWatch.look = lambda *args, **options: True
+    SpinDetector.look = lambda *args, **options: True
 main()
 """
 

@@ -31,7 +31,7 @@ from ..slots.writer_process import this_machine, this_process
 from ..wire.chunks import batches, post_receives, send_all, wait_all
 from ..wire.control import Control
 from ..wire.failures import restore
-from ..wire.handshake import Secret, knock
+from ..wire.handshake import Secret, authenticate
 from ..wire.messages import (
     MOST_FIELDS,
     MOST_PICKED,
@@ -44,6 +44,7 @@ from ..wire.messages import (
     Drop,
     Failed,
     Granted,
+    HostFacts,
     More,
     PartHead,
     Read,
@@ -53,7 +54,6 @@ from ..wire.messages import (
     SlotRows,
     Tie,
     Tied,
-    Told,
     Welcome,
     WireError,
     Write,
@@ -131,7 +131,7 @@ class Connection:
         control = Control()
         try:
             await asyncio.get_running_loop().create_connection(lambda: control, host, port)
-            welcome = await knock(control, secret, this_machine(), this_process(), client)
+            welcome = await authenticate(control, secret, this_machine(), this_process(), client)
         except (OSError, WireError) as err:
             control.end()
             raise DataPlaneUnavailable(f"no slot host answers: {err}", host=host, port=port, cause=err) from err
@@ -362,8 +362,8 @@ class Connection:
 
     async def ask(self) -> dict[str, int | float | str]:
         """Return the host's identity, its size and counters; also used to check that the host answers."""
-        told: Told = await self.request(self._ask(Ask(), Told))
-        return told.facts
+        facts: HostFacts = await self.request(self._ask(Ask(), HostFacts))
+        return facts.facts
 
 
 def _cuts(indices: Sequence[Sequence[int]]) -> list[tuple[int, int]]:

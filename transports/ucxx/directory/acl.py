@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import NoPermissionError
 
-from .link import Link
+from .link import DirectoryLink
 from .settings import DirectorySettings
 
 if TYPE_CHECKING:
@@ -65,14 +65,14 @@ async def install_functions(url: str, namespace: str) -> None:
         redis.exceptions.RedisError: The server refuses the command or the connection breaks.
         ConnectionRefusedError: The server cannot be reached.
     """
-    link = Link(url, DirectorySettings(namespace=namespace))
+    link = DirectoryLink(url, DirectorySettings(namespace=namespace))
     try:
         await link.load()
     finally:
         await link.close()
 
 
-async def excess_rights(link: Link) -> list[str]:
+async def excess_rights(link: DirectoryLink) -> list[str]:
     """Return the commands that this connection's user may send although a plane does not need them."""
     replies = await link.pipeline(_BEYOND)
     return [

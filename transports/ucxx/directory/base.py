@@ -22,7 +22,7 @@ from .schema import ABSENT, Schema
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .link import Link
+    from .link import DirectoryLink
     from .settings import DirectorySettings
 
 __all__ = ["Answer", "Base"]
@@ -51,7 +51,7 @@ class Base:
         settings: Configuration of the client.
     """
 
-    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+    def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
         """Start with no cached schemas."""
         self._link = link
         self._settings = settings

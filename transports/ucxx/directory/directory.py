@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from .acl import excess_rights
 from .claiming import Claiming
 from .clearing import Clearing
-from .link import Link, lines_of
+from .link import DirectoryLink, lines_of
 from .locating import Locating
 from .publishing import Publishing
 from .settings import DirectorySettings
@@ -53,7 +53,7 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         """Keep the settings; the first call connects."""
         chosen = DirectorySettings() if settings is None else settings
         super().__init__(
-            Link(url, chosen, now=now),
+            DirectoryLink(url, chosen, now=now),
             chosen,
             capacity=capacity,
             group_pattern=group_pattern,

@@ -15,7 +15,7 @@ from .base import OK, Base
 from .msgpack_codec import load, pack, text
 
 if TYPE_CHECKING:
-    from .link import Link
+    from .link import DirectoryLink
     from .settings import DirectorySettings
 
 __all__ = ["HostInfo", "Hosts"]
@@ -85,7 +85,7 @@ class HostInfo:
 class Hosts(Base):
     """Sends the requests that register and list slot hosts."""
 
-    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+    def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
         """Start with no cached hosts."""
         super().__init__(link, settings)
         self._listed_at = float("-inf")

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from .settings import DirectorySettings
 
-__all__ = ["Link", "lines_of"]
+__all__ = ["DirectoryLink", "lines_of"]
 
 NO_FUNCTION = "Function not found"
 NO_COMMAND = "unknown command"
@@ -41,7 +41,7 @@ NO_COMMAND = "unknown command"
 NO_EVICTION = "noeviction"
 
 
-class Link:
+class DirectoryLink:
     """Sends commands to one server.
 
     redis-py's own retries are off, because they would silently execute a function twice whose reply was lost. A
@@ -92,7 +92,7 @@ class Link:
 
     # -- connections
 
-    def _adopt_loop(self) -> None:
+    def _bind_loop(self) -> None:
         """Reset the state where the running loop is a new one: connections and locks of another loop are unusable."""
         loop = asyncio.get_running_loop()
         if loop is self._loop:
@@ -125,7 +125,7 @@ class Link:
 
     async def connection(self) -> AbstractConnection:
         """Return a connection for exclusive use; the caller passes it to :meth:`keep` or :meth:`end` afterwards."""
-        self._adopt_loop()
+        self._bind_loop()
         while self._idle:
             since, made = self._idle.pop()
             if await self._usable(made, since):
@@ -181,7 +181,7 @@ class Link:
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one round trip; return the server's errors as values."""
-        self._adopt_loop()
+        self._bind_loop()
         async with self._places:
             made = await self.connection()
             replies: list[Any] = []
@@ -286,7 +286,7 @@ class Link:
         """Measure the server's clock and read the plane's id, unless that was done within ``sync_clock_s``."""
         if self._fresh():
             return
-        self._adopt_loop()
+        self._bind_loop()
         async with self._syncing:
             if not self._fresh():
                 await self._sync()

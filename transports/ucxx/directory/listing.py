@@ -14,7 +14,7 @@ from .rows import Rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .link import Link
+    from .link import DirectoryLink
     from .settings import DirectorySettings
 
 __all__ = ["Listing"]
@@ -26,7 +26,7 @@ MOST_TRIES = 3
 class Listing(Hosts):
     """Sends the requests that list rows, in pages: a page of ``list_rows`` keeps the server busy for about 10 ms."""
 
-    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+    def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
         """Start with no known slots."""
         super().__init__(link, settings)
         self._gone_slots: dict[bytes, bool] = {}

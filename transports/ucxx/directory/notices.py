@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from redis.asyncio.connection import AbstractConnection
 
-    from .link import Link
+    from .link import DirectoryLink
 
 __all__ = ["Notices"]
 
@@ -34,7 +34,7 @@ class Notices:
         link: Connections to the server.
     """
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: DirectoryLink) -> None:
         """Start without subscriptions."""
         self._link = link
         self._ears: dict[bytes, set[Ear]] = {}

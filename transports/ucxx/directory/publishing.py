@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncdp.calls.slots import Publish
     from asyncdp.rows.block import FieldSpec
 
-    from .link import Link
+    from .link import DirectoryLink
     from .operation_ids import Op
     from .schema import Schema
     from .settings import DirectorySettings
@@ -73,7 +73,7 @@ class Publishing(Partitions, Hosts):
 
     def __init__(
         self,
-        link: Link,
+        link: DirectoryLink,
         settings: DirectorySettings,
         *,
         capacity: int,

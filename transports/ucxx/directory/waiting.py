@@ -13,7 +13,7 @@ from .partitions import Partitions
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .link import Link
+    from .link import DirectoryLink
     from .settings import DirectorySettings
 
 __all__ = ["Waiting"]
@@ -24,7 +24,7 @@ T = TypeVar("T")
 class Waiting(Partitions):
     """Sends requests that wait: they are repeated when the server notifies of a change of the partition."""
 
-    def __init__(self, link: Link, settings: DirectorySettings) -> None:
+    def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
         """Start without subscriptions."""
         super().__init__(link, settings)
         self._notices = Notices(link)

@@ -7,10 +7,10 @@ import ipaddress
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.node_address import node_address
 
-__all__ = ["published_address"]
+__all__ = ["advertised_address"]
 
 
-def published_address(bind: str, publish: str = "") -> str:
+def advertised_address(bind: str, publish: str = "") -> str:
     """Return the address that the host advertises to clients.
 
     Args:

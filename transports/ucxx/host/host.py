@@ -21,17 +21,15 @@ from ..slots.writer_process import this_machine
 from ..wire.control import LARGE_BYTES
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
-from .advertised_address import published_address
-from .descriptor_watch import DescriptorWatch, most_sessions
+from .advertised_address import advertised_address
 from .endpoint_tokens import Claims
 from .lobby import Lobby
 from .port import Port, open_ports
-from .recovery import adopt
+from .recovery import recover_slots
 from .registration import HostDirectory, HostReport, NoDirectory
-from .remedies import Remedies, Remedy
 from .service import Service
 from .session import Session
-from .spin_watch import SpinWatch
+from .ucx_watchdog import Action, DescriptorLeakDetector, Escalation, SpinDetector, most_sessions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -117,7 +115,7 @@ class Host:
                 reach the host, or a host of this name is running already.
         """
         settings = self.settings
-        self._address = published_address(settings.bind, settings.publish)
+        self._address = advertised_address(settings.bind, settings.publish)
         if not self._secret:
             self._secret = Secret(await self._directory.shared_secret() or "")
         for name in sweep_arenas(settings.sweep_arenas_s):
@@ -157,7 +155,7 @@ class Host:
         """Adopt the arena of the previous incarnation, or create a new one, and create the service on it."""
         settings = self.settings
         name = arena_name(settings.host_id, settings.plane)
-        arena = Arena.adopt(name, settings.host_id) if settings.adopt else None
+        arena = Arena.recover(name, settings.host_id) if settings.adopt else None
         adopted = self._not_ours_yet = arena is not None
         if arena is not None and arena.units != max(1, settings.arena_bytes // settings.unit_bytes):
             self._log.warning(
@@ -182,7 +180,7 @@ class Host:
         )
         self.service = Service(table, settings, self._directory, BufferPool(), self.clock)
         if adopted:
-            adopt(table)
+            recover_slots(table)
         return arena
 
     async def _listen(self) -> None:
@@ -209,8 +207,8 @@ class Host:
 
     async def _watch_ucx(self) -> None:
         """Restart UCX where its unauthenticated listener was misused; that closes the leaked descriptors."""
-        seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinWatch(), DescriptorWatch(), 0
-        remedies, remedy = Remedies(seconds, self._anew_from), Remedy.NEW_WORKER
+        seconds, spin, descriptors, posted = self.settings.watch_ucx_s, SpinDetector(), DescriptorLeakDetector(), 0
+        escalation, action = Escalation(seconds, self._anew_from), Action.NEW_WORKER
         while True:
             await asyncio.sleep(seconds)
             engine = self._engine
@@ -221,13 +219,13 @@ class Host:
                 why = "strangers hold descriptors"
             if not why:
                 continue
-            before, remedy = remedy, remedies.next(time.monotonic())
-            if remedy is not Remedy.NOTHING or before is not remedy:
-                self._log.warning("somebody misuses the UCX listener", why=why, therefore=remedy.value)
-            if remedy is Remedy.NEW_WORKER:
+            before, action = action, escalation.next(time.monotonic())
+            if action is not Action.NOTHING or before is not action:
+                self._log.warning("somebody misuses the UCX listener", why=why, therefore=action.value)
+            if action is Action.NEW_WORKER:
                 await self._restart_ucx()
-                spin, posted = SpinWatch(), 0
-            elif remedy is Remedy.NEW_PROCESS:
+                spin, posted = SpinDetector(), 0
+            elif action is Action.NEW_PROCESS:
                 self.spoilt = True
                 self.ended.set()
                 return
@@ -337,7 +335,7 @@ class Host:
                 await work.next()
             if (
                 table.find(slot.number, slot.generation) is slot
-                and table.settle(slot) is State.READY
+                and table.apply_outcome(slot) is State.READY
                 and slot.ready_since < latest
                 and slot.header.not_after < latest
             ):

@@ -26,8 +26,8 @@ from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 
 from .host import Host
 from .operator_log import log_to
-from .remedies import AGAIN_S
 from .settings import HostSettings
+from .ucx_watchdog import AGAIN_S
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -48,17 +48,17 @@ RETRY_S: Final = 0.5
 _ANEW: Final = "ASYNCDP_BEGUN_ANEW"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-Told = dict[str, Any]
+Facts = dict[str, Any]
 
 
-def _one_line(told: Told) -> None:
+def _one_line(told: Facts) -> None:
     if not select.select([], [1], [], 0)[1]:
         return  # a parent may read only the first line; a host that restarts prints more, and the pipe may be full
     with contextlib.suppress(BrokenPipeError):  # the reader is gone; the watch of standard input handles that
         print(json.dumps({"ready": True, "pid": os.getpid(), **told}), flush=True)  # noqa: T201 - the readiness line
 
 
-def _settled(told: Told) -> None:
+def _report_ready(told: Facts) -> None:
     """Report readiness; exempt what the start has made from garbage collection, which takes 50 ms with it."""
     gc.collect()
     gc.freeze()
@@ -72,7 +72,7 @@ async def run(
     secret: Secret | None = None,
     wait_s: float = WAIT_S,
     watch_stdin: bool = False,
-    ready: Callable[[Told], None] = _one_line,
+    ready: Callable[[Facts], None] = _one_line,
     before: Callable[[], Awaitable[None]] | None = None,
 ) -> bool:
     """Serve until SIGTERM or SIGINT, until the parent exits, or until another incarnation of this host registers.
@@ -100,14 +100,14 @@ async def run(
     anew_from = time.monotonic() + AGAIN_S if _ANEW in os.environ else 0.0
     host = Host(settings, directory, secret, anew_from=anew_from)
 
-    def told_to_end() -> None:
+    def request_end() -> None:
         host.spoilt = False
         if host.ended.is_set():
             host.hurry()
         host.ended.set()
 
     for number in _SIGNALS:
-        loop.add_signal_handler(number, told_to_end)
+        loop.add_signal_handler(number, request_end)
     try:
         if watch_stdin:
             _watch(loop, host)
@@ -274,7 +274,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     log_for_operators()
     many_descriptors()
-    options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s, "ready": _settled}
+    options = {"watch_stdin": args.watch_stdin, "wait_s": args.wait_s, "ready": _report_ready}
     try:
         settings = msgspec.json.decode(args.settings, type=HostSettings)
         anew = asyncio.run(serve(settings, os.environ.get(DIRECTORY), args.namespace, **options))

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ..slots.arena import Arena
     from ..slots.table import SlotTable
 
-__all__ = ["adopt"]
+__all__ = ["recover_slots"]
 
 
-def adopt(table: SlotTable) -> dict[str, int]:
+def recover_slots(table: SlotTable) -> dict[str, int]:
     """Restore the slots of an adopted arena into its table; to be called once, before anything is reserved.
 
     READY slots are kept. WRITING slots are kept while their lane writer runs, become READY where it has finished, and
@@ -53,7 +53,7 @@ def adopt(table: SlotTable) -> dict[str, int]:
                 # A host that was killed while it marked rows as dead may not have updated their count yet.
                 live = slot.live(arena)
                 write_dead(arena, number, live.size - int(np.count_nonzero(live)))
-                table.settle(slot)
+                table.apply_outcome(slot)
                 if table.find(number, generation) is not None and not slot.live(arena).any():
                     table.drop(number, generation, ())
         if outcome != "kept":

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HostDirectory", "HostReport", "NoDirectory"]
 
-Place = tuple[int, int]
+SlotUse = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class HostDirectory(Protocol):
     async def leave(self, host_id: str, epoch: int) -> None:
         """Remove the host's registration."""
 
-    async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
+    async def live(self, host_id: str, epoch: int) -> Mapping[SlotUse, Collection[int]]:
         """Return the rows that are published and not cleared, by (slot, generation).
 
         Rows that are published during the call may be missing. Therefore only slots older than the longest put may be
@@ -89,7 +89,7 @@ class NoDirectory:
     async def leave(self, host_id: str, epoch: int) -> None:
         """Do nothing: no registration exists."""
 
-    async def live(self, host_id: str, epoch: int) -> Mapping[Place, Collection[int]]:
+    async def live(self, host_id: str, epoch: int) -> Mapping[SlotUse, Collection[int]]:
         """Return no rows."""
         del host_id, epoch
         return {}

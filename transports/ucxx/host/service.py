@@ -408,7 +408,7 @@ class Service:
         table.refuse(request.op_id, self.clock())  # before the first await, so that a late write is refused
         slots = table.of_op(request.op_id)
         keep: set[tuple[int, int]] = set()
-        if any(table.settle(slot) is State.READY for slot in slots):  # written, so it may have been published
+        if any(table.apply_outcome(slot) is State.READY for slot in slots):  # written, so it may have been published
             async with self._listing:  # it names all rows of this host: one at a time
                 live = await self.directory.live(table.arena.host_id, table.arena.epoch)
             keep = {(slot.number, slot.generation) for slot in slots} & set(live)

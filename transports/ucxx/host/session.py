@@ -22,6 +22,7 @@ from ..wire.messages import (
     Drop,
     Failed,
     Granted,
+    HostFacts,
     Message,
     More,
     Read,
@@ -29,7 +30,6 @@ from ..wire.messages import (
     Reserve,
     Tie,
     Tied,
-    Told,
     Welcome,
     WireError,
     Write,
@@ -178,7 +178,7 @@ class Session:
 
     async def _serve(self) -> None:
         while not self._service.draining:
-            if self.control.crowds:  # it sent requests without awaiting replies: all such peers share the long turns
+            if self.control.pipelines:  # it did not await replies: all such peers share the long turns
                 await self._service.turns.next()
             await self._serve_one()
 
@@ -221,7 +221,7 @@ class Session:
             await self._tie()
             return Tied()
         if isinstance(request, Ask):
-            return Told(service.facts())
+            return HostFacts(service.facts())
         raise WireError(f"{type(request).__name__} is no request")
 
     async def _tie(self) -> None:

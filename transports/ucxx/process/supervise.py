@@ -48,13 +48,13 @@ async def keep(
     """
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
 
-    def told_to_end() -> None:
+    def request_end() -> None:
         if ended.is_set():
             plane.hurry()
         ended.set()
 
     for number in SIGNALS:
-        loop.add_signal_handler(number, told_to_end)
+        loop.add_signal_handler(number, request_end)
     try:
         ready()
         await _watch_all(plane, ended)

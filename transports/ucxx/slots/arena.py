@@ -166,7 +166,7 @@ class Arena:
             raise
 
     @classmethod
-    def adopt(cls, name: str, host_id: str) -> Arena | None:
+    def recover(cls, name: str, host_id: str) -> Arena | None:
         """Adopt the segment that a previous incarnation of the host left; return None where there is no usable one.
 
         Raises:

@@ -91,7 +91,7 @@ class SlotStore:
             slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
         return slot.payload
 
-    def settle(self, slot: Slot, now: float = 0.0) -> State:
+    def apply_outcome(self, slot: Slot, now: float = 0.0) -> State:
         """Apply the outcome that a lane writer recorded in the header, if any; return the state after it."""
         state = self.state(slot)
         if state not in (State.WRITING, State.GIVEN_UP):

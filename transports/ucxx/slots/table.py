@@ -45,7 +45,7 @@ class SlotTable(SlotStore):
     """The table of the slots of one arena.
 
     Args:
-        arena: Arena that holds the slots: a new one, or an adopted one (then call :func:`adopt` first).
+        arena: Arena that holds the slots: a new one, or an adopted one (then call :func:`recover_slots` first).
         max_slot_bytes: Largest payload in bytes: puts are split into slots of this size; a larger row is refused.
         rows_per_slot: Most rows of one put that share a slot; None: as many as fit.
         overwrite_oldest: Whether old rows are overwritten by newer ones when the arena is full.
@@ -157,7 +157,7 @@ class SlotTable(SlotStore):
             header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
             slot = self._take(fields, header)
             if slot is None and oldest is None:
-                oldest = iter(self._in_the_way(units[at:]) if self.overwrite_oldest else ())
+                oldest = iter(self._slots_to_overwrite(units[at:]) if self.overwrite_oldest else ())
             while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
                 slot = self._take(fields, header)
             if slot is None:
@@ -193,7 +193,7 @@ class SlotTable(SlotStore):
         self._add(slot)
         return slot
 
-    def _in_the_way(self, sizes: Sequence[int]) -> list[Slot]:
+    def _slots_to_overwrite(self, sizes: Sequence[int]) -> list[Slot]:
         """Return the slots to overwrite, oldest first, to get extents of these sizes; empty where even all do not do.
 
         The search works on a copy of the free extents, so a put that cannot fit overwrites nothing.
@@ -202,7 +202,9 @@ class SlotTable(SlotStore):
         left = iter(list(self.slots.values()))
         for units in sizes:
             while trial.take(units) is None:
-                slot = next((slot for slot in left if not slot.readers and self.settle(slot) is State.READY), None)
+                slot = next(
+                    (slot for slot in left if not slot.readers and self.apply_outcome(slot) is State.READY), None
+                )
                 if slot is None:
                     return []
                 trial.give(slot.number, slot.header.units)
@@ -241,7 +243,10 @@ class SlotTable(SlotStore):
         op = digest_of(op_id)
         slot = self.find(number, generation)
         return (
-            slot is not None and slot.header.op == op and op not in self._refused and self.settle(slot) is State.READY
+            slot is not None
+            and slot.header.op == op
+            and op not in self._refused
+            and self.apply_outcome(slot) is State.READY
         )
 
     def refuse(self, op_id: str, now: float) -> None:
@@ -276,7 +281,7 @@ class SlotTable(SlotStore):
             slot = self.slots.get(number)
             if slot is None or slot.header.op != digest_of(op_id) or (number, slot.generation) in published:
                 continue
-            state = self.settle(slot)
+            state = self.apply_outcome(slot)
             if state in (State.WRITING, State.GIVEN_UP) and (slot.receiving or not (idle or self._writer_gone(slot))):
                 write_state(self.arena, number, State.GIVEN_UP, slot.generation)
                 yield True
@@ -303,7 +308,7 @@ class SlotTable(SlotStore):
             if not self._current(slot) or self.state(slot) not in (State.WRITING, State.GIVEN_UP):
                 yield False
                 continue
-            state = self.settle(slot, now)
+            state = self.apply_outcome(slot, now)
             late = slot.header.writer is not None or state is State.GIVEN_UP or slot.header.not_after < now
             gone = state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot)
             if gone:
@@ -322,7 +327,7 @@ class SlotTable(SlotStore):
     ) -> ReadAttempt | DataPlaneError:
         """Begin a read attempt, or return the error that prevents it. A slot may have many readers at a time."""
         slot = self.find(number, generation)
-        state = State.FREE if slot is None else self.settle(slot)
+        state = State.FREE if slot is None else self.apply_outcome(slot)
         if slot is None or state in (State.FREE, State.GIVEN_UP):
             return StaleSlotError(f"slot {number} holds another generation")
         if state is State.WRITING:
@@ -364,7 +369,7 @@ class SlotTable(SlotStore):
         changes nothing.
         """
         slot = self.find(number, generation)
-        if slot is None or self.settle(slot) is not State.READY:
+        if slot is None or self.apply_outcome(slot) is not State.READY:
             return False
         self._look_safely(slot)
         if slot.kill(self.arena, index, fields) and not slot.readers:

@@ -204,7 +204,7 @@ class Control(asyncio.Protocol):
         return len(self._buffer)
 
     @property
-    def crowds(self) -> bool:
+    def pipelines(self) -> bool:
         """Whether the peer sent requests without awaiting replies: at least two messages are undelivered."""
         return len(self._messages) > 1
 

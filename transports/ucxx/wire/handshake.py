@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..slots.writer_process import Machine, Process
     from .control import Control
 
-__all__ = ["Secret", "greet", "knock"]
+__all__ = ["Secret", "authenticate", "greet"]
 
 _NONCE_BYTES = 32
 _SAME = "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) must be the same on both sides"
@@ -89,7 +89,7 @@ async def greet(control: Control, secret: Secret, welcome: Callable[[], Welcome]
     return answer
 
 
-async def knock(
+async def authenticate(
     control: Control, secret: Secret, machine: Machine, process: Process, client: bytes = b"\0" * 16
 ) -> Welcome:
     """Authenticate to a host, as the client, and verify the host's proof.

@@ -15,7 +15,7 @@ and indices checks them against the actual data.
                       Write      -> Ready, payload, Written    or, with the payload in the message: Written
                                     with a More for each message of payload beyond the first eight
                       Abort, Drop -> Done
-                      Ask        -> Told              identity, size and counters of the host
+                      Ask        -> HostFacts              identity, size and counters of the host
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ __all__ = [
     "Drop",
     "Failed",
     "Granted",
+    "HostFacts",
     "Message",
     "More",
     "PartHead",
@@ -45,7 +46,6 @@ __all__ = [
     "SlotRows",
     "Tie",
     "Tied",
-    "Told",
     "Welcome",
     "WireError",
     "Write",
@@ -268,7 +268,7 @@ class Ask(_Message, frozen=True, tag=17):
     """Request: the identity, size and counters of the host."""
 
 
-class Told(_Message, frozen=True, tag=18):
+class HostFacts(_Message, frozen=True, tag=18):
     """Reply to Ask: facts by name."""
 
     facts: dict[str, int | float | str]
@@ -276,12 +276,12 @@ class Told(_Message, frozen=True, tag=18):
 
 Message = (
     Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
-    | More | Abort | Drop | Done | Ask | Told
+    | More | Abort | Drop | Done | Ask | HostFacts
 )  # fmt: skip
 #: Largest body in bytes by message number; a longer one is not decoded. A Write, which may contain payload, a Reserve,
 #: which names each row, and replies have the limit of the frame.
 _BODY_OF_KIND: Final = dict.fromkeys(
-    (kind.__struct_config__.tag for kind in (Failed, Rows, Reserve, Granted, Write, Told)), BODY_BYTES
+    (kind.__struct_config__.tag for kind in (Failed, Rows, Reserve, Granted, Write, HostFacts)), BODY_BYTES
 ) | dict.fromkeys((kind.__struct_config__.tag for kind in (Read, Drop)), 2 << 20)
 #: The same of all other messages.
 _SMALL_BYTES: Final = 16 << 10

@@ -9,7 +9,7 @@ import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import advertised_address as published
-from asyncdp.transports.ucxx.host.advertised_address import published_address
+from asyncdp.transports.ucxx.host.advertised_address import advertised_address
 from tests.ucxx.hosts import _can_unshare, hosted
 
 needs_namespace = pytest.mark.skipif(
@@ -31,7 +31,7 @@ needs_namespace = pytest.mark.skipif(
 def test_what_is_published(monkeypatch: pytest.MonkeyPatch, bind: str, publish: str, told: str) -> None:
     """What was told; else what it listens at; of a wildcard this machine's own address."""
     monkeypatch.setattr(published, "node_address", lambda: "10.1.2.3")
-    assert published_address(bind, publish) == told
+    assert advertised_address(bind, publish) == told
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_address_that_leads_nowhere_is_not_published(
     """The error names the setting that has to say one."""
     monkeypatch.setattr(published, "node_address", lambda: own)
     with pytest.raises(DataPlaneUnavailable, match=named) as caught:
-        published_address(bind, publish)
+        advertised_address(bind, publish)
     assert not caught.value.retryable
 
 

@@ -1,4 +1,4 @@
-"""Doors before the ports of a slot host, which can be made to fail as ports do."""
+"""Proxies before the ports of a slot host, which can be made to fail as ports do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
     from asyncdp.transports.ucxx.host.registration import HostReport
 
-__all__ = ["Behind", "Door", "Mood"]
+__all__ = ["Behind", "FaultyPort", "Mood"]
 
 #: good: passes everything on; slow: after a while; refuses: nobody listens; resets: takes a connection and ends it;
 #: mute: takes one and says nothing; truncates: passes on half a frame and ends; babbles: says what is no frame.
@@ -22,8 +22,8 @@ Mood = Literal["good", "slow", "refuses", "resets", "mute", "truncates", "babble
 LOCAL = "127.0.0.1"
 
 
-class Door:
-    """One door to a port that it is told later.
+class FaultyPort:
+    """A proxy before one port, which is set later.
 
     Attributes:
         port: Where it is.
@@ -64,37 +64,37 @@ class Door:
 
 
 class Half(asyncio.Protocol):
-    """One side of a connection through a door; what comes here goes out at the other."""
+    """One side of a connection through a proxy; what comes here goes out at the other."""
 
-    def __init__(self, door: Door, other: Half | None = None) -> None:
-        self._door = door
+    def __init__(self, proxy: FaultyPort, other: Half | None = None) -> None:
+        self._port = proxy
         self._other = other
         self._transport: Any = None
         self._early = bytearray()
         self._task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Do as the door's mood is."""
+        """Do what the proxy's mood is."""
         self._transport = transport
-        self._door.inside.add(self)
+        self._port.inside.add(self)
         if self._other is not None:
             return
-        door = self._door
-        door.came += 1
-        if door.mood == "resets":
+        proxy = self._port
+        proxy.came += 1
+        if proxy.mood == "resets":
             linger = struct.pack("ii", 1, 0)
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             self._transport.abort()
-        elif door.mood == "babbles":
+        elif proxy.mood == "babbles":
             self._transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        elif door.mood != "mute":
+        elif proxy.mood != "mute":
             self._task = asyncio.get_running_loop().create_task(self._go_on())
 
     async def _go_on(self) -> None:
-        if self._door.mood == "slow":
-            await asyncio.sleep(self._door.slow_s)
-        other = Half(self._door, self)
-        await asyncio.get_running_loop().create_connection(lambda: other, LOCAL, self._door.target)
+        if self._port.mood == "slow":
+            await asyncio.sleep(self._port.slow_s)
+        other = Half(self._port, self)
+        await asyncio.get_running_loop().create_connection(lambda: other, LOCAL, self._port.target)
         other.write(bytes(self._early))
         self._other = other
 
@@ -102,7 +102,7 @@ class Half(asyncio.Protocol):
         """Pass it on, or half of it."""
         if self._other is None:
             self._early += data
-        elif self._door.mood == "truncates":
+        elif self._port.mood == "truncates":
             self._other.write(data[:7])
             self.end()
         else:
@@ -114,7 +114,7 @@ class Half(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the other side too."""
-        self._door.inside.discard(self)
+        self._port.inside.discard(self)
         if self._task is not None:
             self._task.cancel()
         if self._other is not None:
@@ -126,19 +126,19 @@ class Half(asyncio.Protocol):
 
 
 class Behind(HostEntry):
-    """The directory as a host sees it that stands behind doors: these are what it publishes.
+    """The directory as a host sees it that stands behind faulty_ports: these are what it publishes.
 
     Args:
         directory: A client of it.
-        doors: One per port of the host.
+        faulty_ports: One per port of the host.
     """
 
-    def __init__(self, directory: Directory, doors: list[Door]) -> None:
+    def __init__(self, directory: Directory, faulty_ports: list[FaultyPort]) -> None:
         super().__init__(directory)
-        self._doors = doors
+        self._ports = faulty_ports
 
     async def beat(self, report: HostReport) -> float:
-        """Publish the doors."""
-        for door, port in zip(self._doors, report.ports, strict=True):
-            door.target = port
-        return await super().beat(replace(report, ports=tuple(door.port for door in self._doors)))
+        """Publish the faulty_ports."""
+        for proxy, port in zip(self._ports, report.ports, strict=True):
+            proxy.target = port
+        return await super().beat(replace(report, ports=tuple(proxy.port for proxy in self._ports)))
