@@ -201,7 +201,7 @@ def _of_plane(given: Mapping[str, Any], parsed: Config, timeout_s: float, now: C
         try:
             client = build_data_plane_client(given, bootstrap=False)
         except (DataPlaneError, ImportError, ValueError) as err:
-            found.append(Finding("problem", "plane", str(err), _remedy(parsed, err)))
+            found.append(Finding("problem", "plane", str(err), _advice(parsed, err)))
             return
         async with client:
             if not await _pings(client, parsed, timeout_s, found):
@@ -209,7 +209,7 @@ def _of_plane(given: Mapping[str, Any], parsed: Config, timeout_s: float, now: C
             try:
                 await _look_at_hosts(client, timeout_s, found)
             except DataPlaneError as err:
-                found.append(Finding("problem", "hosts", f"{type(err).__name__}: {err}", _remedy(parsed, err)))
+                found.append(Finding("problem", "hosts", f"{type(err).__name__}: {err}", _advice(parsed, err)))
                 return
         if parsed.impl == "ucxx":
             await _look_at_directory(given, now, found)
@@ -223,13 +223,13 @@ async def _pings(client: Client, parsed: Config, timeout_s: float, found: list[F
     try:
         await client.ping(timeout_s=timeout_s)
     except DataPlaneError as err:
-        found.append(Finding("problem", "plane", f"{type(err).__name__}: {err}", _remedy(parsed, err)))
+        found.append(Finding("problem", "plane", f"{type(err).__name__}: {err}", _advice(parsed, err)))
         return False
     found.append(Finding("ok", "plane", f"answers, after {(time.monotonic() - began) * 1e3:.0f} ms"))
     return True
 
 
-def _remedy(parsed: Config, err: Exception) -> str:
+def _advice(parsed: Config, err: Exception) -> str:
     if isinstance(err, DataPlaneUnsupported) and err.capability == "noeviction":
         return NO_EVICTION
     if parsed.impl == "transfer_queue":

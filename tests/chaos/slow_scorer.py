@@ -189,7 +189,7 @@ class Scene:
                     group.start_soon(part)
                 await anyio.sleep(seconds)
                 self._over.set()
-            await self._settle()
+            await self._check_rows()
         finally:
             for client in (*self.clients, self.owner):
                 await client.close()
@@ -197,7 +197,7 @@ class Scene:
         if left:
             self.wrong.append(f"left behind: {left}")
 
-    async def _settle(self) -> None:
+    async def _check_rows(self) -> None:
         """What was put and not removed is there, and nothing else; all of it gone, there is room for as much again."""
         groups = await self.owner.list_metadata(PARTITION)
         there = Counter(row.get("life") for group in groups for row in group.tags)

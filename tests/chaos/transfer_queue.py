@@ -155,7 +155,7 @@ class Chaos:
         report.gap_s, report.idle_gap_s = ticks.stop(), self.idle.gap_s()
         return report
 
-    async def settled(self) -> None:
+    async def until_well(self) -> None:
         """Wait until the plane answers again."""
         with anyio.fail_after(60):
             while True:
@@ -168,7 +168,7 @@ class Chaos:
 
     async def account(self, report: Report) -> None:
         """See whether all that was acknowledged so far holds, but for rows of a unit that is dead, which are named."""
-        await self.settled()
+        await self.until_well()
         came, lost = await check_kept(self.client)
         named = {key for group in await self.client.list_metadata("p") for key in group.lost_keys}
         report.outcomes["afterwards"] = f"{came} rows came, {len(lost)} lost"
@@ -187,7 +187,7 @@ class Chaos:
         began = time.monotonic()
         self.idle.begin()
         ticks = Ticks(asyncio.get_running_loop())
-        await self.settled()
+        await self.until_well()
         report.notice_s = time.monotonic() - began
         for name, call in (
             ("old depth", self.client.depth("p")),

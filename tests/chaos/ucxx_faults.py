@@ -236,5 +236,5 @@ async def strike(world: World, fault: Fault) -> None:
             group.create_task(act())
             if fault.ask is not None:
                 group.create_task(world.notice(fault.ask(world), over))
-    await world.settled()
+    await world.until_well()
     world.verbs.may_lose = False

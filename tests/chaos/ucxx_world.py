@@ -108,7 +108,7 @@ class World:
                 return
             await asyncio.sleep(0.005)
 
-    async def settled(self) -> None:
+    async def until_well(self) -> None:
         """Wait until all is well again."""
         async with asyncio.timeout(SETTLE_S):
             while True:

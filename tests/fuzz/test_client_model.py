@@ -488,7 +488,7 @@ class Verbs(RuleBasedStateMachine):
         self.expect(self.model)
 
     @invariant()
-    def nothing_is_owed_without_faults(self) -> None:
+    def nothing_is_pending_without_faults(self) -> None:
         """A call that ended well leaves nothing to settle."""
         if hasattr(self, "world") and not self.faulty:
             assert not [

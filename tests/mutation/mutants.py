@@ -36,7 +36,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     """Return the mutants of what is within functions, but for the texts of errors: those are for people to read."""
     code = (root / file).read_text()
     module, mutations, _, _ = create_mutations(file, code)
-    texts = _texts_of_errors(module)
+    texts = _messages_of_errors(module)
     found: dict[tuple[int, str, str], Mutant] = {}
     for mutation in mutations:
         if mutation.contained_by_top_level_function is None or mutation.original_node in texts:
@@ -53,18 +53,18 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
     return list(found.values())
 
 
-def _texts_of_errors(module: cst.Module) -> set[cst.CSTNode]:
+def _messages_of_errors(module: cst.Module) -> set[cst.CSTNode]:
     texts: set[cst.CSTNode] = set()
 
     class Raises(cst.CSTVisitor):
         def visit_Raise(self, node: cst.Raise) -> None:  # noqa: N802 - libcst's name
-            class Texts(cst.CSTVisitor):
+            class Messages(cst.CSTVisitor):
                 def on_visit(self, node: cst.CSTNode) -> bool:
                     if isinstance(node, cst.BaseString | cst.Arg):
                         texts.add(node)
                     return True
 
-            node.visit(Texts())
+            node.visit(Messages())
             for inner in _calls(node):
                 texts.add(inner)
 

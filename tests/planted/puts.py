@@ -65,7 +65,7 @@ class CompletionOrder(SlotMapping):
 class Careless(Reconcile):
     """What a cancel left open is not settled before the next mutation of the same ids."""
 
-    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+    async def resolve_due(self, call: Call[Any], ctx: CallContext) -> None:
         """Do nothing."""
 
 
@@ -212,8 +212,8 @@ class Trusting(TypedErrors):
 class Meddling(Reconcile):
     """Outcomes are reconciled for which other calls of the client may still be asking."""
 
-    async def settle(self, call: Call[Any], ctx: CallContext) -> None:
+    async def resolve_due(self, call: Call[Any], ctx: CallContext) -> None:
         """Reconcile everything."""
         for outcome in ctx.env.pending_outcomes:
             if outcome.op_id != ctx.op_id:
-                await self._settle_one(outcome, ctx)
+                await self._resolve(outcome, ctx)

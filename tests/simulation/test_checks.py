@@ -36,7 +36,7 @@ def read(history: History, value: int | None, error: Exception | None = None, ve
     return history.ended(op, values={"x": [value]}, came=[0])
 
 
-def texts(history: History) -> str:
+def messages(history: History) -> str:
     """What is wrong."""
     return "; ".join(map(str, check(history)))
 
@@ -73,20 +73,20 @@ def test_an_older_value_is_wrong() -> None:
     history = History()
     done(history, 1, 2)
     read(history, 1)
-    assert "what was gone came back" in texts(history)
+    assert "what was gone came back" in messages(history)
     history = History()
     done(history, 1)
     put(history, 2)  # it never came back
     read(history, 2)
     read(history, 1)
-    assert "what was gone came back" in texts(history)
+    assert "what was gone came back" in messages(history)
     history = History()
     one, two = put(history, 1), put(history, 2)
     history.ended(one)
     history.ended(two)
     for value in (1, 2, 1, 2):
         read(history, value)
-    assert "an older value came back" in texts(history)
+    assert "an older value came back" in messages(history)
 
 
 def test_a_value_that_nobody_put_there_is_wrong() -> None:
@@ -95,12 +95,12 @@ def test_a_value_that_nobody_put_there_is_wrong() -> None:
     done(history, 1)
     history.ended(history.begin("w", "put_samples", "p", ["b"], values={"x": [7]}))
     read(history, 7)
-    assert "belongs to field 'x' of 'b'" in texts(history)
+    assert "belongs to field 'x' of 'b'" in messages(history)
     history = History()
     read(history, 9)
-    assert "nobody put" in texts(history)
+    assert "nobody put" in messages(history)
     put(history, 9)
-    assert "before that was put" in texts(history)
+    assert "before that was put" in messages(history)
 
 
 def test_what_was_cleared_does_not_come_back() -> None:
@@ -109,7 +109,7 @@ def test_what_was_cleared_does_not_come_back() -> None:
     done(history, 1)
     clear(history)
     read(history, 1)
-    assert "what was gone came back" in texts(history)
+    assert "what was gone came back" in messages(history)
     history = History()
     late = put(history, 1)
     clear(history)
@@ -123,7 +123,7 @@ def test_what_was_acknowledged_is_there() -> None:
     history = History()
     done(history, 1)
     read(history, None, SampleNotFound())
-    assert "never removed, and is not there" in texts(history)
+    assert "never removed, and is not there" in messages(history)
     history = History()
     done(history, 1)
     history.lose("p", ["a"])
@@ -140,7 +140,7 @@ def test_a_clear_removes_once() -> None:
     done(history, 2)
     read(history, None, SampleNotFound())
     history.ended(op)
-    assert "removed once, put again, and is gone again" in texts(history)
+    assert "removed once, put again, and is gone again" in messages(history)
 
 
 def test_a_failed_put_is_not_seen() -> None:
@@ -149,7 +149,7 @@ def test_a_failed_put_is_not_seen() -> None:
         history = History()
         history.ended(put(history, 1), error)
         read(history, 1)
-        assert "said that it did nothing" in texts(history)
+        assert "said that it did nothing" in messages(history)
 
 
 def test_a_timeout_is_never_a_failure() -> None:
@@ -168,7 +168,7 @@ def test_what_a_client_settled_does_not_happen_later() -> None:
         history.ended(put(history, 1), DataPlaneTimeout("late", ambiguous=True))
         clear(history)
         read(history, 1)
-        assert ("which its client had reconciled" in texts(history)) == settles
+        assert ("which its client had reconciled" in messages(history)) == settles
 
 
 def test_a_row_is_whole() -> None:
@@ -181,7 +181,7 @@ def test_a_row_is_whole() -> None:
         begun = history.begin("r", "get_samples", "p", ["a"], fields=("x", "y"))
         begun.start = 0
         history.ended(begun, values={"x": [2], "y": [1 if mixed else 2]}, came=[0])
-        assert ("both puts wrote both fields" in texts(history)) == mixed
+        assert ("both puts wrote both fields" in messages(history)) == mixed
 
 
 def test_a_put_is_listed_whole() -> None:
@@ -192,7 +192,7 @@ def test_a_put_is_listed_whole() -> None:
         if removed:
             history.begin("w", "clear_samples", "p", ["b"])
         history.ended(history.begin("r", "list_metadata", "p"), ids=("a",), came=range(1))
-        assert ("but not the others" in texts(history)) != removed
+        assert ("but not the others" in messages(history)) != removed
 
 
 def test_a_stale_error_has_a_reason() -> None:
@@ -200,7 +200,7 @@ def test_a_stale_error_has_a_reason() -> None:
     history = History()
     done(history, 1)
     read(history, None, StaleSlotError())
-    assert "nobody touched" in texts(history)
+    assert "nobody touched" in messages(history)
     history = History()
     done(history, 1)
     put(history, 2)
@@ -221,7 +221,7 @@ def test_a_sample_is_claimed_once() -> None:
     claim(history, "2", life=2)
     assert check(history) == []
     claim(history, "3")
-    assert "was given sample 'a' twice" in texts(history)
+    assert "was given sample 'a' twice" in messages(history)
     history = History()
     claim(history, "1")
     history.ended(history.begin("t", "release_claim", "p", ["a"]))
@@ -241,7 +241,7 @@ def test_only_the_holder_pops() -> None:
         claim(history, "1")
         claim(history, "2")
         history.ended(history.begin("t", "pop", "p", ["a"], claims=[claim_id]))
-        assert ("had taken over" in texts(history)) == (claim_id == "1")
+        assert ("had taken over" in messages(history)) == (claim_id == "1")
 
 
 def test_only_the_holder_gives_back() -> None:
@@ -250,7 +250,7 @@ def test_only_the_holder_gives_back() -> None:
     claim(history, "1")
     claim(history, "2")
     history.ended(history.begin("t", "release_claim", "p", ["a"], task="train", claims=["1"]))
-    assert "was given back by a claim that another holder had taken over" in texts(history)
+    assert "was given back by a claim that another holder had taken over" in messages(history)
     for freed, known in (
         (True, {"claims": ["1"], "task": "train"}),
         (False, {"claims": ["9"]}),
@@ -260,7 +260,7 @@ def test_only_the_holder_gives_back() -> None:
         claim(history, "1")
         history.ended(history.begin("t", "release_claim", "p", ["a"], **known))
         claim(history, "2")
-        assert ("was given sample 'a' twice" in texts(history)) != freed
+        assert ("was given sample 'a' twice" in messages(history)) != freed
 
 
 def test_a_life_that_nobody_tells_ends_with_a_removal() -> None:
@@ -284,7 +284,7 @@ def test_what_is_claimed_is_there() -> None:
             clear(history)
         history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1, fields=fields), ids=("a",))
         history.ended(history.begin("w", "put_samples", "p", ["a"], values={"y": [2]}))
-        assert ("which was not there" in texts(history)) == (gone or fields != ("x",))
+        assert ("which was not there" in messages(history)) == (gone or fields != ("x",))
 
 
 def test_a_listing_shows_what_is_there() -> None:
@@ -297,7 +297,7 @@ def test_a_listing_shows_what_is_there() -> None:
                 clear(history)
             history.ended(history.begin("r", "list_metadata", "p"), ids=ids)
             wanted = "is listed, and was not there" if removed else "is not listed"
-            assert (wanted in texts(history)) == (bool(ids) == removed)
+            assert (wanted in messages(history)) == (bool(ids) == removed)
     history = History()
     done(history, 1)
     removal = history.begin("w", "clear_samples", "p", ["a"])
@@ -361,20 +361,20 @@ def test_groups_are_claimed_whole() -> None:
                 history.ended(history.begin("w", "evict", "p", ["b"]))
             known = {"ids": ids, "groups": ["g"] * len(ids), "lives": [op.number] * len(ids)}
             history.ended(op, **known)
-        assert ("1 samples of group 'g', which has 2" in texts(history)) != gone
+        assert ("1 samples of group 'g', which has 2" in messages(history)) != gone
 
 
 def test_a_batch_is_of_the_size_asked_for() -> None:
     """It is neither larger nor smaller, and holds no sample twice."""
     history = History()
     history.ended(history.begin("t", "claim_meta", "p", task="t", asked=4, least=2), ids=("a",))
-    assert "1 samples for a batch of at least 2" in texts(history)
+    assert "1 samples for a batch of at least 2" in messages(history)
     history = History()
     history.ended(history.begin("t", "claim_meta", "p", task="t", asked=1), ids=("a", "b"))
-    assert "2 samples for a batch of 1" in texts(history)
+    assert "2 samples for a batch of 1" in messages(history)
     history = History()
     history.ended(history.begin("t", "claim_meta", "p", task="t", asked=2), ids=("a", "a"), lives=[1, 2])
-    assert "holds a sample twice" in texts(history)
+    assert "holds a sample twice" in messages(history)
 
 
 def test_each_sample_has_one_outcome() -> None:
@@ -383,22 +383,22 @@ def test_each_sample_has_one_outcome() -> None:
     history.ended(history.begin("w", "put_samples", "p", ["a", "b"], values={"x": [1, 2]}))
     short = history.begin("r", "get_samples", "p", ["a", "b"], fields=("x",))
     history.ended(short, values={"x": [1]}, came=[0])
-    assert "the outcomes are for positions [0]" in texts(history)
+    assert "the outcomes are for positions [0]" in messages(history)
 
 
 def test_calls_end_in_time() -> None:
     """A call that outlives its timeout, or its cancel, or never ends, is named."""
     history = History()
     history.ended(history.begin("r", "ping", timeout_s=0.5))
-    assert "ping took 1.000 s" in texts(history)
+    assert "ping took 1.000 s" in messages(history)
     history = History()
     op = history.begin("r", "ping")
     history.ended(op, KeyboardInterrupt())
     op.cancelled_at = op.began + 0.1
-    assert "after it was cancelled" in texts(history)
+    assert "after it was cancelled" in messages(history)
     history = History()
     history.begin("r", "ping")
-    assert "ping never ended" in texts(history)
+    assert "ping never ended" in messages(history)
 
 
 def request(at: float, kind: str = "ReadSlots", **known: Any) -> WireRequest:
@@ -415,7 +415,7 @@ def test_retries_are_within_the_budget() -> None:
         history = History(budgets={"w": Budgets(0.2, 1.0, 2.0)})
         history.ended(history.begin("w", "ping"))
         history.requests += [request(0.01 * n, "Ping", fault=True, ended="x") for n in range(count)]
-        assert ("its budget allows" in texts(history)) == (count == 20)
+        assert ("its budget allows" in messages(history)) == (count == 20)
 
 
 def test_requests_are_within_the_ceiling() -> None:
@@ -423,7 +423,7 @@ def test_requests_are_within_the_ceiling() -> None:
     for count in (3, 4):
         history = History(budgets={"w": Budgets(per_slot=3)})
         history.requests += [request(n, slots=(SLOT,)) for n in range(count)]
-        assert ("3 is most" in texts(history)) == (count == 4)
+        assert ("3 is most" in messages(history)) == (count == 4)
 
 
 def outage_over(at: float) -> Event:
@@ -438,8 +438,8 @@ def test_a_wait_that_ended_pays_for_one_request() -> None:
         history.ended(history.begin("w", "ping"))
         history.requests += [request(0.01 * n, slots=(SLOT,), fault=True, ended="x") for n in range(6)]
         history.events += [outage_over(0.04)] * waits
-        assert ("its budget allows" in texts(history)) == (waits < 2)
-        assert (f"{4 + waits} is most" in texts(history)) == (waits < 2)
+        assert ("its budget allows" in messages(history)) == (waits < 2)
+        assert (f"{4 + waits} is most" in messages(history)) == (waits < 2)
 
 
 def test_probes_cost_as_much_as_retries() -> None:
@@ -448,7 +448,7 @@ def test_probes_cost_as_much_as_retries() -> None:
         history = History(budgets={"w": Budgets(0.2, 1.0, 2.0)})
         history.ended(history.begin("w", "ping"))
         history.requests += [request(0.2 * n, "Probe", op_id=f"w-{n}") for n in range(count)]
-        assert ("its budget allows" in texts(history)) == (count == 20)
+        assert ("its budget allows" in messages(history)) == (count == 20)
 
 
 def test_one_asks_for_all_who_wait() -> None:
@@ -456,7 +456,7 @@ def test_one_asks_for_all_who_wait() -> None:
     for at in (0.05, 0.2):
         history = History()
         history.requests = [request(0.0, "Probe"), request(at, "Probe", op_id="w-2")]
-        assert ("asked twice at once whether h answers (w-1, w-2)" in texts(history)) == (at < 0.1)
+        assert ("asked twice at once whether h answers (w-1, w-2)" in messages(history)) == (at < 0.1)
 
 
 def test_patience_ends() -> None:
@@ -466,7 +466,7 @@ def test_patience_ends() -> None:
         history.requests = [request(0.5 * n, "Probe", fault=True) for n in range(4)]
         if between:
             history.requests.append(request(0.7))
-        assert ("waited 1.500 s for outages in one call" in texts(history)) == (not between and patience_s == 1.0)
+        assert ("waited 1.500 s for outages in one call" in messages(history)) == (not between and patience_s == 1.0)
 
 
 def test_a_stale_slot_is_asked_once() -> None:
@@ -474,7 +474,7 @@ def test_a_stale_slot_is_asked_once() -> None:
     for op_id in ("w-1", "w-2"):
         history = History()
         history.requests = [request(0.0, slots=(SLOT,), stale=(SLOT,)), request(1.0, slots=(SLOT,), op_id=op_id)]
-        assert ("which it knew to be stale" in texts(history)) == (op_id == "w-1")
+        assert ("which it knew to be stale" in messages(history)) == (op_id == "w-1")
 
 
 def test_one_probe_at_a_time() -> None:
@@ -482,7 +482,7 @@ def test_one_probe_at_a_time() -> None:
     for at in (0.05, 0.2):
         history = History()
         history.requests = [request(0.0, probe=True), request(at, probe=True)]
-        assert ("probed port 1 of h twice" in texts(history)) == (at < 0.1)
+        assert ("probed port 1 of h twice" in messages(history)) == (at < 0.1)
 
 
 def test_all_is_well_in_the_calm() -> None:
@@ -499,14 +499,14 @@ def test_all_is_well_in_the_calm() -> None:
         if lost:
             history.lose("p", ["a"])
         read(history, None, error)
-        assert ("after the last fault was over" in texts(history)) == wrong
+        assert ("after the last fault was over" in messages(history)) == wrong
 
 
 def test_raw_errors_are_named() -> None:
     """What is no error of a data plane is a violation."""
     history = History()
     history.ended(history.begin("r", "ping"), OSError("raw"))
-    assert "ping raised OSError: raw" in texts(history)
+    assert "ping raised OSError: raw" in messages(history)
 
 
 def test_some_checks_can_be_chosen() -> None:
@@ -526,7 +526,7 @@ def test_histories_of_processes_are_merged() -> None:
     writer, reader = History(now=lambda: next(times)), History(now=lambda: next(times))
     done(writer, 1, 2)
     read(reader, 1)
-    assert "what was gone came back" in texts(History.merged([reader, writer]))
+    assert "what was gone came back" in messages(History.merged([reader, writer]))
 
 
 def test_what_one_process_lost_is_lost_to_all() -> None:
@@ -614,22 +614,22 @@ def test_a_bound_put_writes_the_life_that_it_means() -> None:
     born(history, 2, 4)
     assert check(history) == []
     history.ended(bound(history, 5, 1), lives=[2], created=[False])
-    assert "was written in life 2 by a put that meant life 1" in texts(history)
+    assert "was written in life 2 by a put that meant life 1" in messages(history)
     history = History()
     born(history, 1, 1)
     clear(history)
     history.ended(bound(history, 5), lives=[9], created=[True])
-    assert "was created by a put of existing rows" in texts(history)
+    assert "was created by a put of existing rows" in messages(history)
     history = History()
     born(history, 1, 1)
     clear(history)
     history.ended(bound(history, 5, 1), lives=[1], created=[False])
-    assert "in a life that had ended" in texts(history)
+    assert "in a life that had ended" in messages(history)
     history = History()
     born(history, 1, 1)
     born(history, 2, 2)  # somebody removed it in between
     history.ended(bound(history, 5, 1), lives=[1], created=[False])
-    assert "in a life that had ended" in texts(history)
+    assert "in a life that had ended" in messages(history)
 
 
 def test_new_rows_were_not_there() -> None:
@@ -643,10 +643,10 @@ def test_new_rows_were_not_there() -> None:
     history = History()
     born(history, 1, 1)
     history.ended(put(history, 3, only="new"), lives=[3], created=[True])
-    assert "was created although it was there" in texts(history)
+    assert "was created although it was there" in messages(history)
     history = History()
     history.ended(put(history, 3, only="new"), lives=[3], created=[False])
-    assert "was replaced by a put of new rows" in texts(history)
+    assert "was replaced by a put of new rows" in messages(history)
 
 
 @pytest.mark.parametrize("skips", [False, True])
@@ -671,7 +671,7 @@ def test_what_is_refused_or_left_out_is_gone(meant: int | None, *, skips: bool) 
     history = History()
     born(history, 1, 1)
     refused(history, 2)
-    assert "was said to be stale, and nothing ended its life" in texts(history)
+    assert "was said to be stale, and nothing ended its life" in messages(history)
 
 
 def test_a_bound_removal_explains_the_end_of_its_life_only() -> None:
@@ -683,7 +683,7 @@ def test_a_bound_removal_explains_the_end_of_its_life_only() -> None:
         born(history, 2, 2)
         clear(history, meant=[meant])
         read(history, None, SampleNotFound())
-        assert ("is not there" in texts(history)) is wrong
+        assert ("is not there" in messages(history)) is wrong
     history = History()
     born(history, 1, 1)
     clear(history)
@@ -701,7 +701,7 @@ def test_what_was_left_out_was_not_written() -> None:
     clear(history)
     history.ended(op, ids=(), values={"x": []}, meant=(), lives=[], skipped={"a": 1})
     read(history, 2)
-    assert "that nobody put" in texts(history)
+    assert "that nobody put" in messages(history)
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -748,4 +748,4 @@ def test_of_two_claims_at_once_either_may_be_the_first() -> None:
     history.ended(fast, ids=("a",), lives=[1], claims=["two"])
     clock[0] = 1.7
     history.ended(slow, ids=("a",), lives=[1], claims=["one"])
-    assert "was given sample 'a' twice" not in texts(history)
+    assert "was given sample 'a' twice" not in messages(history)

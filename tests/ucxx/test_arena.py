@@ -271,7 +271,7 @@ def test_the_writer_s_word_is_of_its_generation() -> None:
         write_outcome(made, grant.slot, grant.generation - 1, Outcome.WRITTEN)
         slot = table.find(grant.slot, grant.generation)
         assert slot is not None
-        assert table.settle(slot) is State.WRITING
+        assert table.apply_outcome(slot) is State.WRITING
 
 
 @pytest.fixture
