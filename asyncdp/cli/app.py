@@ -51,7 +51,7 @@ def _top(
 def demo(
     seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
     transport: Annotated[
-        str, typer.Option(help="Where the plane lives: 'memory', one process; 'transfer_queue' or 'ucxx', many.")
+        str, typer.Option(help="Backend: 'memory' runs in one process; 'transfer_queue' and 'ucxx' in several.")
     ] = "memory",
     seconds: Annotated[
         float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")

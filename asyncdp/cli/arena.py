@@ -101,7 +101,7 @@ def list_segments(*, as_json: Json = False) -> None:
 def remove_segments(
     names: Annotated[list[str] | None, typer.Argument(help="Names of segments, as 'asyncdp arena ls' shows.")] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All that nobody serves.", show_default=False)] = False,
+    every: Annotated[bool, typer.Option("--all", help="All arenas that no host serves.", show_default=False)] = False,
     yes: Yes = False,
 ) -> None:
     """Remove segments that no host serves, and the rows in them, after asking."""

@@ -71,7 +71,8 @@ def serve(  # noqa: PLR0913 - the options of a command
     ] = None,
     bind: Annotated[str | None, typer.Option(help="Address that the ports listen at. [127.0.0.1]")] = None,
     publish: Annotated[
-        str | None, typer.Option(help="Address that clients are told. [--bind; of 0.0.0.0 this machine's own]")
+        str | None,
+        typer.Option(help="Address that clients use. [--bind; of 0.0.0.0 this machine's own]"),
     ] = None,
     ports: Annotated[int | None, typer.Option(min=1, max=64, help="Ports of a host that serve the same. [4]")] = None,
     first_port: Annotated[
@@ -85,9 +86,10 @@ def serve(  # noqa: PLR0913 - the options of a command
         _Size | None, typer.Option(parser=_Size.read, metavar="BYTES", help="Largest payload of a slot. [256MiB]")
     ] = None,
     on_full: Annotated[
-        Literal["wait", "raise", "overwrite_oldest"] | None, typer.Option(help="What a put does then. [wait]")
+        Literal["wait", "raise", "overwrite_oldest"] | None,
+        typer.Option(help="What a put does then. [wait]"),
     ] = None,
-    adopt: Annotated[bool | None, _flag("adopt", "Take over what a killed former life left. [yes]")] = None,
+    adopt: Annotated[bool | None, _flag("adopt", "Recover the slots that a killed host left. [yes]")] = None,
     keep_arena: Annotated[
         bool | None,
         _flag(
@@ -116,11 +118,13 @@ def serve(  # noqa: PLR0913 - the options of a command
     config_file: Annotated[
         Path | None,
         typer.Option(
-            "--config", callback=can_be_kept_private, help="Write what clients attach with here, for your eyes only."
+            "--config",
+            callback=can_be_kept_private,
+            help="File for the clients' config, private to its owner.",
         ),
     ] = None,
     json_line: Annotated[
-        bool, typer.Option("--json", help="Tell that it serves as one line of JSON.", show_default=False)
+        bool, typer.Option("--json", help="Report readiness as one line of JSON.", show_default=False)
     ] = False,
 ) -> None:
     """Serve slots: a slot host of the plane at --directory, or else a whole plane on this machine.

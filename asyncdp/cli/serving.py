@@ -136,7 +136,7 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
             clients = attach_config({**config, "controller_address": plane.url})
             asyncio.run(_keep(plane, clients, serving, began))
     except KeyboardInterrupt:
-        _say("told to end before it was ready")
+        _say("stopped before it was ready")
     else:
         _say("ended in order")
 

@@ -166,7 +166,7 @@ async def test_a_host_of_the_same_name_elsewhere_is_not_driven_out(connect: "Cal
 
     known = HostEntry(connect())
     async with hosted(known, host_id="twin", beat_s=0.02) as first:
-        with pytest.raises(DataPlaneUnavailable, match="'twin' lives already") as caught:
+        with pytest.raises(DataPlaneUnavailable, match="'twin' runs already") as caught:
             async with hosted(known, host_id="twin", plane="as if on another machine"):
                 pass
         assert not caught.value.retryable

@@ -219,7 +219,7 @@ def test_a_host_joins_a_plane_and_leaves_it(tmp_path: Path) -> None:
         with serving("--no-ucx", "--name", "host-0", ASYNCDP_DIRECTORY=url) as namesake:
             _, said = namesake.communicate(timeout=240)
             assert namesake.returncode == 1
-            assert "'host-0' lives already" in said
+            assert "'host-0' runs already" in said
         put_and_get(config)
 
 

@@ -170,7 +170,7 @@ IMPOSSIBLE: dict[str, tuple[dict[str, Any], str]] = {
         {**UCXX, "ucxx": {"host": {"beat_s": 5}}},
         r"^ucxx\.host\.beat_s: .*ucxx\.directory\.host_timeout_s",
     ),
-    "struck off while it serves": (
+    "removed while it serves": (
         {**UCXX, "ucxx": {"directory": {"host_forget_s": 1}}},
         r"^ucxx\.directory\.host_forget_s: .*host_timeout_s",
     ),

@@ -47,7 +47,7 @@ class HostEntry:
         """
         for info in await _typed(self._directory.hosts()):
             if info.id == host_id and info.alive and await greets(info.address, info.ports[:1]):
-                msg = f"a host named {host_id!r} lives already, at {info.address}: give this one another name"
+                msg = f"a host named {host_id!r} runs already, at {info.address}: give this one another name"
                 raise DataPlaneUnavailable(msg, retryable=False, blames_port=False)
         return await _typed(self._directory.next_epoch(host_id))
 

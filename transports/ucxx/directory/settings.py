@@ -50,5 +50,5 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         if self.host_forget_s < self.host_timeout_s:
             raise ValueError(
                 f"host_forget_s: {self.host_forget_s:g} s is shorter than host_timeout_s ({self.host_timeout_s:g} s):"
-                " hosts that still serve would be struck off"
+                " hosts that still serve would be removed"
             )

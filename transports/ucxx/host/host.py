@@ -148,7 +148,7 @@ class Host:
                 return await work()
             except Exception:  # noqa: BLE001 - without heartbeats clients would give the host up
                 with contextlib.suppress(Exception):
-                    self._log.exception("a host's own work ended; it begins again")
+                    self._log.exception("a background task of the host failed; it is started again")
             await asyncio.sleep(_AGAIN_S)
 
     async def _take_arena(self) -> Arena:
@@ -221,7 +221,7 @@ class Host:
                 continue
             before, action = action, escalation.next(time.monotonic())
             if action is not Action.NOTHING or before is not action:
-                self._log.warning("somebody misuses the UCX listener", why=why, therefore=action.value)
+                self._log.warning("strangers misuse the UCX listener", why=why, therefore=action.value)
             if action is Action.NEW_WORKER:
                 await self._restart_ucx()
                 spin, posted = SpinDetector(), 0
@@ -236,7 +236,7 @@ class Host:
             del self._strangers[oldest]
             oldest.end()
         elif len(self._sessions) >= self._most_sessions:
-            self._log.warning("as many connections as there are descriptors for: a further one is refused")
+            self._log.warning("a connection is refused: the descriptor limit of this process allows no more")
             control.end()
             return
         control.on_large = self._bound_incoming
@@ -315,7 +315,7 @@ class Host:
 
     async def _reap(self) -> None:
         for name in await self._directory.reap():
-            self._log.info("struck off a host that has been silent for long", silent=name)
+            self._log.info("removed a host that sent no heartbeat for long from the directory", silent=name)
 
     async def _sweep(self) -> None:
         self.service.buffers.trim(_IDLE_S)
@@ -354,7 +354,7 @@ class Host:
                     table.drop(*place, sorted(dead))
                     touched += 1
         if touched:
-            self._log.info("took back rows that are nobody's content", slots=touched)
+            self._log.info("freed rows to which no sample refers", slots=touched)
         return touched
 
     # -- end
@@ -362,7 +362,7 @@ class Host:
     def fail_port(self, index: int) -> None:
         """Close a port and its connections but keep it registered, as after a fault. For tests of clients."""
         self._ports[index].fail()
-        self._log.warning("a port was told to fail", port=self._ports[index].number)
+        self._log.warning("a port was closed on request", port=self._ports[index].number)
 
     def hurry(self) -> None:
         """Make :meth:`stop` cut off running requests instead of waiting for them."""

@@ -135,7 +135,7 @@ def begin_anew() -> None:
 
     To be called where :func:`run` returned True. The process id stays, so a supervisor need not do anything.
     """
-    structlog.get_logger("asyncdp.ucxx").warning("begins anew as the same process", pid=os.getpid())
+    structlog.get_logger("asyncdp.ucxx").warning("the host restarts in the same process", pid=os.getpid())
     os.environ[_ANEW] = "1"
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored across exec

@@ -134,7 +134,9 @@ class Service:
 
     def _own(self, epoch: int) -> None:
         if epoch != self.table.arena.epoch:
-            raise StaleSlotError(f"this host lives in epoch {self.table.arena.epoch}, not {epoch}")
+            raise StaleSlotError(
+                f"this host is in epoch {self.table.arena.epoch}; the slots were of epoch {epoch} and are gone"
+            )
 
     # -- reading
 

@@ -300,7 +300,7 @@ def _locked(name: str) -> int | None:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as err:
             os.close(fd)
-            msg = f"a host of this name lives on this machine already: it holds the arena {name}"
+            msg = f"a host of this name runs on this machine already and holds the arena {name}"
             raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
         # The segment may have been unlinked, or replaced by another of its name, between open and lock.
         path = SHM / name
