@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from asyncdp import DataPlaneGroupMeta
 
-__all__ = ["PARTITION", "ROLES", "Part", "alive_in", "declare", "main", "play"]
+__all__ = ["PARTITION", "ROLES", "Part", "declare", "main", "play"]
 
 PARTITION = "rollouts"
 SIZE = 4

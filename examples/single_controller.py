@@ -35,7 +35,7 @@ from asyncdp.recovery.reservations import Listing
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["KILLS", "ControllerReport", "run"]
+__all__ = ["KILLS", "run"]
 
 WORKERS = 2
 ROLES = ("controller", *(f"worker-{number}" for number in range(WORKERS)), "scorer", "trainer")

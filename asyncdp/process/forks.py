@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["Forked", "keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence", "skip_exit_handlers"]
+__all__ = ["keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence", "skip_exit_handlers"]
 
 
 class Forked(Protocol):
