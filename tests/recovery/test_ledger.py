@@ -407,7 +407,7 @@ class History:
         for one in await self.truth.list_metadata("p"):
             if "reservation_for" not in one.tags[0]:
                 await self.truth.evict(one, "p")
-        await self.ledger.rebuild()
+        await self.known()
         assert (self.ledger.used, self.ledger.free, await rows(self.truth)) == (0, self.capacity, set())
 
 
