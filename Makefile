@@ -18,7 +18,7 @@ ARGS ?=
 # One stamp per set of extras; the second set holds the first.
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
-DEMO_EXTRAS := cli
+DEMO_EXTRAS := cli,plot
 DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
 
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.

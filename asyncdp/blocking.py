@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from asyncdp.batches import Batches
     from asyncdp.client import Client
     from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta
+    from asyncdp.metrics.snapshot import Snapshot
 
 __all__ = ["BlockingClient", "build_blocking_client"]
 
@@ -221,8 +222,8 @@ class BlockingClient:
         """Return the config with which another process attaches to the same plane."""
         return self._loop.client.attach_config()
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`."""
+    def snapshot(self) -> Snapshot:
+        """Return what the client has counted."""
         return self._loop.client.snapshot()
 
     @property

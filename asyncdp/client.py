@@ -54,6 +54,8 @@ if TYPE_CHECKING:
     import torch
 
     from asyncdp.batches import Batches, Idle, Survivors
+    from asyncdp.metrics.histogram import Histogram
+    from asyncdp.metrics.snapshot import Snapshot
 
 __all__ = ["Client", "DataPlaneClient"]
 
@@ -139,9 +141,13 @@ class Client(DataPlaneClient):
     def attach_config(self) -> dict[str, Any]:
         return self.service.attach_config()
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; ``{}`` without a Metrics layer."""
+    def snapshot(self) -> Snapshot:
+        """Return what the client has counted; all zero if it has no layers."""
         return self.service.snapshot()
+
+    def call_times(self) -> dict[tuple[str, str], Histogram]:
+        """Return a histogram of durations per (op, status), such as ``("put", "ok")``; {} if it has no layers."""
+        return self.service.call_times()
 
     @property
     def owner(self) -> str:
@@ -164,7 +170,7 @@ class Client(DataPlaneClient):
             caller = None
             env.budget.deposit(began)
         try:
-            ctx = CallContext(env, env.next_op_id(), began + timeout_s, verb, began)
+            ctx = CallContext(env, env.next_op_id(), began + timeout_s, verb, began, call=call)
             if not timeout_s and isinstance(call, (c.ClaimMeta, c.WaitPartition)):
                 look_s = LOOK_S if self.service is not self.given else 0.0
                 ctx = replace(ctx, looks_once=True, deadline=began + look_s)

@@ -24,6 +24,7 @@ from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
 from asyncdp.middleware.batch_retry import BatchRetry
 from asyncdp.middleware.counters import Counters
+from asyncdp.middleware.fault_log import FaultLog
 from asyncdp.middleware.metrics import Metrics, log_event
 from asyncdp.middleware.policy.budget import RetryBudget
 from asyncdp.middleware.port_rotation import PortRotation
@@ -221,6 +222,7 @@ def stack(
         pending_outcomes=PendingOutcomes(),
         session=uuid.uuid4().hex[:16],  # not from rng: two clients with the same seed would share op_ids
     )
+    env.log = FaultLog(base.owner).write
     if claim_poll_s is not None:
         env.claim_poll_s = claim_poll_s
     top = base

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
 from asyncdp.calls import Call, CallContext
 from asyncdp.errors import DataPlaneUnsupported
 from asyncdp.meta import DataPlaneCapabilities
+from asyncdp.metrics.snapshot import Snapshot, empty_snapshot
 from asyncdp.protocol import VERBS
 from asyncdp.rows.block import PICKLE, ObjectCodec
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from asyncdp.calls import Env
     from asyncdp.client import Client
+    from asyncdp.metrics.histogram import Histogram
 
 __all__ = ["Layer", "Service", "layers_of"]
 
@@ -104,8 +106,12 @@ class Service:
         msg = f"{type(self).__name__} cannot be attached to"
         raise DataPlaneUnsupported(msg, capability="attach_config", op="attach_config")
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, see :meth:`asyncdp.Metrics.snapshot`; ``{}`` without a Metrics layer."""
+    def snapshot(self) -> Snapshot:
+        """Return what the stack has counted; all zero without a Metrics layer."""
+        return empty_snapshot()
+
+    def call_times(self) -> dict[tuple[str, str], Histogram]:
+        """Return a histogram of durations per (op, status); {} without a Metrics layer."""
         return {}
 
     @property
@@ -199,9 +205,13 @@ class Layer(Service):
         """Return the config with which another process attaches to the transport's plane."""
         return self.inner.attach_config()
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the counters of the stack, as the wrapped service does."""
+    def snapshot(self) -> Snapshot:
+        """Return what the stack has counted, as the wrapped service does."""
         return self.inner.snapshot()
+
+    def call_times(self) -> dict[tuple[str, str], Histogram]:
+        """Return a histogram of durations per (op, status), as the wrapped service does."""
+        return self.inner.call_times()
 
     @property
     def object_codec(self) -> ObjectCodec:

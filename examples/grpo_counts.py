@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 
 def counts_of(client: Client, plan: FaultPlan | None = None) -> Counts:
     """Return the counts of a client so far; needs its event loop, for the time."""
-    events: dict[str, dict[str, int]] = {}
+    events: Mapping[str, Mapping[str, int]] = {}
     ports: dict[tuple[str, int], bool] = {}
     for layer in layers_of(client):
         if isinstance(layer, Metrics):

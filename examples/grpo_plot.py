@@ -1,4 +1,4 @@
-"""Plots a run of the example. Needs the extra ``asyncdp[cli]``."""
+"""Plots a run of the example. Needs the extra ``asyncdp[plot]``."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ arguments, and is on its way before the role goes on. So what a process knew tha
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, cast
 
 import anyio
 import anyio.from_thread
+import structlog
 
 from asyncdp.examples.async_grpo import be_small
 from asyncdp.examples.grpo_controller import SingleController
@@ -102,6 +104,8 @@ def play(role: Role, pipe: Connection) -> None:
     """Be the role, from start to end of its process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the driver, and with it all others
     be_small()
+    errors = structlog.make_filtering_bound_logger(logging.ERROR)  # its faults are the driver's to show
+    structlog.configure(wrapper_class=errors)
     try:
         anyio.run(_play, role, pipe)
     except Exception as err:  # noqa: BLE001 - the driver says it, in a line

@@ -10,10 +10,14 @@ import anyio
 from asyncdp.calls import Resend
 from asyncdp.calls.slots import TryClaim, TryPartition
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout
+from asyncdp.metrics.observer import AttemptEnded
 from asyncdp.service import Layer
 
 if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
     from asyncdp.calls import Call, CallContext
+    from asyncdp.metrics.observer import Observers
     from asyncdp.service import Service
 
 __all__ = ["AttemptTimeout"]
@@ -49,8 +53,29 @@ class AttemptTimeout(Layer):
         self.attempt_timeout_s = attempt_timeout_s
         self.blame_after_s = blame_after_s
 
-    async def execute(self, call: Call[R], ctx: CallContext) -> R:
-        """Execute one attempt within its time limit."""
+    def execute(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
+        """Execute one attempt within its time limit, and tell observers how it ended, if there are any."""
+        observers = ctx.env.observers
+        return self._limited(call, ctx) if observers is None else self._observed(call, ctx, observers)
+
+    async def _observed(self, call: Call[R], ctx: CallContext, observers: Observers) -> R:
+        began = ctx.env.clock.now()
+        outcome = "cancelled"
+        try:
+            result = await self._limited(call, ctx)
+            outcome = "partial" if getattr(result, "errors", None) else "ok"
+        except Exception as err:
+            outcome = type(err).__name__
+            raise
+        else:
+            return result
+        finally:
+            host, port = getattr(call, "host", None), getattr(call, "port", None) or 0
+            where = ("" if host is None else host.id), port
+            seconds = ctx.env.clock.now() - began
+            observers.attempt_ended(AttemptEnded(ctx.op_id, type(call).__name__, ctx.attempt, *where, outcome, seconds))
+
+    async def _limited(self, call: Call[R], ctx: CallContext) -> R:
         env = ctx.env
         waits = env.open_waits
         if waits.closed:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
+from asyncdp.metrics.snapshot import CountsBy
 
 from .policy.live_bytes import LiveBytes, sizes_of
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
     from asyncdp.meta import KVBatchMeta
+    from asyncdp.metrics.observer import Observers
 
 __all__ = ["Counters"]
 
@@ -21,6 +23,19 @@ __all__ = ["Counters"]
 UNSURE_KEPT = 1024
 #: Labels by which events are counted; other labels have too many values.
 _LABELS = ("reason", "host", "port", "verb", "what", "state")
+
+
+class Counted(TypedDict):
+    """The part of a snapshot that the counters have."""
+
+    bytes_outstanding: int
+    peak_bytes_outstanding: int
+    max_bytes_per_key_seen: int
+    last_put_bytes_per_key: int
+    n_keys_outstanding: int
+    events: Counter[str]
+    events_by: CountsBy
+    observer_errors: int
 
 
 class Counters:
@@ -31,6 +46,7 @@ class Counters:
 
     Attributes:
         live_bytes: Live bytes by partition, key and field.
+        observers: Observers that are told the events too; None: there are none.
     """
 
     def __init__(self) -> None:
@@ -40,6 +56,7 @@ class Counters:
         self._labelled: Counter[tuple[str, tuple[tuple[str, Any], ...]]] = Counter()
         # By op_id: updates the live bytes for a mutation with unknown outcome, once it is known to have happened.
         self._unsure: dict[str, Callable[[], object]] = {}
+        self.observers: Observers | None = None
 
     def emit(self, name: str, labels: Mapping[str, Any]) -> None:
         """Count an event of a layer."""
@@ -49,6 +66,8 @@ class Counters:
                 enter()
         self.count(name)
         self._labelled[name, tuple((k, labels[k]) for k in _LABELS if k in labels)] += 1
+        if self.observers is not None:
+            self.observers.event(name, labels)
 
     def count(self, name: str) -> None:
         """Count an event without labels."""
@@ -83,19 +102,20 @@ class Counters:
         while len(self._unsure) > UNSURE_KEPT:
             del self._unsure[next(iter(self._unsure))]
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return the live bytes and keys and the event counts, as in :meth:`asyncdp.Metrics.snapshot`."""
-        by: dict[str, dict[str, int]] = {}
-        for (name, labels), count in self._labelled.items():
-            by.setdefault(name, {})[" ".join(f"{k}={v}" for k, v in labels)] = count
+    def snapshot(self) -> Counted:
+        """Return the live bytes and keys and the event counts, as in :class:`~asyncdp.metrics.snapshot.Snapshot`."""
+        by = CountsBy()
+        for (name, labels), count in list(self._labelled.items()):
+            by.setdefault(name, Counter())[" ".join(f"{k}={v}" for k, v in labels)] = count
         return {
             "bytes_outstanding": self.live_bytes.outstanding,
             "peak_bytes_outstanding": self.live_bytes.peak,
             "max_bytes_per_key_seen": self.live_bytes.max_bytes_per_key_seen,
             "last_put_bytes_per_key": self.live_bytes.last_put_bytes_per_key,
             "n_keys_outstanding": self.live_bytes.keys(),
-            "events": dict(self._events),
+            "events": Counter(self._events),
             "events_by": by,
+            "observer_errors": 0 if self.observers is None else self.observers.errors,
         }
 
 

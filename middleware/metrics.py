@@ -12,10 +12,14 @@ from tensordict import TensorDict, TensorDictBase
 from asyncdp.calls import PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.meta import KVBatchMeta
-from asyncdp.service import Layer
+from asyncdp.metrics.histogram import Histogram
+from asyncdp.metrics.observer import CallEnded
+from asyncdp.metrics.snapshot import CountsBy, PortSnapshot, Quantiles, Snapshot
+from asyncdp.service import Layer, layers_of
 
 from .counters import Counters
 from .policy.live_bytes import leaf_nbytes
+from .port_rotation import PortRotation
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
@@ -78,13 +82,17 @@ class Metrics(Layer):
         self._callback_errors = 0
         self._ops = self._keys = self._bytes = 0
         self.counters = Counters()
-        self._by_status: Counter[tuple[str, str]] = Counter()
-        self._wall: dict[str, list[int]] = {}
+        self._times: dict[tuple[str, str], Histogram] = {}
+        self._latest = 0.0
 
     async def execute(self, call: Call[R], ctx: CallContext) -> R:
         """Pass the call on and count it when it ends."""
         status: EventStatus = "cancelled"
+        failed = ""
         n_bytes = 0
+        observers = ctx.env.observers
+        if observers is not None:
+            observers.call_began(ctx.op_id, ctx.verb)
         ids = getattr(call, "sample_ids", None)
         n_keys = len(ids) if ids is not None else 0
         try:
@@ -102,12 +110,14 @@ class Metrics(Layer):
         except DataPlaneError as err:
             told = err.alone() if isinstance(err, PartialReadError) and not err.ok.size else err
             status = "timeout" if isinstance(told, TimeoutError) else "error"
+            failed = type(told).__name__
             self.counters.count("error." + type(told).__name__)
             if err.ambiguous:
                 self.counters.unknown(call, ctx.op_id)
             raise
         except Exception as err:
             status = "timeout" if isinstance(err, TimeoutError) else "error"
+            failed = type(err).__name__
             raise
         except BaseException:
             self.counters.unknown(call, ctx.op_id)
@@ -115,16 +125,22 @@ class Metrics(Layer):
         else:
             return result
         finally:
-            self._record(call, ctx, n_keys, n_bytes, status)
+            self._record(call, ctx, n_keys, n_bytes, status, failed)
 
-    def _record(self, call: Call[Any], ctx: CallContext, n_keys: int, n_bytes: int, status: EventStatus) -> None:
+    def _record(
+        self, call: Call[Any], ctx: CallContext, n_keys: int, n_bytes: int, status: EventStatus, failed: str
+    ) -> None:
         op = OPS.get(ctx.verb, ctx.verb)
-        wall_s = ctx.env.clock.now() - ctx.began
-        self._by_status[op, status] += 1
-        buckets = self._wall.get(op)
-        if buckets is None:
-            buckets = self._wall[op] = [0] * 40
-        buckets[min(int(wall_s * 1e6).bit_length(), 39)] += 1
+        self._latest = ctx.env.clock.now()
+        wall_s = self._latest - ctx.began
+        times = self._times.get((op, status))
+        if times is None:
+            times = self._times[op, status] = Histogram()
+        times.add(wall_s)
+        observers = ctx.env.observers
+        if observers is not None:
+            partition = getattr(call, "partition_id", "")
+            observers.call_ended(CallEnded(ctx.op_id, op, status, wall_s, failed, partition, n_keys, n_bytes))
         if self.on_event is None:
             return
         event: DataPlaneEvent = {
@@ -144,43 +160,53 @@ class Metrics(Layer):
                     "on_event raised; further errors are only counted", error=repr(err)
                 )
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return totals, live bytes and keys, and event counts.
-
-        Keys: total_bytes, total_keys, total_ops; bytes_outstanding, peak_bytes_outstanding, n_keys_outstanding,
-        max_bytes_per_key_seen, last_put_bytes_per_key; ``ops`` {op: {status: count}}; ``wall_ms`` {op: {p50, p90, p99}}
-        (upper bounds of power-of-two buckets); ``events`` {name: count} and ``events_by`` {name: {labels: count}} of
-        the layers' events; callback_errors.
-        """
-        ops: dict[str, dict[str, int]] = {}
-        for (op, status), count in self._by_status.items():
-            ops.setdefault(op, {})[status] = count
+    def snapshot(self) -> Snapshot:
+        """Return what the stack has counted so far: totals, calls by op and status, durations, events, ports."""
+        ops = CountsBy()
+        by_op: dict[str, Histogram] = {}
+        for (op, status), times in list(self._times.items()):
+            ops.setdefault(op, Counter())[status] = times.count
+            by_op.setdefault(op, Histogram()).merge(times)
+        counted = self.counters.snapshot()
         return {
             "total_bytes": self._bytes,
             "total_keys": self._keys,
             "total_ops": self._ops,
             "ops": ops,
-            "wall_ms": {op: _quantiles(buckets) for op, buckets in self._wall.items()},
+            "wall_ms": {op: _quantiles(times) for op, times in by_op.items()},
             "callback_errors": self._callback_errors,
-            **self.counters.snapshot(),
+            "ports": self._ports(),
+            **counted,
         }
+
+    def call_times(self) -> dict[tuple[str, str], Histogram]:
+        """Return a histogram of durations per (op, status), such as ``("put", "ok")``."""
+        return dict(self._times)
+
+    def _ports(self) -> list[PortSnapshot]:
+        """Return the ports that the layers below have used, with their health."""
+        found: list[PortSnapshot] = []
+        try:
+            now = self.env.clock.now()
+        except RuntimeError:  # outside of the event loop, in the thread of a scrape: as of the last call
+            now = self._latest
+        for layer in layers_of(self):
+            if isinstance(layer, PortRotation):
+                for (host, port), seen in sorted(layer.ports(now).items()):
+                    left_s = 0.0 if seen.until is None else max(0.0, seen.until - now)
+                    health = seen.health.name.lower()
+                    failures = seen.failures
+                    found.append(PortSnapshot(host=host, port=port, health=health, failures=failures, left_s=left_s))
+        return found
 
     def bytes_outstanding_by_partition(self) -> dict[str, int]:
         """Return live bytes per partition."""
         return self.counters.live_bytes.by_partition()
 
 
-def _quantiles(buckets: list[int]) -> dict[str, float]:
-    total = sum(buckets)
-    out = {}
-    for name, part in (("p50", 0.5), ("p90", 0.9), ("p99", 0.99)):
-        seen = 0
-        for at, count in enumerate(buckets):
-            seen += count
-            if seen >= part * total:
-                out[name] = (1 << at) / 1e3
-                break
-    return out
+def _quantiles(times: Histogram) -> Quantiles:
+    p50, p90, p99 = (times.quantile(part) * 1e3 for part in (0.5, 0.9, 0.99))
+    return {"p50": p50, "p90": p90, "p99": p99}
 
 
 #: The name of this class in NeMo-RL.

@@ -19,6 +19,7 @@ from asyncdp.errors import DataPlaneClosed
 
 if TYPE_CHECKING:
     from asyncdp.compose.outcomes import PendingOutcomes
+    from asyncdp.metrics.observer import Observers
     from asyncdp.rows.block import ObjectCodec
 
 __all__ = [
@@ -116,6 +117,8 @@ class Env:
         session: Prefix of op_ids, unique per client.
         claim_poll_s: Seconds between two polls of a blocking claim, if the backend cannot long-poll.
         long_poll_s: Seconds that one poll may wait in the backend.
+        log: Writes the log line of an event: ``log(name, labels, ctx)``; None: there is no log.
+        observers: Observers of calls and attempts, such as exporters; None: there are none.
     """
 
     clock: Clock
@@ -128,6 +131,8 @@ class Env:
     claim_poll_s: float = 0.05
     long_poll_s: float = 1.0
     open_waits: OpenWaits = field(default_factory=OpenWaits)
+    log: Callable[[str, Mapping[str, Any], CallContext], None] | None = None
+    observers: Observers | None = None
     _count: int = 0
 
     def next_op_id(self) -> str:
@@ -148,6 +153,7 @@ class CallContext:
         began: When the user called the verb, in seconds on ``env.clock.now()``.
         attempt: Number of the attempt, from 1; counted by SlotRetry.
         tried: (host id, port) pairs through which the previous attempt failed; another port is preferred.
+        call: The user's call, for log lines; None if there is none.
         looks_once: Whether the user called a waiting verb with ``timeout_s=0``: it polls once, within the time of one
             attempt.
     """
@@ -160,6 +166,7 @@ class CallContext:
     attempt: int = 1
     tried: tuple[tuple[str, int], ...] = ()
     looks_once: bool = False
+    call: Call[Any] | None = None
 
     def remaining(self) -> float:
         """Return the seconds until the deadline; negative once it has passed."""
@@ -170,8 +177,11 @@ class CallContext:
         return replace(self, attempt=attempt, tried=tried)
 
     def emit(self, name: str, **labels: Any) -> None:
-        """Send an event to the sink."""
-        self.env.sink.emit(name, labels)
+        """Send an event to the sink, and to the log of faults if there is one."""
+        env = self.env
+        env.sink.emit(name, labels)
+        if env.log is not None:
+            env.log(name, labels, self)
 
     async def pause(self, seconds: float) -> None:
         """Sleep for ``seconds``, or until the deadline or the close of the client, whichever comes first.

@@ -23,9 +23,10 @@ from .doctor import doctor
 from .evict import evict
 from .hosts import hosts
 from .ls import ls
-from .output_file import can_be_written
+from .output_file import can_be_plotted, can_be_written
 from .ping import ping
 from .serve import serve
+from .top.command import top
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +72,7 @@ def demo(
         Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
     ] = None,
     plot_file: Annotated[
-        Path | None, typer.Option("--plot", callback=can_be_written, help="Write a PNG of reward, depth and age.")
+        Path | None, typer.Option("--plot", callback=can_be_plotted, help="Write a PNG of reward, depth and age.")
     ] = None,
 ) -> None:
     """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
@@ -150,7 +151,7 @@ def _tell(console: Console, report: Report) -> None:
         console.print(line, highlight=False)
 
 
-for command in (ping, ls, describe, depth, claims, release, evict, hosts, doctor, serve):
+for command in (ping, ls, describe, depth, claims, release, evict, hosts, top, doctor, serve):
     app.command()(command)
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
 for commands in (config, arena, directory):

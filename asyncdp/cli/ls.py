@@ -40,7 +40,10 @@ def ls(
     _groups(groups, limit)
 
 
-def _partitions(found: list[PartitionInfo], *, as_json: bool) -> None:
+def _partitions(partitions: list[PartitionInfo], *, as_json: bool) -> None:
+    from asyncdp.metrics.published import PARTITION
+
+    found = [one for one in partitions if one.partition_id != PARTITION]
     if as_json:
         told_as_json([_info(one) for one in found])
         return

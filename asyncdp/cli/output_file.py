@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import typer
 
 from asyncdp.process.private_files import check_path
 
-__all__ = ["can_be_kept_private", "can_be_written"]
+__all__ = ["can_be_kept_private", "can_be_plotted", "can_be_written"]
 
 
 def can_be_written(file: Path | None) -> Path | None:
@@ -25,6 +26,14 @@ def can_be_written(file: Path | None) -> Path | None:
             msg = f"{file} cannot be written"
             raise typer.BadParameter(msg)
     return file
+
+
+def can_be_plotted(file: Path | None) -> Path | None:
+    """Check also that what draws plots is installed."""
+    if file is not None and importlib.util.find_spec("matplotlib") is None:
+        msg = "matplotlib is not installed; plots need: pip install 'asyncdp[plot]'"
+        raise typer.BadParameter(msg)
+    return can_be_written(file)
 
 
 def can_be_kept_private(file: Path | None) -> Path | None:

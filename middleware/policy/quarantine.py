@@ -74,7 +74,7 @@ class Quarantine(Generic[K]):
 
     def snapshot(self, now: float) -> dict[K, TargetSnapshot]:
         """Return the state of every remembered target, for metrics."""
-        return {key: self._snapshot_one(state, now) for key, state in self._states.items()}
+        return {key: self._snapshot_one(state, now) for key, state in list(self._states.items())}
 
     def prune(self, now: float) -> int:
         """Forget targets that were not used for forget_s and are neither quarantined nor in use; return how many.

@@ -181,6 +181,14 @@ def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.
     assert "pip install 'asyncdp[cli]'" in str(ended.value)
 
 
+def test_a_plot_without_its_extra_is_refused_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one line that names the extra; all other commands do without it."""
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    result = CliRunner().invoke(app, ["demo", "--plot", "x.png"], env={"COLUMNS": "200"})
+    assert result.exit_code == 2
+    assert "pip install 'asyncdp[plot]'" in result.output
+
+
 def test_a_sparkline_shows_the_whole_run() -> None:
     """Values are averaged over the width there is; a full bar is the top."""
     assert sparkline([], 5) == ""

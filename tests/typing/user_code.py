@@ -1,6 +1,6 @@
 """U16: a user's own layer, transport and calls, as mypy --strict and pyright's strict mode see them."""
 
-from typing import TYPE_CHECKING, Any, assert_type
+from typing import TYPE_CHECKING, assert_type
 
 from tensordict import TensorDict
 
@@ -22,6 +22,7 @@ from asyncdp import (
     stack,
 )
 from asyncdp.calls import CallContext, Depth, GetSamples, Ping, PutSamples, handles
+from asyncdp.metrics.snapshot import Snapshot
 from asyncdp.service import layers_of
 
 MEMORY: DataPlaneConfig = {"enabled": True, "impl": "memory"}
@@ -102,10 +103,10 @@ async def open_and_close(own: Own) -> None:
                 assert_type(err.ok, KVBatchMeta)
             except DataPlaneError as err:
                 assert_type(err.retryable, bool)
-        assert_type(client.snapshot(), dict[str, Any])
+        assert_type(client.snapshot(), Snapshot)
     for layer in layers_of(client):
         if isinstance(layer, Metrics):
-            assert_type(layer.snapshot(), dict[str, Any])
+            assert_type(layer.snapshot(), Snapshot)
     async with stack(own) as mine:
         await mine.ping()
 

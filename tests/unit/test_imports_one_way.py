@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 #: What puts stacks together.
 KNOWS_ALL = {"factory.py", "__init__.py"}
 #: Folders of the core.
-CORE_FOLDERS = ("batching", "calls", "compose", "process", "rows", "settings")
+CORE_FOLDERS = ("batching", "calls", "compose", "metrics", "process", "rows", "settings")
 
 
 def _imports(file: Path, *, typing_too: bool = False) -> Iterator[str]:
