@@ -86,7 +86,7 @@ def test_a_host_that_lives_keeps_its_arena() -> None:
     """A second host of that name, and the sweeper, are told so by the lock."""
     with segments.arena() as made:
         for take in (lambda: Arena.recover(made.name, "h"), lambda: Arena.discard(made.name)):
-            with pytest.raises(DataPlaneUnavailable, match="lives"):
+            with pytest.raises(DataPlaneUnavailable, match="runs on this machine"):
                 take()
         assert made.name not in sweep_arenas(-1e9)
 
