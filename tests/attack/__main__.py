@@ -35,6 +35,7 @@ from rich.table import Table
 
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
 from tests.attack.attackers import ATTACKS, Facts
+from tests.attack.earlier import program
 from tests.attack.honest import Honest, Took
 from tests.attack.host_watch import HostWatch, Seen
 from tests.ucxx.clients import LOCAL, client
@@ -97,15 +98,7 @@ def _host(url: str, log: IO[bytes]) -> Iterator[Spawned]:
         "keep_arena": False, "devices": "lo",
     }  # fmt: skip
     few = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh"]
-    command = [
-        *few,
-        sys.executable,
-        "-m",
-        "asyncdp.transports.ucxx.host.main",
-        "--watch-stdin",
-        "--namespace",
-        "attack",
-    ]
+    command = [*few, *program("asyncdp.transports.ucxx.host.main", "--watch-stdin", "--namespace", "attack")]
     env = {**os.environ, "ASYNCDP_DIRECTORY": url, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         [*command, "--settings", json.dumps(settings)], env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -116,7 +109,10 @@ def _host(url: str, log: IO[bytes]) -> Iterator[Spawned]:
         told: dict[str, Any] = {}
         while not told.get("ready"):
             line = process.stdout.readline()
-            assert line, f"the host ended with {process.wait()}"
+            if not line:
+                code = process.wait()
+                log.seek(0)
+                raise RuntimeError(f"the host ended with {code}: {log.read().decode(errors='replace')[-1000:]}")
             with contextlib.suppress(json.JSONDecodeError):
                 told = json.loads(line)
         yield Spawned(process, told)
@@ -156,7 +152,7 @@ def _figures(took: Took) -> dict[str, tuple[float, float]]:
 async def _attacker(kind: str, seconds: float, nice: int, facts: Facts) -> tuple[int, list[str]]:
     """Run one in a process of its own; returns how often it tried, and what it won."""
     told = msgspec.json.encode(facts).decode()
-    command = ["nice", "-n", str(nice), sys.executable, "-m", "tests.attack.attackers", kind, str(seconds), told]
+    command = ["nice", "-n", str(nice), *program("tests.attack.attackers", kind, str(seconds), told)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, env=env)
     out, _ = await process.communicate()
@@ -282,7 +278,7 @@ def _again(args: argparse.Namespace) -> int:
     env = {"UCX_TLS": "tcp,self", "UCX_WARN_UNUSED_ENV_VARS": "n", "OMP_NUM_THREADS": "1", **os.environ}
     env |= {"PYTHONPATH": os.pathsep.join(paths)}
     options = ["--seconds", str(args.seconds), "--nice", str(args.nice), *(["--json"] if args.json else [])]
-    command = [*NAMESPACE, sys.executable, "-m", "tests.attack", *args.kinds, "--here", *options]
+    command = [*NAMESPACE, *program("tests.attack", *args.kinds, "--here", *options)]
     return subprocess.run(command, env=env, cwd=paths[0], check=False).returncode
 
 

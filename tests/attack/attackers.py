@@ -38,6 +38,7 @@ from asyncdp.transports.ucxx.wire.messages import (
     Write,
     pack_frame,
 )
+from tests.attack.earlier import program
 
 __all__ = ["ATTACKS"]
 
@@ -365,7 +366,7 @@ def _as_neighbour(work: Callable[[], object]) -> None:
 
 async def _started(*arguments: str, ready: str) -> bool:
     """Whether a process of the plane says that it serves."""
-    command = [sys.executable, *arguments]
+    command = program(*arguments)
     pipe = subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
     assert process.stdout is not None
@@ -403,7 +404,7 @@ async def squatting(facts: Facts) -> None:
         assert segment.exists()
         facts.tried += 1
         told = json.dumps(settings)
-        if await _started("-m", "asyncdp.transports.ucxx.host.main", "--settings", told, ready='"ready"'):
+        if await _started("asyncdp.transports.ucxx.host.main", "--settings", told, ready='"ready"'):
             facts.won.append("a host serves from a segment that others may write")
     finally:
         segment.unlink(missing_ok=True)
@@ -425,7 +426,7 @@ async def planting(facts: Facts) -> None:
             if facts.tried and not facts.goes_on:
                 break
             facts.tried += 1
-            if await _started("-m", "asyncdp.cli.main", "serve", *option, *small, ready="ready"):
+            if await _started("asyncdp.cli.main", "serve", *option, *small, ready="ready"):
                 facts.won.append(f"a plane is served with {option[0]} in a folder of another user")
 
 
