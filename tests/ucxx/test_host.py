@@ -208,6 +208,6 @@ async def test_a_host_serves_on_while_the_directory_is_away_and_ends_when_it_was
 async def test_two_hosts_of_one_name_do_not_share_an_arena() -> None:
     """The second one says so and does not start."""
     async with hosted(host_id="twin", ucx=False):
-        with pytest.raises(DataPlaneUnavailable, match="lives"):
+        with pytest.raises(DataPlaneUnavailable, match="runs"):
             async with hosted(host_id="twin", ucx=False):
                 pass
