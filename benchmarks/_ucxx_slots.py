@@ -47,7 +47,7 @@ def host(**keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
     settings = HostSettings(
         f"bench-{os.getpid()}", arena_bytes=512 * MIB, rows_per_slot=1, keep_arena=False, devices="lo", **keys
     )
-    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.host", "--watch-stdin"]
+    command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--watch-stdin"]
     pipe, env = subprocess.PIPE, {**os.environ, "ASYNCDP_SECRET": SECRET}
     process = subprocess.Popen(
         [*command, "--settings", msgspec.json.encode(settings).decode()],

@@ -10,6 +10,7 @@ import torch
 
 from asyncdp import DataPlaneError, MemoryTransport
 from asyncdp.calls.slots import WriteSlots
+from asyncdp.factory import DEFAULT_LAYERS
 from asyncdp.testing.contract import (
     Bound,
     Cancels,
@@ -189,8 +190,8 @@ async def test_a_broken_transport_is_broken_in_one_way_only(
 LAYERS: list[tuple[str, Check]] = [
     ("attempt_timeout", of(Deadlines().test_a_backend_that_never_answers_hangs_no_verb, "ping")),  # 10
     ("attempt_timeout", of(Deadlines().test_a_backend_that_never_answers_hangs_no_verb, "claim_meta")),
-    ("settle", of(Interleavings().test_nothing_comes_back_after_a_cancelled_put_and_a_clear, PUT)),
-    ("settle", ClaimFaults().test_closing_gives_back_what_nobody_got),
+    ("reconcile", of(Interleavings().test_nothing_comes_back_after_a_cancelled_put_and_a_clear, PUT)),
+    ("reconcile", ClaimFaults().test_closing_gives_back_what_nobody_got),
     ("slot_retry batch_retry", ReadFaults().test_only_the_row_that_failed_is_asked_for_again),
     ("slot_retry", of(PutFaults().test_a_put_whose_answer_is_lost_is_sent_again_and_is_there_once, LoseReply)),
     ("typed_errors", ReadFaults().test_a_raw_error_of_the_backend_is_typed),
@@ -202,6 +203,7 @@ async def test_a_stack_without_a_layer_fails_its_test(
     layer: str, check: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """10, 11, 3: what the layers promise, a stack without them does not."""
+    assert set(layer.split()) <= set(DEFAULT_LAYERS)
     be_impatient(monkeypatch, 0.4)
     with pytest.raises(FAILED):
         async with Rig(memory(MemoryTransport), without=tuple(layer.split())) as rig:

@@ -33,10 +33,10 @@ from asyncdp import (
     StaleSlotError,
 )
 from asyncdp.transports.memory.plane import Plane
-from tests.contract import broken
 from tests.fuzz.plain_model import Model
 from tests.fuzz.plane_under_test import FIELDS, PlaneUnderTest, column, plain
 from tests.fuzz.scale import examples, steps
+from tests.planted import planes
 
 #: What a backend in trouble may be reported as, once the layers have given up.
 TROUBLE = (CorruptPayload, DataPlaneNotReady, DataPlaneTimeout, DataPlaneUnavailable, DataPlaneWriteError)
@@ -516,7 +516,7 @@ def test_the_plane_shows_what_a_plain_dict_shows(machine: type[Verbs]) -> None:
     )
 
 
-class ClaimsAgain(broken.ForgetsOpIds):
+class ClaimsAgain(planes.ForgetsOpIds):
     """Answers a claim that is asked again with another batch."""
 
     def claim(
@@ -536,12 +536,12 @@ class ClaimsAgain(broken.ForgetsOpIds):
 
 
 BROKEN = {
-    broken.ReplacesAll: Verbs,
-    broken.OverwritesTags: Verbs,
-    broken.SplitsGroups: Verbs,
-    broken.IgnoresIncarnations: Verbs,
-    broken.ClearsEverybodys: Verbs,
-    broken.CountsTheUnfinished: Verbs,
+    planes.ReplacesAll: Verbs,
+    planes.OverwritesTags: Verbs,
+    planes.SplitsGroups: Verbs,
+    planes.IgnoresIncarnations: Verbs,
+    planes.ClearsEverybodys: Verbs,
+    planes.CountsTheUnfinished: Verbs,
     ClaimsAgain: VerbsUnderFaults,
 }
 

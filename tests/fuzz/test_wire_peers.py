@@ -32,6 +32,7 @@ from asyncdp.transports.ucxx.wire.messages import (
     Drop,
     Failed,
     Granted,
+    HostFacts,
     Message,
     PartHead,
     Read,
@@ -39,7 +40,6 @@ from asyncdp.transports.ucxx.wire.messages import (
     Rows,
     SlotRows,
     Tie,
-    Told,
     Welcome,
     Write,
     Written,
@@ -209,7 +209,7 @@ ANSWERS = {
     "write": st.builds(Written),
     "abort": values_of(Done),
     "drop": values_of(Done),
-    "ask": values_of(Told),
+    "ask": values_of(HostFacts),
 }
 CALLS = {
     "read": lambda c: c.read(HERE, ASKED),
