@@ -20,7 +20,7 @@ Variant = Callable[[Scenario], Scenario]
 ALL_LAYERS: dict[str, dict[str, Any]] = {
     "batch_retry": {},
     "slot_mapping": {},
-    "settle": {},
+    "reconcile": {},
     "slot_retry": {"backoff_base_s": 0.02},
     "port_rotation": {"quarantine_s": 0.3, "quarantine_max_s": 0.6, "first_contact_s": 0.01},
     "attempt_timeout": {"attempt_timeout_s": 0.2},
