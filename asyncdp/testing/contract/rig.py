@@ -109,6 +109,8 @@ class Rig:
     _ends: list[AbstractAsyncContextManager[Plane]] = field(default_factory=list, init=False)
 
     async def __aenter__(self) -> Self:
+        if unknown := set(self.without) - DEFAULT_LAYERS.keys():
+            raise ValueError(f"unknown layers {sorted(unknown)}; there are {sorted(DEFAULT_LAYERS)}")
         self.client = await self.open(owner="owner")
         self.mate = await self.attach(owner="mate")
         return self

@@ -158,8 +158,13 @@ class Fabric:
             layers: Settings of its layers, by their names in :data:`~asyncdp.factory.DEFAULT_LAYERS`; layers without an
                 entry are left out. None: all layers.
             budget: Settings of its retry budget.
+
+        Raises:
+            ValueError: A layer is unknown.
         """
         chosen = {name: {} for name in DEFAULT_LAYERS} if layers is None else layers
+        if unknown := chosen.keys() - DEFAULT_LAYERS.keys():
+            raise ValueError(f"unknown layers {sorted(unknown)}; there are {sorted(DEFAULT_LAYERS)}")
         transport = self._transport({**self.transport.attach_config(), "owner": name}, bootstrap=False)
         link: list[Link] = []
 
