@@ -22,6 +22,7 @@ OF_PYTEST = (b"PYTEST_",)
 #: Packages whose modules and classes are looked at.
 PRODUCT = ("asyncdp",)
 NOTHING = object()
+BY_DEFAULT = structlog.get_config()
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -175,6 +176,8 @@ class Untouched:
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, None, None]:
         """Compare, when everything that is the test's own has ended."""
         result = yield
+        if structlog.is_configured() and structlog.get_config() == BY_DEFAULT:
+            structlog.reset_defaults()  # capture_logs() configures what it puts back, and a client then logs more
         changed = [*self._changed(), *self._attributes.changed()]
         if changed and item.nodeid.startswith(self._only):
             pytest.fail(f"{item.name} has left changed: " + "; ".join(changed), pytrace=False)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.meta import HostStatus, PartitionInfo
 
-__all__ = ["PlaneState", "PlaneWatch"]
+__all__ = ["PlaneWatch"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,7 @@ SECTIONS = ("Calls", "Partitions", "Hosts", "Ports that are not healthy", "Claim
 
 
 @asynccontextmanager
-async def in_trouble() -> AsyncIterator[tuple[Client, MemoryTransport]]:
+async def under_faults() -> AsyncIterator[tuple[Client, MemoryTransport]]:
     """A plane whose first read was refused by a port, with a host down, claims, and a client that publishes."""
     plan = FaultPlan().on("get_samples", call="ReadSlots").refuse(times=1).on("depth").refuse(times=1)
     transport = MemoryTransport()
@@ -57,7 +57,7 @@ async def seen_twice(transport: MemoryTransport) -> dict[str, Any]:
 @pytest.mark.anyio
 async def test_it_sees_the_plane_and_its_clients() -> None:
     """Partitions by version, claims by owner, hosts, ports, retries by reason; what is wrong stands first."""
-    async with in_trouble() as (client, transport):
+    async with under_faults() as (client, transport):
         seen = await seen_twice(transport)
         (partition,) = seen["partitions"]
         assert (partition["partition"], partition["samples"], partition["groups"]) == ("p[red]", 6, 3)
@@ -106,7 +106,7 @@ async def test_a_plane_that_ends_is_told_beside_the_last_view() -> None:
 @pytest.mark.parametrize("height", [12, 24, 1000])
 async def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     """Nothing is wider; what is wrong is always there; names are shown as they are."""
-    async with in_trouble() as (_, transport):
+    async with under_faults() as (_, transport):
         seen = await seen_twice(transport)
     seen["ops"] = [{"op": "put", "per_s": 1.5, "failed_per_s": 0, "p50_ms": 0.2, "p90_ms": 20, "p99_ms": 20000}]
     out = console(width=width, file=io.StringIO())
@@ -185,6 +185,7 @@ async def test_a_report_is_bounded_and_is_withdrawn() -> None:
         assert await client.list_metadata(PARTITION) == []
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_publishing_never_fails() -> None:
     """Where the plane does not answer it tells nothing; where it is back, it goes on."""
