@@ -1,6 +1,7 @@
 """What all tests share: the two event loops, one thread per process, one hypothesis profile, a random order."""
 
 import os
+from collections import Counter
 from pathlib import PurePath
 
 # Read by the OpenMP runtime when torch is loaded, and inherited by the processes that tests start.
@@ -35,6 +36,9 @@ __all__ = [
 LEAVE_NOTHING = frozenset(
     {"contract", "docs", "layers", "recovery", "sans_io", "seam", "sweep", "testing", "unit", "user_style"}
 )
+#: The contract on real servers. In make test each of its tests has so many cases there; in memory it has all of them.
+ON_SERVERS = frozenset({"test_transfer_queue.py", "test_ucxx.py"})
+CASES_ON_SERVERS = 2
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})
 
@@ -63,12 +67,18 @@ class Arranged:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        """Leave the layers on trio to make test-all, but for their cancels; shuffle."""
+        """Leave to make test-all the layers on trio, but for their cancels, and many cases on real servers; shuffle."""
+        shown: Counter[tuple[object, ...]] = Counter()
         for item in items:
             params = getattr(getattr(item, "callspec", None), "params", {})
             on_trio = "trio" in (params.get("anyio_backend"), params.get("backend"))
             if on_trio and item.path.parent.name == "layers" and item.path.name != "test_cancel.py":
                 item.add_marker("slow")
+            if item.path.parent.name == "contract" and item.path.name in ON_SERVERS:
+                test = (item.path, getattr(item, "originalname", item.name), params.get("open_plane"))
+                shown[test] += 1
+                if shown[test] > CASES_ON_SERVERS:
+                    item.add_marker("slow")
         order.shuffle(config, items)
 
 
@@ -94,7 +104,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Have the leak guard of asyncdp.testing look at the tests of some folders; those on Ray have their place."""
     for item in items:
         path = PurePath(order.within_tests(item.path))
-        real = path.parts[0] in MEMORY_ONLY and path.name in ("test_transfer_queue.py", "test_ucxx.py")
+        real = path.parts[0] in MEMORY_ONLY and path.name in ON_SERVERS
         real = real or path.name == "test_real_planes.py"  # it shares a process with the session's Ray
         if path.parts[0] in LEAVE_NOTHING and not real and item.get_closest_marker("leaks") is None:
             item.add_marker("leaks")

@@ -16,9 +16,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize(
-    "page", ["nemo_rl.md", *(pytest.param(name, marks=pytest.mark.slow) for name in ("verl.md", "cosmos_rl.md"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["nemo_rl.md", "verl.md", "cosmos_rl.md"])
 def test_the_code_of_a_page_runs(page: str, tmp_path: Path) -> None:
     """Each block, in order, as one program; links lead somewhere."""
     text = (DOCS / page).read_text()

@@ -42,7 +42,7 @@ def test_a_test_of_your_own_controller_takes_fifteen_lines(pytester: pytest.Pyte
             "AWAY:\n                    self.outages",
             "ZeroDivisionError:\n    self.outages",
         ),
-        ("version < self.oldest", "version <= self.oldest"),
+        pytest.param("version < self.oldest", "version <= self.oldest", marks=pytest.mark.slow),
         ("await self.until_back()", "return"),
     ],
     ids=["gives up", "evicts too much", "never comes back"],

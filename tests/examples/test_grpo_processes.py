@@ -57,6 +57,7 @@ def test_processes_tell_their_counts(report: Report) -> None:
     assert not [child for child in multiprocessing.active_children() if child.name in report.progress.told]
 
 
+@pytest.mark.slow
 def test_a_process_ends_with_the_one_that_started_it() -> None:
     """The end of its pipe is the end of the process, whatever it is doing."""
     context = multiprocessing.get_context("spawn")

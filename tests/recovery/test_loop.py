@@ -286,6 +286,7 @@ def test_it_gives_up_with_the_whole_story(backend: str) -> None:
     on_a_plane(check, FaultPlan().silent(at_s=1.0), backend)
 
 
+@pytest.mark.slow
 def test_a_long_story_says_what_it_leaves_out() -> None:
     """Its beginning and its end are told."""
 

@@ -181,9 +181,8 @@ def test_without_the_setting_nobody_looks(tmp_path: Path) -> None:
     assert Project(tmp_path).write(test_a=code).apart().counts == {"passed": 1}
 
 
-@pytest.mark.parametrize(
-    "kind", ["anyio", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("asyncio", "virtual_time"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["anyio", "asyncio", "virtual_time"])
 def test_a_loop_that_stands_still_shows_all_stacks(tmp_path: Path, kind: str) -> None:
     """Blocked by a call that does not give way: threads and tasks are shown, where each is; the test goes on."""
     code = """

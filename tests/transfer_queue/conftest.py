@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
+    from tests.transfer_queue.ray_cluster import RayCluster
     from tests.transfer_queue.servers import Servers
 
 collect_ignore: list[str] = []
@@ -39,13 +40,12 @@ def cluster_ends() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def lasting() -> Iterator[Servers]:
-    """Give servers that no test hurts."""
-    from tests.transfer_queue.servers import Servers
+def lasting() -> RayCluster:
+    """Give servers that no test hurts: those of the session's Ray, which the contract uses too."""
+    from tests.transfer_queue.opener import CLUSTER
 
-    servers = Servers()
-    yield servers
-    servers.close()
+    cluster: RayCluster = CLUSTER()
+    return cluster
 
 
 @pytest.fixture

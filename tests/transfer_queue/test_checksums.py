@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdp.client import Client
     from asyncdp.testing.contract import Opener
-    from tests.transfer_queue.servers import Servers
+    from tests.transfer_queue.ray_cluster import RayCluster
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -60,7 +60,7 @@ async def flip(client: Client, field: str, sample_id: str) -> None:
 @pytest.mark.parametrize("width", [8, 40_000])
 @pytest.mark.parametrize("reader", ["who wrote", "somebody else"])
 async def test_a_flipped_bit_costs_its_own_row(
-    plane: Callable[..., Client], lasting: Servers, width: int, reader: str
+    plane: Callable[..., Client], lasting: RayCluster, width: int, reader: str
 ) -> None:
     """PartialReadError names it, small values and large; other fields of it, and other rows, are read."""
     owner = plane(lasting, **SUMMED)
@@ -83,7 +83,9 @@ async def test_a_flipped_bit_costs_its_own_row(
     await mate.close()
 
 
-async def test_objects_and_ragged_rows_have_checksums_as_well(plane: Callable[..., Client], lasting: Servers) -> None:
+async def test_objects_and_ragged_rows_have_checksums_as_well(
+    plane: Callable[..., Client], lasting: RayCluster
+) -> None:
     """Before anything is unpickled."""
     owner = plane(lasting, **SUMMED)
     await owner.register_partition("p", ["words", "ragged"], 2, ["train"])
@@ -98,7 +100,7 @@ async def test_objects_and_ragged_rows_have_checksums_as_well(plane: Callable[..
 
 
 async def test_rows_with_and_without_checksums_are_read_together(
-    plane: Callable[..., Client], lasting: Servers
+    plane: Callable[..., Client], lasting: RayCluster
 ) -> None:
     """Each writer decides for its own puts; what has a checksum is checked, whoever reads."""
     owner = plane(lasting, **SUMMED)

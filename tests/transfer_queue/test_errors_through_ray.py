@@ -15,6 +15,8 @@ from tests.transfer_queue.opener import CLUSTER
 
 ray = pytest.importorskip("ray", reason="needs the extra tq: pip install 'asyncdp[tq]'")
 
+pytestmark = pytest.mark.slow  # Ray starts a process for it; unit/test_errors_pickle.py has the same without Ray
+
 KINDS = sorted(
     (getattr(errors, name) for name in errors.__all__ if name != "PartialReadError"), key=lambda kind: kind.__name__
 )

@@ -19,6 +19,7 @@ from asyncdp.transports.transfer_queue.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
+    from tests.transfer_queue.ray_cluster import RayCluster
     from tests.transfer_queue.servers import Servers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -56,7 +57,7 @@ async def test_a_dead_controller_ends_the_first_call_at_once(plane: Begin, serve
 
 
 async def test_a_directory_of_another_version_is_refused_by_name(
-    plane: Begin, lasting: Servers, monkeypatch: pytest.MonkeyPatch
+    plane: Begin, lasting: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Old clients of a new plane and new ones of an old: said at the first call, and no plane is begun beside it."""
     owner = plane(lasting)
@@ -73,7 +74,7 @@ async def test_a_directory_of_another_version_is_refused_by_name(
 
 
 async def test_a_connection_that_nobody_waits_for_is_closed(
-    plane: Begin, lasting: Servers, monkeypatch: pytest.MonkeyPatch
+    plane: Begin, lasting: RayCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Promise 11: cancelled in the handshake; left to the garbage collector, libzmq could wait for ever."""
     config = plane(lasting).attach_config()

@@ -12,12 +12,12 @@ from tests.forks.scenes import SCENES, play
 from tests.transfer_queue.servers import config_for
 
 if TYPE_CHECKING:
-    from tests.transfer_queue.servers import Servers
+    from tests.transfer_queue.ray_cluster import RayCluster
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_program_that_forks(lasting: Servers) -> None:
+def test_a_program_that_forks(lasting: RayCluster) -> None:
     """U2, U3: whatever its children do, sys.exit as well, it goes on, and so do they."""
     config = config_for(lasting.endpoints, "forks")
     plane = TQTransport(config)

@@ -17,8 +17,10 @@ from tests.transfer_queue.servers import Servers, config_for
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tests.transfer_queue.ray_cluster import RayCluster
 
-def test_under_trio_it_says_what_it_needs(lasting: Servers) -> None:
+
+def test_under_trio_it_says_what_it_needs(lasting: RayCluster) -> None:
     """A clear error in words, not one from deep within."""
     client = Client(TQTransport(config_for(lasting.endpoints, "trio"), bootstrap=False))
 
@@ -29,7 +31,7 @@ def test_under_trio_it_says_what_it_needs(lasting: Servers) -> None:
     anyio.run(use, backend="trio")
 
 
-def test_one_client_in_two_loops_one_after_the_other(lasting: Servers) -> None:
+def test_one_client_in_two_loops_one_after_the_other(lasting: RayCluster) -> None:
     """T9: sockets of the first loop are left behind, the second gets its own."""
     client = stack(TQTransport(config_for(lasting.endpoints, "two-loops")))
 
@@ -44,6 +46,7 @@ def test_one_client_in_two_loops_one_after_the_other(lasting: Servers) -> None:
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_close_ends_what_waits(plane: Callable[..., Client], servers: Servers) -> None:
     """X2: a call that hangs in a paused controller is told at once that the client was closed."""
     client = plane(servers)
@@ -67,7 +70,7 @@ async def test_close_ends_what_waits(plane: Callable[..., Client], servers: Serv
 
 
 @pytest.mark.anyio
-async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., Client], lasting: Servers) -> None:
+async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., Client], lasting: RayCluster) -> None:
     """What one of them reported swept is no trouble to the others: a put that happened is not told as failed."""
     client = plane(lasting)
     await client.register_partition("p", ["x"], 64, ["train"])
@@ -79,11 +82,10 @@ async def test_calls_at_once_may_report_the_same_garbage(plane: Callable[..., Cl
 
 
 @pytest.mark.anyio
+@pytest.mark.slow
 async def test_a_controller_with_another_sampler_is_named() -> None:
     """A TransferQueue that is not ours, or was restarted by somebody else: typed, at once."""
-    from tests.transfer_queue.servers import Servers as Fresh
-
-    foreign = Fresh(units=1, ours=False)
+    foreign = Servers(units=1, ours=False)
     try:
         client = stack(TQTransport(config_for(foreign.endpoints, "none"), bootstrap=False), max_attempts=1)
         with pytest.raises(DataPlaneUnavailable, match="serves no asyncdp plane"):
@@ -114,7 +116,7 @@ def test_endpoints_of_another_form_are_refused(spoilt: Any) -> None:
         Endpoints.from_config(spoilt)
 
 
-def test_mooncake_is_refused_by_name(lasting: Servers) -> None:
+def test_mooncake_is_refused_by_name(lasting: RayCluster) -> None:
     """A backend of the config that is not served yet says so."""
     with pytest.raises(ValueError, match="mooncake_cpu"):
         TQTransport(config_for(lasting.endpoints, "m", backend="mooncake_cpu"))

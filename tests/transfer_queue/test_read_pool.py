@@ -15,7 +15,7 @@ from asyncdp.transports.transfer_queue.lifecycle import POOLED_BYTES
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
-    from tests.transfer_queue.servers import Servers
+    from tests.transfer_queue.ray_cluster import RayCluster
 
 pytestmark = pytest.mark.anyio
 
@@ -94,7 +94,7 @@ async def test_idle_memory_goes_back_in_time(pool: BufferPool) -> None:
     pytest.fail("the memory stayed")
 
 
-async def test_results_of_reads_are_never_written_again(plane: Callable[..., Client], lasting: Servers) -> None:
+async def test_results_of_reads_are_never_written_again(plane: Callable[..., Client], lasting: RayCluster) -> None:
     """R10: a result that is kept stays as it was through later reads; one that was let go of is used again."""
     owner = plane(lasting, transfer_queue={"split_bytes": 1})
     await owner.register_partition("p", ["x"], 4, ["train"])

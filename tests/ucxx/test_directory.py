@@ -388,6 +388,7 @@ async def test_two_clients_that_widen_one_schema_at_once(connect: Callable[..., 
         assert not found.missing
 
 
+@pytest.mark.slow
 async def test_ten_thousand_ids_in_one_call(plane: "Directory") -> None:
     """Calls of 10,001 ids, long and with any characters, work as small ones do; a listing comes in pages."""
     from asyncdp.transports.ucxx.directory import HostInfo

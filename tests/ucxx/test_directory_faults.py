@@ -310,7 +310,8 @@ def runs(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize("end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("exit", "return"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["kill", "exit", "return"])
 async def test_it_dies_with_its_parent(server: "EmbeddedServer", end: str) -> None:
     """However the parent ends, by SIGKILL, sys.exit or at its end, the server ends too and its folder goes away."""
     code = f"""

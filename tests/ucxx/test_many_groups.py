@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 GROUPS = 9000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", ["clear", "claim"])
 async def test_thousands_of_groups_in_one_call(directory: "Directory", first: str) -> None:
     """Groups that all lose their oldest row in one clear; an error in mid-function would leave half of it done."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from asyncdp.testing.contract import Reads, Stale
+from asyncdp.testing.contract import Reads
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
@@ -24,10 +24,8 @@ FILES = (
     "test_stress.py",
 )
 CONTRACT = "tests/contract/test_ucxx.py"
-#: Themes of the contract that move payload.
-SMOKE = [
-    f"{CONTRACT}::TestUCXX::{name}" for theme in (Reads, Stale) for name in vars(theme) if name.startswith("test_")
-]
+#: A theme of the contract that moves payload.
+SMOKE = [f"{CONTRACT}::TestUCXX::{name}" for name in vars(Reads) if name.startswith("test_")]
 
 
 def run_inside(*shards: Sequence[str], tls: str | None = "tcp,self") -> list[str]:

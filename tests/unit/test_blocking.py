@@ -245,13 +245,12 @@ print("done", flush=True)
 """
 
 
-@pytest.mark.parametrize(
-    "end", ["", *(pytest.param(end, marks=SLOW) for end in ("sys.exit(0)", "del client", "raise SystemExit"))]
-)
+@SLOW
+@pytest.mark.parametrize("end", ["", "sys.exit(0)", "del client", "raise SystemExit"])
 def test_the_interpreter_ends_without_close(end: str) -> None:
     """X3: with a claim that waits, too; code 0, and nothing on stderr but what a waiting thread may say."""
     ran = subprocess.run([sys.executable, "-c", END + end], capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "done\n"), ran.stderr
+    assert (ran.returncode, ran.stdout.partition("\n")[0]) == (0, "done"), ran.stderr  # the claim given up is logged
 
 
 @SLOW
@@ -273,9 +272,10 @@ except KeyboardInterrupt:
 client.close()
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "8 1\n"), ran.stderr
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "8 1"), ran.stderr
 
 
+@SLOW
 def test_a_forked_child_does_no_harm(client: BlockingClient) -> None:
     """In it verbs raise, close does nothing, a client of its own works; the parent goes on."""
 
