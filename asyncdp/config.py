@@ -161,7 +161,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         checksum: Whether payloads that are written over the network carry a CRC-32 (about 2 GB/s).
         connections_per_port: Number of concurrent requests to one port of a slot host; further ones wait.
         devices: Network devices for UCX, such as ``mlx5_0:1``; None: all.
-        start_timeout_s: Seconds that slot hosts started as children may take to start; each imports torch.
+        start_timeout_s: Seconds that slot hosts started as children may take to start.
         folder: Folder of an embedded directory's data, so that the plane outlives its owner; None: a temporary one.
         host_log: Where slot hosts started as children log: ``folder``: to files beside the directory's data, which are
             deleted with it; ``stderr``: to this process' standard error.
@@ -342,14 +342,14 @@ def parse_config(
     defaults = {"backend": BACKENDS[known][0], "num_storage_units": UNITS[known], "claim_meta_poll_interval_s": poll_s}
     if given.get("nemo", False) is not False:  # TransferQueue makes a partition of whatever is put to it
         defaults["auto_register"] = True
-    elsewhere = {**_homes(known), **(homes(known) if homes is not None else {})}
+    elsewhere = {**_setting_paths(known), **(homes(known) if homes is not None else {})}
     parsed = convert({**defaults, **given}, Config, homes=elsewhere, origins=origins)
     _check_together(parsed)
     nemo = NemoSettings() if parsed.nemo is True else parsed.nemo or None
     return msgspec.structs.replace(parsed, group_id_pattern=_pattern(parsed.group_id_pattern), nemo=nemo)
 
 
-def _homes(impl: str) -> dict[str, str]:
+def _setting_paths(impl: str) -> dict[str, str]:
     """Return the paths of the transports' own keys; for a name that several have, the path of this impl."""
     kinds = {"ucxx": UcxxSettings, "transfer_queue": TransferQueueSettings, "memory": MemorySettings}
     first = sorted(kinds, key=lambda name: name == impl)

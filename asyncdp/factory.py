@@ -94,7 +94,7 @@ def _setting(key: str, value: Any, layer: type[Layer], path: str) -> Any:
     return check.setting(value, _all_settings()[layer][key], path)
 
 
-def _homes(impl: str | None = None) -> dict[str, str]:
+def _setting_paths(impl: str | None = None) -> dict[str, str]:
     """Return, for settings that users may misplace, the path in the config where they belong."""
     homes = {key: f"layers.{name}.{key}" for name, layer in DEFAULT_LAYERS.items() for key in _settings_of(layer)}
     homes |= {name: f"layers.{name}" for name in (*DEFAULT_LAYERS, "retry_budget")}
@@ -124,11 +124,13 @@ def default_layers(by_layer: Mapping[str, Mapping[str, Any]] | None = None, **se
             text = f"layers.{given}: it is layers.{name} now; the old name is taken for one version"
             warnings.warn(text, DeprecationWarning, stacklevel=2)
         if name not in DEFAULT_LAYERS:
-            raise no_such(f"layers.{name}", (*DEFAULT_LAYERS, "retry_budget"), problem="no such layer", homes=_homes())
+            raise no_such(
+                f"layers.{name}", (*DEFAULT_LAYERS, "retry_budget"), problem="no such layer", homes=_setting_paths()
+            )
         for key, value in values.items():
             known = _settings_of(DEFAULT_LAYERS[name])
             if key not in known:
-                raise no_such(f"layers.{name}.{key}", known, problem="no such setting", homes=_homes())
+                raise no_such(f"layers.{name}.{key}", known, problem="no such setting", homes=_setting_paths())
             chosen[name][key] = _setting(key, value, DEFAULT_LAYERS[name], f"layers.{name}.{key}")
     for key, value in settings.items():
         homes = [name for name, layer in DEFAULT_LAYERS.items() if key in _settings_of(layer)]
@@ -401,7 +403,7 @@ def _planned(
     config: Mapping[str, Any], given: Sequence[LayerFactory]
 ) -> tuple[Config, list[LayerFactory], Mapping[str, float] | None]:
     """Check a config; return it with the layers that it and ``given`` ask for, and the settings of the retry budget."""
-    parsed = parse_config(config, homes=_homes)
+    parsed = parse_config(config, homes=_setting_paths)
     by_layer, own = _layers_of_config(parsed.layers)
     retry_budget = by_layer.pop("retry_budget", None)
     _check_budget(retry_budget, "layers.retry_budget")

@@ -35,8 +35,10 @@ class DataPlaneClient(Protocol):
     """An async client of a data plane.
 
     Every verb returns or raises within ``timeout_s`` seconds, and raises the error that made it fail rather than a bare
-    timeout. None means the client's ``call_timeout_s``, 60 s by default. Sample ids and the names of fields, tasks and
-    partitions are non-empty strings.
+    timeout. None means the client's ``call_timeout_s``, 60 s by default. There are two exceptions: ``batches`` with
+    ``idle="wait"`` waits without end, and ``claim_meta`` and ``wait_partition`` with ``timeout_s=0`` ask once, which
+    may take as long as one attempt (``attempt_timeout_s``, 10 s by default). Sample ids and the names of fields, tasks
+    and partitions are non-empty strings.
 
     The *life* of a row lasts from the put that creates it to its removal. A row that is put again under the same id
     after a removal begins a new life; a reference to the earlier life is then *stale*.

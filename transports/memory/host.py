@@ -267,7 +267,7 @@ class Host:
         """Begin a read attempt, or return the error that prevents it. A slot may have many readers at once."""
         slot = self.slot(ref)
         if slot is None or slot.state is not State.READY:
-            return StaleSlotError(f"slot {ref.slot} holds another generation", host=self.id)
+            return StaleSlotError(f"slot {ref.slot} no longer holds the requested data", host=self.id)
         if not slot.holds(ref):
             return StaleSlotError(f"slot {ref.slot} does not hold these rows any more", host=self.id)
         self._attempts += 1

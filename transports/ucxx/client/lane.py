@@ -246,4 +246,4 @@ class Lane:
 
 
 def _stale(ref: SlotRef) -> StaleSlotError:
-    return StaleSlotError(f"slot {ref.slot} holds another generation", host=ref.host.id)
+    return StaleSlotError(f"slot {ref.slot} no longer holds the requested data", host=ref.host.id)

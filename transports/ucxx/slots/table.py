@@ -329,7 +329,7 @@ class SlotTable(SlotStore):
         slot = self.find(number, generation)
         state = State.FREE if slot is None else self.apply_outcome(slot)
         if slot is None or state in (State.FREE, State.GIVEN_UP):
-            return StaleSlotError(f"slot {number} holds another generation")
+            return StaleSlotError(f"slot {number} no longer holds the requested data")
         if state is State.WRITING:
             return DataPlaneNotReady(f"slot {number} is still being written", retry_after_s=0.01)
         try:
