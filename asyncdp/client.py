@@ -329,7 +329,7 @@ class Client(DataPlaneClient):
                 raise check.bad("only='new' contradicts a put by meta, which means rows that live", "only")
             only = "existing"
         if stale == "skip" and only != "existing":
-            raise check.bad("stale='skip' needs a meta or only='existing': other puts know no stale rows", "stale")
+            raise check.bad("stale='skip' needs a meta or only='existing': no row of another put can be stale", "stale")
         if len(set(ids)) != len(ids):
             raise check.bad(f"sample_ids names {check.first_duplicate(ids)!r} twice", "sample_ids")
         data = check.field_columns(fields, len(ids))
@@ -429,7 +429,7 @@ class Client(DataPlaneClient):
     def __need_bound(self, verb: str, partition_id: str) -> None:
         """Raise DataPlaneUnsupported if the backend cannot bind a mutation to lives."""
         if not self.get_capabilities().bound_mutations:
-            msg = f"this backend cannot bind {verb} to the lives that a meta means; give it plain ids to mean any life"
+            msg = f"this backend lacks bound_mutations, which {verb} needs for a meta, a group or only=; pass plain ids"
             raise DataPlaneUnsupported(msg, capability="bound_mutations", op=verb, partition_id=partition_id)
 
     @check.of_verb

@@ -442,13 +442,13 @@ def _named(ids: Sequence[str]) -> str:
 
 def stale_rows(partition_id: str, ids: Sequence[str], of: int) -> StaleSlotError:
     """Return the error of a put of ``of`` rows of which ``ids`` are stale: removed, or removed and put anew."""
-    msg = f"{len(ids)} of {of} rows are gone, or live again, and nothing was written: {_named(ids)}"
+    msg = f"{len(ids)} of {of} rows were removed, or removed and put again; nothing was written: {_named(ids)}"
     return StaleSlotError(msg, partition_id=partition_id, sample_ids=tuple(ids))
 
 
 def living_rows(partition_id: str, ids: Sequence[str], of: int) -> DataPlaneBadRequest:
     """Return the error of a put of ``of`` new rows of which ``ids`` exist already."""
-    msg = f"{len(ids)} of {of} rows live already, only='new' allows none, and nothing was written: {_named(ids)}"
+    msg = f"{len(ids)} of {of} rows already exist, which only='new' does not allow; nothing was written: {_named(ids)}"
     return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=tuple(ids), field="only")
 
 

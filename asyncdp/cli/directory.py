@@ -26,7 +26,7 @@ def _checked(namespace: str) -> str:
         typer.echo(f"asyncdp directory: {err}; it needs: pip install 'asyncdp[ucxx]'", err=True)
         raise typer.Exit(1) from err
     except msgspec.ValidationError as err:
-        text = f"{namespace!r} is none: 1 to 64 letters, digits, '_', '.' and '-'"
+        text = f"{namespace!r} is not a namespace: use 1 to 64 letters, digits, '_', '.' and '-'"
         raise typer.BadParameter(text, param_hint="--namespace") from err
 
 

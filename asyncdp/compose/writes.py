@@ -143,7 +143,7 @@ async def _write_share(
             continue
         return refs
     if problem is None:
-        msg = "no slot host is there to take the rows"
+        msg = "no slot host accepts rows"
         raise DataPlaneNotReady(msg)
     raise problem
 

@@ -283,8 +283,8 @@ class RecoveryLoop:
     def _gave_up(self, machine: RecoveryMachine) -> RecoveryGaveUp:
         story = [str(step) for step in machine.story]
         if machine.left_out:
-            story.insert(len(story) // 2, f"({machine.left_out} steps are left out)")
-        message = f"the plane was not back after {self._give_up_after_s:g} s; outage {machine.outage} went so:"
+            story.insert(len(story) // 2, f"({machine.left_out} steps are not shown)")
+        message = f"the plane was not back after {self._give_up_after_s:g} s; the steps of outage {machine.outage}:"
         return RecoveryGaveUp(message, story=story, op="recover", partition_id=self._partition_id)
 
     async def _job(self, machine: RecoveryMachine) -> dict[str, Any]:

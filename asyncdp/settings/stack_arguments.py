@@ -27,7 +27,7 @@ def setting(value: Any, kind: str, path: str) -> Any:
         msg = f"{path}: must be a positive {'whole number' if kind == 'int' else 'number'}, not {value!r}"
         raise ValueError(msg)
     if kind == "float" and isinstance(value, int) and value > sys.float_info.max:
-        msg = f"{path}: a number of {value.bit_length()} bits is more than a clock can count to"
+        msg = f"{path}: an integer of {value.bit_length()} bits is too large for a number of seconds"
         raise ValueError(msg)
     if kind == "ErrorTable":
         _check_table(value, path)
@@ -45,7 +45,7 @@ def _check_table(table: Any, path: str) -> None:
                 continue
             case (type() as kind, make) if issubclass(kind, BaseException) and callable(make):
                 continue
-        msg = f"{wanted}; {row!r:.80} is none"
+        msg = f"{wanted}; {row!r:.80} is not such a pair"
         raise ValueError(msg)
 
 

@@ -273,7 +273,7 @@ def test_it_gives_up_with_the_whole_story(backend: str) -> None:
         assert found == [raised.value]
         error = raised.value
         assert (error.op, error.partition_id, error.retryable) == ("recover", "p", False)
-        assert error.message.startswith("the plane was not back after 120 s; outage 0 went so:\n  ")
+        assert error.message.startswith("the plane was not back after 120 s; the steps of outage 0:\n  ")
         assert len(error.story) > 10
         assert "pinging -> waiting: failed, error: DataPlane" in error.story[0]
         assert "given_up: expired" in error.story[-1]
@@ -296,7 +296,7 @@ def test_a_long_story_says_what_it_leaves_out() -> None:
         with pytest.raises(RecoveryGaveUp) as raised:
             await loop.run()
         assert len(raised.value.story) == 201
-        assert "steps are left out)" in raised.value.story[100]
+        assert "steps are not shown)" in raised.value.story[100]
 
     on_a_plane(check, FaultPlan().silent(at_s=1.0))
 

@@ -190,14 +190,14 @@ class Directory(Claims):
         if only == "new":
             living = tuple(sample_id for sample_id in ids if sample_id in part.rows)
             if living:
-                raise self.error("DataPlaneBadRequest", "rows live already", sample_ids=living, **info)
+                raise self.error("DataPlaneBadRequest", "rows already exist", sample_ids=living, **info)
             return range(len(ids))
         meant = lives or (None,) * len(ids)
         keep = [at for at, (i, life) in enumerate(zip(ids, meant, strict=True)) if part.lives(i, life)]
         if len(keep) < len(ids) and not skip:
             there = set(keep)
             stale = tuple(sample_id for at, sample_id in enumerate(ids) if at not in there)
-            raise self.error("StaleSlotError", "rows are gone, or live again", sample_ids=stale, **info)
+            raise self.error("StaleSlotError", "rows were removed, or removed and put again", sample_ids=stale, **info)
         return keep
 
     def _check_groups(self, part: Partition, puts: Sequence[tuple[str, Tags | None]]) -> None:

@@ -162,7 +162,7 @@ class Cluster:
             msg = f"the TransferQueue that is there runs the sampler {sampler!r}; asyncdp's would replace it"
             raise ValueError(msg)
         if not stored.controller.get("polling_mode", True):
-            msg = "polling_mode: that of the TransferQueue that is there is off; whoever waits in it holds up everybody"
+            msg = "polling_mode: it is off in the running TransferQueue, so a request that waits blocks all others"
             raise ValueError(msg)
         endpoints = self._endpoints(ray, controller)
         try:

@@ -119,7 +119,7 @@ class Reading(Lifecycle):
             count = len(ref.index)
             forms = self._forms.get((call.host.epoch, ref.slot))
             if forms is None:
-                errors[at] = StaleSlotError("the reference is of another life of the plane", host=unit)
+                errors[at] = StaleSlotError("the reference was made before the plane was started again", host=unit)
                 continue
             rows = values if count == len(keys) else {f: values[f][first : first + count] for f in asked}
             first += count

@@ -52,7 +52,7 @@ def _serve(home: dict[str, Any], op: str, args: tuple[Any, ...], swept: list[int
     if op == "close":
         return ("ok", *_close(home, directory, *args))
     if directory is None:
-        raise Refused("DataPlaneUnavailable", "there is no plane here, or no more", no_plane=True)
+        raise Refused("DataPlaneUnavailable", "no plane runs here, or it was closed", no_plane=True)
     if op == "sweep":
         return ("ok", directory.epoch, directory.sweep(swept))
     if op not in UnitDirectory.OPS:

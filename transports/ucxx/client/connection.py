@@ -259,7 +259,7 @@ class Connection:
             raise WireError("the reply is longer than any")
         for part in reply.parts:
             if part.rows != sum(len(refs[at].index) for at in part.refs) or len(part.nbytes) != len(part.refs):
-                raise WireError("the reply has another number of rows than was asked for")
+                raise WireError("the number of rows in the reply differs from the number requested")
 
     def _part(self, head: PartHead, data: Bytes) -> Part:
         block = block_of(Payload.read(data, head.rows), self._codec)

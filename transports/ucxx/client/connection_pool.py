@@ -83,7 +83,7 @@ class Pool:
                 yield connection
             except DataPlaneUnavailable as err:
                 if self._closed:
-                    raise DataPlaneClosed("the client was closed under this call", cause=err) from err
+                    raise DataPlaneClosed("the client was closed during this call", cause=err) from err
                 raise
             finally:
                 busy.discard(connection)

@@ -162,7 +162,9 @@ class HostResolver:
         self.know(await self._directory.hosts())
         place = self._addresses.get((host.id, host.epoch))
         if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._addresses):
-            raise StaleSlotError(f"host {host.id!r} began anew; what its slots held is gone", host=host.id)
+            raise StaleSlotError(
+                f"host {host.id!r} was started again with an empty arena; the data in its slots is lost", host=host.id
+            )
         return place
 
     async def answers(self, host_id: str | None) -> bool:

@@ -213,10 +213,10 @@ def _watch(loop: asyncio.AbstractEventLoop, host: Host) -> None:
     """Watch standard input for the parent's commands and for its end."""
     try:
         if not stat.S_ISFIFO(os.fstat(0).st_mode) and not stat.S_ISSOCK(os.fstat(0).st_mode) and not os.isatty(0):
-            raise OSError("it is no pipe")  # noqa: TRY301 - a file has no other end that a parent could close
+            raise OSError("it is a file, not a pipe, a socket or a terminal")  # noqa: TRY301 - a file has no other end that a parent could close
         loop.add_reader(0, _heard, loop, host)
     except OSError as err:
-        msg = f"standard input is to be watched, and no parent holds the other end of it: {err}"
+        msg = f"standard input cannot be watched for the end of the parent process: {err}"
         raise DataPlaneUnavailable(msg, retryable=False, blames_port=False, cause=err) from err
 
 

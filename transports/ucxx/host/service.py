@@ -320,7 +320,7 @@ class Service:
         """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
         key = (request.op_id, request.first_row)
         if key in self._reserving:
-            raise DataPlaneNotReady("this put is being given its slots", retry_after_s=0.01)
+            raise DataPlaneNotReady("an earlier request still reserves slots for this put", retry_after_s=0.01)
         not_after = self.clock() + min(request.ttl_s, LONGEST_PUT_S)
         self._reserving.add(key)
         try:
@@ -357,7 +357,7 @@ class Service:
         self._own(request.epoch)
         places: list[tuple[Slot, Bytes]] = []
         if request.checksums is not None and len(request.checksums) != len(request.slots):
-            raise DataPlaneBadRequest("another number of checksums than of slots")
+            raise DataPlaneBadRequest("the numbers of checksums and of slots differ")
         named: set[int] = set()
         for number, generation, size in request.slots:
             slot = self.table.writable(number, generation, request.op_id)
@@ -396,7 +396,7 @@ class Service:
         """Write the payloads contained in the request itself."""
         data = np.frombuffer(request.inline or b"", np.uint8)
         if len(data) != sum(size for _, _, size in request.slots):
-            raise WireError("the frame holds another number of bytes than it says")
+            raise WireError("the payload's length differs from the sum of the sizes in the request")
         places = self.begin_write(request)
         begin = 0
         for _, out in places:

@@ -68,7 +68,7 @@ def _meta_of(name: str, column: Column) -> ColumnMeta:
     if isinstance(column, Objects):
         return ColumnMeta(name, OBJECTS)
     if not isinstance(column, (Dense, Ragged)):
-        raise TypeError(f"a column of type {type(column).__name__} cannot travel")
+        raise TypeError(f"a column of type {type(column).__name__} cannot be sent")
     dtype = str(column.values.dtype).removeprefix("torch.")
     if dtype not in ITEM_BYTES or column.values.ndim > MAX_RANK:
         msg = f"field {name!r}: a tensor of {dtype} with {column.values.ndim} dimensions cannot be kept unchanged"

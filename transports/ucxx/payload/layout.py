@@ -216,9 +216,9 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
         # A size of 0 makes the number of bytes 0, but the other sizes still have to fit the strides of a tensor.
         steps = math.prod(max(size, 1) for size in meta.shape)
         if len(meta.shape) > MAX_RANK or any(size < 0 for size in meta.shape) or steps >= 1 << 40:
-            raise ValueError(f"column {meta.name!r} has a shape that cannot be")
+            raise ValueError(f"column {meta.name!r} has an invalid shape")
         if meta.kind == RAGGED and not 0 <= meta.dim <= len(meta.shape):
-            raise ValueError(f"column {meta.name!r} is ragged in a dimension that it has not")
+            raise ValueError(f"column {meta.name!r} has no dimension {meta.dim}, in which it is said to be ragged")
     return metas
 
 

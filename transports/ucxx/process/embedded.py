@@ -184,7 +184,7 @@ class EmbeddedPlane:
         if self._logs_to_folder:
             with contextlib.suppress(OSError):
                 lines = self._log_file(number).read_text(errors="replace").strip().splitlines()
-                return lines[-1] if lines else "it said nothing"
+                return lines[-1] if lines else "its log is empty"
         return "its log says why"
 
     def _await_ready(self, number: int, until: float) -> None:
