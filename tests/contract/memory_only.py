@@ -46,13 +46,13 @@ class MemoryOnly(Contract):
         assert 0 < len(lost) < len(IDS)
         hosts[0].crash()
         with pytest.raises(PartialReadError) as caught:
-            await rig.client.get_samples(IDS, "p", ["x"], timeout_s=5)
+            await rig.client.get_samples(IDS, "p", ["x"], timeout_s=2)
         err = caught.value
         assert set(err.failed.sample_ids) == lost
         check_same(err.rows["x"], torch.tensor([i for i, name in enumerate(IDS) if name not in lost]))
         assert all(isinstance(e, DataPlaneUnavailable) for e in err.errors.values())
         with pytest.raises(DataPlaneUnavailable):
-            await rig.client.get_samples(sorted(lost), "p", ["x"], timeout_s=5)
+            await rig.client.get_samples(sorted(lost), "p", ["x"], timeout_s=1)
         hosts[0].restart(adopt=True)
         check_same((await rig.client.get_samples(IDS, "p", ["x"]))["x"], torch.arange(8))
 

@@ -24,6 +24,8 @@ FAULTS: dict[str, Callable[[], FaultPlan]] = {
     "silent": lambda: FaultPlan().silent(after=1, times=1).on(host="host-0").silent(times=1),
     "truncated": lambda: FaultPlan().truncate(times=2).not_ready(0.1, after=2, times=1),
 }
+#: Those of make test: an error, an answer that never comes, and none at all.
+SHORT = ("refused", "lost replies", "silent")
 #: Verbs that are made of several requests, or wait: where faults open other ways to be cancelled in.
 LONG = ("claim_meta, waiting", "get_samples", "put_samples, again", "clear_samples", "batches, ahead", "close")
 
@@ -54,7 +56,9 @@ def test_a_verb_cancelled_at_any_checkpoint_leaves_nothing(verb: str, backend: s
 
 
 @BACKENDS
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize(
+    "fault", [name if name in SHORT else pytest.param(name, marks=pytest.mark.slow) for name in FAULTS]
+)
 @pytest.mark.parametrize("verb", VERBS if EVERYTHING else LONG)
 def test_cancelled_under_faults_it_leaves_nothing_either(verb: str, fault: str, backend: str) -> None:
     """While it retries, rotates, waits, settles: the same."""

@@ -242,27 +242,31 @@ def test_a_hang_says_so_and_how_to_repeat_it(project: Project, pytester: pytest.
     assert "@pytest.mark.virtual_time(backend='asyncio', limit_s=60)" in run.text
 
 
+#: (marker, code, what is said of it)
+NONSENSE = [
+    ("virtual_time(sed=3)", "async def test_a(): pass", "virtual_time takes backend, limit_s, seed, shuffle"),
+    ("virtual_time(backend='curio')", "async def test_a(): pass", "knows ('asyncio', 'trio'), not 'curio'"),
+    ("virtual_time(seed='x')", "async def test_a(): pass", "takes whole numbers, not 'x'"),
+    ("virtual_time(seed=[])", "async def test_a(): pass", "virtual_time(seed=...) got an empty list"),
+    ("virtual_time(shuffle=3)", "async def test_a(): pass", "takes True or False, not 3"),
+    ("virtual_time(limit_s='1h')", "async def test_a(): pass", "takes positive seconds, not '1h'"),
+    ("virtual_time", "def test_a(): pass", "virtual_time and is no async function"),
+    ("faults(3)", "async def test_a(data_plane): pass", "takes one FaultPlan, its JSON, or rules, not 3"),
+    ("faults", "async def test_a(data_plane): pass", "it was given none"),
+    ("faults('refuse')", "async def test_a(data_plane): pass", "a fault plan as text is JSON, not 'refuse'"),
+    ("faults(FaultPlan().refuse())", "def test_a(): pass", "faults and asks for none of data_plane, tq_plane"),
+    ("leaks(allow=['threads'])", "def test_a(): pass", "leaks(allow=...) needs a reason="),
+    ("faults({'kind': 'explode'})", "async def test_a(data_plane): pass", "kind: 'explode' is not one of"),
+    ("faults(sed=1)", "async def test_a(data_plane): pass", "sed: the marker faults takes"),
+    ("data_plane(attempt_timeout=1)", "async def test_a(data_plane): pass", "attempt_timeout: no layer has this"),
+    ("data_plane(config={'hosts': 3})", "async def test_a(data_plane): pass", "hosts"),
+    ("virtual_time", "async def test_a(tq_plane): pass", "real sockets do not go with virtual time"),
+]
+
+
 @pytest.mark.parametrize(
     ("mark", "body", "said"),
-    [
-        ("virtual_time(sed=3)", "async def test_a(): pass", "virtual_time takes backend, limit_s, seed, shuffle"),
-        ("virtual_time(backend='curio')", "async def test_a(): pass", "knows ('asyncio', 'trio'), not 'curio'"),
-        ("virtual_time(seed='x')", "async def test_a(): pass", "takes whole numbers, not 'x'"),
-        ("virtual_time(seed=[])", "async def test_a(): pass", "virtual_time(seed=...) got an empty list"),
-        ("virtual_time(shuffle=3)", "async def test_a(): pass", "takes True or False, not 3"),
-        ("virtual_time(limit_s='1h')", "async def test_a(): pass", "takes positive seconds, not '1h'"),
-        ("virtual_time", "def test_a(): pass", "virtual_time and is no async function"),
-        ("faults(3)", "async def test_a(data_plane): pass", "takes one FaultPlan, its JSON, or rules, not 3"),
-        ("faults", "async def test_a(data_plane): pass", "it was given none"),
-        ("faults('refuse')", "async def test_a(data_plane): pass", "a fault plan as text is JSON, not 'refuse'"),
-        ("faults(FaultPlan().refuse())", "def test_a(): pass", "faults and asks for none of data_plane, tq_plane"),
-        ("leaks(allow=['threads'])", "def test_a(): pass", "leaks(allow=...) needs a reason="),
-        ("faults({'kind': 'explode'})", "async def test_a(data_plane): pass", "kind: 'explode' is not one of"),
-        ("faults(sed=1)", "async def test_a(data_plane): pass", "sed: the marker faults takes"),
-        ("data_plane(attempt_timeout=1)", "async def test_a(data_plane): pass", "attempt_timeout: no layer has this"),
-        ("data_plane(config={'hosts': 3})", "async def test_a(data_plane): pass", "hosts"),
-        ("virtual_time", "async def test_a(tq_plane): pass", "real sockets do not go with virtual time"),
-    ],
+    [pytest.param(*case, marks=pytest.mark.slow if at % 2 else ()) for at, case in enumerate(NONSENSE)],
 )
 def test_what_makes_no_sense_is_named(
     project: Project, pytester: pytest.Pytester, mark: str, body: str, said: str
