@@ -96,10 +96,13 @@ class Reconcile(Layer):
         call = outcome.call
         if self._is_silent(call, ctx):
             return
+        within = clean_up_context(ctx) if isinstance(call, CLEAN_UPS) else ctx
+        if within is None:
+            return
         if isinstance(call, Resolve):
             call = replace(call, age_s=max(0.0, ctx.env.clock.now() - outcome.deadline))
         try:
-            answer = await self.inner.execute(call, clean_up_context(ctx) if isinstance(call, CLEAN_UPS) else ctx)
+            answer = await self.inner.execute(call, within)
         except DataPlaneError as err:
             err.ambiguous = False  # the user's call, which raises this error, was not sent
             if isinstance(call, CLEAN_UPS):
@@ -108,7 +111,8 @@ class Reconcile(Layer):
                 return
             raise
         ctx.env.pending_outcomes.resolved(outcome)
-        state = getattr(answer, "state", "done")
+        # An Abort frees what a put reserved and did not publish, so that this put did not happen.
+        state = getattr(answer, "state", "refused" if isinstance(call, Abort) else "done")
         what = type(outcome.call).__name__
         ctx.emit("settled", what=what, state=state, partition_id=outcome.partition_id, op_id=outcome.op_id)
         if state != "done":  # a put that is done has published its slots; any other never will, so they are freed

@@ -22,15 +22,24 @@ __all__ = ["PendingOutcome", "PendingOutcomes", "clean_up_context"]
 #: seconds. No result depends on it, so a host that does not answer must not take up the time of the call.
 CLEAN_UP_SHARE: Final = 0.2
 CLEAN_UP_S: Final = 1.0
+#: Seconds that it has at least: a healthy host on a busy machine answers within them. A call with less time leaves the
+#: clean-up to a later one.
+LEAST_CLEAN_UP_S: Final = 0.05
 
 
-def clean_up_context(ctx: CallContext) -> CallContext:
-    """Return the context of a request that cleans up after an earlier one: ``ctx`` with less time.
+def clean_up_context(ctx: CallContext) -> CallContext | None:
+    """Return the context of a request that cleans up after an earlier one: ``ctx`` with less time; None: too little.
 
-    A close has nothing else to do, so that there each of them gets half of the time that is left.
+    A close has nothing else to do, so that there each of them gets half of the time that is left. A call that looks
+    once has no time of its own, and does not wait for anything else.
     """
-    left_s = ctx.remaining()
-    limit_s = left_s / 2 if ctx.verb == "close" else min(left_s * CLEAN_UP_SHARE, CLEAN_UP_S)
+    left_s = CLEAN_UP_S if ctx.looks_once else ctx.remaining()
+    if ctx.verb == "close":
+        limit_s = left_s / 2
+    elif left_s < LEAST_CLEAN_UP_S:
+        return None
+    else:
+        limit_s = CLEAN_UP_S if ctx.looks_once else max(min(left_s * CLEAN_UP_SHARE, CLEAN_UP_S), LEAST_CLEAN_UP_S)
     return replace(ctx, deadline=ctx.env.clock.now() + limit_s, looks_once=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -72,6 +72,10 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
                 ctx.env.pending_outcomes.record(outcome)
             await _give_back(send, reserved, ctx)
         raise
+    used = {ref.host.id for ref in stored.refs}
+    for outcome in reserved:  # hosts that were skipped, and could not be told to free what they had reserved
+        if isinstance(outcome.call, Abort) and outcome.call.host.id not in used:
+            ctx.env.pending_outcomes.record(outcome)
     if len(ctx.env.pending_outcomes):
         await invalidate(send, ctx)
     return written(call, names, done)
@@ -139,7 +143,8 @@ async def _write_share(
             if problem is None or isinstance(problem, DataPlaneNotReady):
                 problem = err
             ctx.emit("host_skipped", host=host.id, reason=type(err).__name__)
-            await _give_back(send, [outcome], ctx)
+            if await _give_back(send, [outcome], ctx):
+                reserved.remove(outcome)
             continue
         return refs
     if problem is None:
@@ -173,13 +178,17 @@ async def _write_at(
     return refs
 
 
-async def _give_back(send: Send, unresolved: Iterable[PendingOutcome], ctx: CallContext) -> None:
-    """Resolve the outcomes as far as time and the backend allow; the others stay recorded."""
+async def _give_back(send: Send, unresolved: Sequence[PendingOutcome], ctx: CallContext) -> bool:
+    """Resolve the outcomes as far as time and the backend allow; return whether all are. The others stay recorded."""
+    done = 0
     for outcome in unresolved:
-        if ctx.remaining() <= 0:
-            return
+        within = clean_up_context(ctx)
+        if within is None:
+            break
         try:
-            await send(outcome.call, clean_up_context(ctx))
+            await send(outcome.call, within)
         except DataPlaneError:
             continue
         ctx.env.pending_outcomes.resolved(outcome)
+        done += 1
+    return done == len(unresolved)

@@ -107,6 +107,32 @@ async def test_a_cancelled_put_that_had_arrived_is_done() -> None:
 
 
 @virtual
+async def test_a_put_that_was_cancelled_before_its_publish_counts_no_bytes() -> None:
+    """The Abort that frees its slots says that it did not happen."""
+    plan = FaultPlan().on(call="WriteSlots").silent(times=1)
+    async with Rig(plan) as rig:
+        with anyio.move_on_after(1.0):
+            await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        await rig.client.put_samples(["b"], "p", tags=[{"k": 1}])
+        assert rig.wire("Abort")
+        assert rig.client.snapshot()["bytes_outstanding"] == 0
+
+
+@virtual
+async def test_slots_of_a_host_that_was_skipped_are_freed_later() -> None:
+    """Where the Abort fails too, it stays pending although the put succeeds on another host."""
+    plan = FaultPlan().on(call="WriteSlots").refuse(times=1).on(call="Abort").refuse(times=1)
+    async with Rig(plan, hosts=2, ports=1, max_attempts=1) as rig:
+        await rig.client.put_samples(["a"], "p", {"x": rows(1, 3)})
+        assert rig.events["host_skipped"] == 1
+        assert len(rig.client.env.pending_outcomes) == 1
+        await anyio.sleep(31)
+        await rig.client.put_samples(["b"], "p", {"x": rows(1, 4)})
+        assert not len(rig.client.env.pending_outcomes)
+        assert await value(rig, "a") == 3.0
+
+
+@virtual
 async def test_debts_are_paid_by_mutations_of_the_same_ids_only() -> None:
     """Reads and mutations of other ids do not wait for what a cancel left; the same ids, and close, settle it."""
     plan = FaultPlan().on(call="Publish").silent(times=1)

@@ -134,6 +134,23 @@ async def test_a_host_that_may_still_serve_makes_the_removal_ambiguous_and_is_to
 
 
 @virtual
+async def test_a_call_without_time_of_its_own_tells_the_host_or_leaves_it_alone() -> None:
+    """A claim that looks once has time to clean up; a call of a few milliseconds does not make a host look silent."""
+    for short in ({"timeout_s": 0}, {"timeout_s": 0.01}):
+        async with rig() as world:
+            world.transport.hears["h"] = dead
+            with pytest.raises(DataPlaneUnavailable):
+                await world.client.evict(["h1"], "p")
+            world.transport.hears.clear()
+            await anyio.sleep(60)
+            with pytest.raises(DataPlaneError):
+                await world.client.claim_meta("p", "train", ["x"], 1, **short)
+            assert (world.transport.told == [("h", 1)]) == (not short["timeout_s"])
+            await world.client.evict(["g2"], "p")
+            assert sorted(world.transport.told) == [("g", 2), ("h", 1)]
+
+
+@virtual
 async def test_a_spent_budget_ends_the_retries() -> None:
     """The error goes up after one request, and what was not delivered is kept."""
     async with rig() as world:

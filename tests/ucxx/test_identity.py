@@ -12,6 +12,7 @@ import pytest
 from asyncdp.calls.slots import SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneWriteError
 from asyncdp.transports.ucxx.client import connection as connections
+from asyncdp.transports.ucxx.slots.header import Outcome, write_outcome
 from asyncdp.transports.ucxx.slots.writer_process import Process, holds_socket, this_process
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of
 from tests.ucxx.segments import rows
@@ -108,6 +109,19 @@ async def test_one_client_cannot_keep_all_others_out() -> None:
                 await _reserve(modest, here, "one", 3 << 20)
                 await greedy.abort("one", idle=True)
                 await _reserve(greedy, here, "two", 3 << 20)
+
+
+@pytest.mark.parametrize("on_full", ["raise", "overwrite_oldest"])
+async def test_what_a_lane_writer_has_finished_is_no_unwritten_space(on_full: str) -> None:
+    """Its share is for what it has not written, however short ago it wrote the rest."""
+    async with hosted(writing_share=0.5, max_slot_bytes=8 << 20, on_full=on_full) as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                for number in range(2):
+                    granted = await _reserve(connection, here, f"op{number}", 3 << 20, lane=True)
+                    ((slot, generation, _, _),) = granted.grants
+                    write_outcome(host.service.table.arena, slot, generation, Outcome.STOPPED)
 
 
 async def test_no_put_may_publish_for_longer_than_an_hour() -> None:

@@ -287,16 +287,22 @@ class Service:
         split = partial(cut, request.fields, sizes, table.max_slot_bytes, table.rows_per_slot)
         # Once, however long it waits for space.
         shares = split() if len(sizes) <= _SPLIT_AT_ONCE else await asyncio.to_thread(split)
+        swept = False
         while True:
             self._freed.clear()
             try:
                 grants = await self._reserve(request, shares, writer, owner)
             except DataPlaneNotReady:
                 left = until - time.monotonic()
-                if self.settings.on_full != "wait" or left <= 0:
+                waits = self.settings.on_full == "wait" and left > 0
+                if swept and not waits:
                     raise
+                # What a lane writer has finished counts as unwritten, and what a gone one has left as used, until a
+                # sweep has looked at it.
                 await self.sweep()
-                await _set_or_over(self._freed, min(left, 0.2))
+                swept = True
+                if waits:
+                    await _set_or_over(self._freed, min(left, 0.2))
             else:
                 self._count("reserved", len(grants))
                 return grants
