@@ -18,7 +18,7 @@ __all__ = [
     "ObservabilityConfig",
     "TransferQueueSettings",
     "UcxxSettings",
-    "oddities",
+    "config_warnings",
     "parse_config",
     "plain_config",
     "shared_config",
@@ -213,7 +213,7 @@ class NemoSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     find_plane: bool = True
 
 
-class _Seeds(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+class _BackendKeys(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     """Keys that may also be given in a mapping named after the backend."""
 
     storage_capacity: Positive | None = None
@@ -302,7 +302,7 @@ def _flat(config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         own = whole.pop(backend, {})
         if not isinstance(own, Mapping):
             raise ValueError(f"{backend}: must be a mapping of the backend's keys, not {own!r:.80}")  # noqa: TRY004
-        convert(own, _Seeds, backend)
+        convert(own, _BackendKeys, backend)
         if backend != whole.get("backend", "simple"):
             continue
         for key, value in own.items():
@@ -368,7 +368,7 @@ def _check_together(config: Config) -> None:
         raise ValueError(f"observability.callback: must be callable, not a {type(callback).__name__}")
 
 
-def oddities(config: Config) -> list[str]:
+def config_warnings(config: Config) -> list[str]:
     """Return warnings about a valid config: settings that have no effect, or limits that make no sense together."""
     told = []
     seconds = None if config.ack_timeout_ms is None else config.ack_timeout_ms / 1e3

@@ -18,7 +18,7 @@ from asyncdp.client import Client
 from asyncdp.clock import AnyioClock
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.compose.outcomes import PendingOutcomes
-from asyncdp.config import Config, NemoSettings, UcxxSettings, oddities, parse_config, plain_config
+from asyncdp.config import Config, NemoSettings, UcxxSettings, config_warnings, parse_config, plain_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.middleware.adapter import Adapter
 from asyncdp.middleware.attempt_timeout import AttemptTimeout
@@ -351,7 +351,7 @@ def build_data_plane_client(
     plane = _plane_of(parsed)
     if plane is not None and not bootstrap and (address := find(plane)) is not None:
         config["controller_address"] = address
-    for text in oddities(parsed):
+    for text in config_warnings(parsed):
         warnings.warn(text, stacklevel=2)
     on_event = None
     if parsed.observability is not None and parsed.observability.enabled:
@@ -396,7 +396,7 @@ def check_config(config: Mapping[str, Any]) -> tuple[Config, list[str]]:
             disabled; the message names the key.
     """
     parsed, _, _ = _planned(config, ())
-    return parsed, oddities(parsed)
+    return parsed, config_warnings(parsed)
 
 
 def _planned(

@@ -91,7 +91,7 @@ class ControllerReport:
         return {**self.tally.as_dict(), "adds_up": self.tally.adds_up, "killed": self.killed, "steps": self.steps}
 
 
-class _Cast:
+class _Roles:
     """The roles: starts, kills and restarts them, as processes or, on the memory transport, as tasks."""
 
     def __init__(self, config: DemoConfig, plane: Client, folder: Path, tasks: anyio.abc.TaskGroup) -> None:
@@ -173,10 +173,10 @@ async def _run(
     rng, journal, killed = random.Random(config.seed), Journal(folder), list[tuple[str, float]]()
     possible = list(KILLS[config.transport])
     async with anyio.create_task_group() as tasks:
-        cast = _Cast(config, plane, folder, tasks)
+        roles = _Roles(config, plane, folder, tasks)
         try:
             for role in ROLES:
-                cast.begin(role)
+                roles.begin(role)
             await _next_step(journal, START_S, "the start")
             ends = time.monotonic() + config.seconds
             while time.monotonic() < ends:
@@ -189,25 +189,25 @@ async def _run(
                     if what == "storage":
                         possible.remove(what)
                     began = time.monotonic()
-                    name = await _strike(what, cast, plane, rng)
+                    name = await _kill(what, roles, plane, rng)
                     await _next_step(journal, RECOVERY_S, f"the death of {name}")
                     killed.append((name, time.monotonic() - began))
                     say(f"killed {name}; the next step came after {killed[-1][1]:.1f} s")
-            cast.kill("controller")  # nothing new; what is under way is finished
+            roles.kill("controller")  # nothing new; what is under way is finished
             await anyio.sleep(DRAIN_S)
         finally:
-            cast.end()
+            roles.end()
     left = {group.group_id for group in Listing(await _listed(plane)).groups if group.committed and group.is_complete}
     return ControllerReport(Tally.of(folder, left), killed, journal.read()[0])
 
 
-async def _strike(what: str, cast: _Cast, plane: Client, rng: random.Random) -> str:
+async def _kill(what: str, roles: _Roles, plane: Client, rng: random.Random) -> str:
     """Kill something, start it again where it can be, and return its name."""
     if what in ("controller", "worker", "scorer", "trainer"):
         role = rng.choice([role for role in ROLES if role.startswith(what)])
-        cast.kill(role)
+        roles.kill(role)
         await anyio.sleep(AWAY_S)
-        cast.begin(role)
+        roles.begin(role)
         return role
     if what == "storage":
         from asyncdp.examples.grpo_chaos import listens_at

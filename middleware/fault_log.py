@@ -31,7 +31,7 @@ LEVELS: Final[Mapping[str, str]] = {
     "stale_slots": "debug",
 }
 #: Seconds for which the same event at the same host and port is not written again; the next line says how many it was.
-AGAIN_S: Final = 10.0
+REPEAT_INTERVAL_S: Final = 10.0
 #: Kinds of lines that are remembered for that.
 REMEMBERED: Final = 1024
 #: Ids of samples in a line, and characters of each.
@@ -71,7 +71,7 @@ class FaultLog:
         """Return how many lines of this kind were left out since the last one; None: this one is left out too."""
         key = name, labels.get("host"), labels.get("port"), labels.get("what")
         last = self._written.get(key)
-        if last is not None and now - last[0] < AGAIN_S:
+        if last is not None and now - last[0] < REPEAT_INTERVAL_S:
             self._written[key] = last[0], last[1] + 1
             return None
         if len(self._written) >= REMEMBERED:

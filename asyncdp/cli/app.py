@@ -108,7 +108,7 @@ def demo(
     except Exception as err:
         typer.echo(f"asyncdp demo: {said(err)}", err=True)
         raise typer.Exit(1) from err
-    _tell(console, report)
+    _print_report(console, report)
     if json_file is not None:
         json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
     if plot_file is not None:
@@ -142,7 +142,7 @@ def _demo_controller(config: DemoConfig, kill: str | None, console: Console, jso
     raise typer.Exit(0 if report.tally.adds_up and report.went_on else 1)
 
 
-def _tell(console: Console, report: Report) -> None:
+def _print_report(console: Console, report: Report) -> None:
     verdict = "it rose" if report.rose else "IT DID NOT RISE"
     for line in (
         *report.balance.lines(),

@@ -13,7 +13,7 @@ import typer
 
 from asyncdp.errors import DataPlaneUnavailable
 
-from .attached import MISTAKE, Json, Yes, confirmed, fail, told_as_json
+from .attached import MISTAKE, Json, Yes, confirmed, fail, print_json
 from .tables import age, print_table, size
 
 __all__ = ["arena", "segments"]
@@ -83,7 +83,7 @@ def list_segments(*, as_json: Json = False) -> None:
     """List the segments in /dev/shm that slot hosts of this machine made, and whether a host serves them."""
     found = segments()
     if as_json:
-        told_as_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in found])
         return
     if not found:
         typer.echo(f"no segments of slot hosts in {SHM}")

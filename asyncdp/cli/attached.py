@@ -39,8 +39,8 @@ __all__ = [
     "attach",
     "confirmed",
     "fail",
+    "print_json",
     "read_config",
-    "told_as_json",
 ]
 
 R = TypeVar("R")
@@ -155,7 +155,7 @@ def confirmed(command: str, question: str, *, yes: bool) -> None:
         fail(command, "nothing was done")
 
 
-def told_as_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(value, indent=2, default=_plain))
 

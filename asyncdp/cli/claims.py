@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .attached import ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, told_as_json
+from .attached import ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
 from .tables import age, count, cut, print_table
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def claims(
     """List the live claims of a partition, oldest first: who holds which samples, and for how long."""
     found = ask("claims", config, lambda client: claims_of(client, partition, task, timeout))
     if as_json:
-        told_as_json([asdict(claim) for claim in found])
+        print_json([asdict(claim) for claim in found])
         return
     if not found:
         typer.echo("no claims")
@@ -78,6 +78,6 @@ def release(
     confirmed("release", f"Release {what}? If it lives, it and another consumer may train on them.", yes=yes)
     ask("release", config, lambda client: client.release_claims(partition, owner, timeout_s=timeout))
     if as_json:
-        told_as_json({"partition_id": partition, "owner": owner, "claims": len(held), "samples": samples})
+        print_json({"partition_id": partition, "owner": owner, "claims": len(held), "samples": samples})
     else:
         typer.echo(f"released {what}")

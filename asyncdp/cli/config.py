@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from .attached import MISTAKE, Json, fail, read_config, told_as_json
+from .attached import MISTAKE, Json, fail, print_json, read_config
 
 if TYPE_CHECKING:
     from asyncdp.config import Config
@@ -50,11 +50,11 @@ def check(
         parsed, warned = checked(given)
     except (ValueError, ImportError) as err:
         if as_json:
-            told_as_json({"valid": False, "error": str(err), "warnings": []})
+            print_json({"valid": False, "error": str(err), "warnings": []})
             raise typer.Exit(1) from err
         fail("config check", f"{file}: {err}")
     if as_json:
-        told_as_json({"valid": True, "impl": parsed.impl, "warnings": warned})
+        print_json({"valid": True, "impl": parsed.impl, "warnings": warned})
         return
     for text in warned:
         typer.echo(f"{file}: warning: {text}")
@@ -65,7 +65,7 @@ def check(
 @config.command()
 def schema() -> None:
     """Print the JSON schema of configs, for editors and other programs."""
-    told_as_json(config_schema())
+    print_json(config_schema())
 
 
 def config_schema() -> dict[str, Any]:

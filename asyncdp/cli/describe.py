@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import typer
 
-from .attached import ConfigFile, Json, Partition, TimeoutS, ask, told_as_json
+from .attached import ConfigFile, Json, Partition, TimeoutS, ask, print_json
 from .tables import count, print_table, size
 
 __all__ = ["depth", "describe"]
@@ -18,7 +18,7 @@ def describe(
     """Show what a partition declares and how much it holds."""
     info = ask("describe", config, lambda client: client.describe(partition, timeout_s=timeout))
     if as_json:
-        told_as_json(asdict(info))
+        print_json(asdict(info))
         return
     group = "no groups" if info.grpo_group_size is None else f"groups of {info.grpo_group_size}"
     typer.echo(f"{info.partition_id}: {count(info.size)} samples (declared: {count(info.num_samples)}), {group}")
@@ -31,6 +31,6 @@ def depth(partition: Partition, *, config: ConfigFile = None, timeout: TimeoutS 
     """Print the number of groups that are committed and complete, claimed or not."""
     found = ask("depth", config, lambda client: client.depth(partition, timeout_s=timeout))
     if as_json:
-        told_as_json({"partition_id": partition, "depth": found})
+        print_json({"partition_id": partition, "depth": found})
     else:
         typer.echo(found)

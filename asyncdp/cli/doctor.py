@@ -21,7 +21,7 @@ from asyncdp import __version__
 from asyncdp.errors import DataPlaneError, DataPlaneUnsupported
 
 from .arena import SHM, segments
-from .attached import ConfigFile, Json, TimeoutS, read_config, told_as_json
+from .attached import ConfigFile, Json, TimeoutS, print_json, read_config
 from .config import checked
 from .tables import age, console, size
 
@@ -78,16 +78,16 @@ def doctor(*, config: ConfigFile = None, timeout: TimeoutS = 10.0, as_json: Json
         found += of_config(config, timeout)
     problems = sum(one.level == "problem" for one in found)
     if as_json:
-        told_as_json([asdict(one) for one in found])
+        print_json([asdict(one) for one in found])
     else:
-        _tell(found)
+        _print_findings(found)
         verdict = f"{problems} problem{'s' * (problems != 1)}" if problems else "no problem found"
         more = "" if config is not None else "; give --config to look at a plane too"
         typer.echo(f"{verdict}{more}")
     raise typer.Exit(1 if problems else 0)
 
 
-def _tell(found: list[Finding]) -> None:
+def _print_findings(found: list[Finding]) -> None:
     out = console()
     width = max(len(one.about) for one in found)
     colours = {"ok": "green", "note": "yellow", "problem": "bold red"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .attached import MISTAKE, ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, told_as_json
+from .attached import MISTAKE, ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
 from .tables import age, count, print_table, size
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def evict(  # noqa: PLR0913 - the options of a command
         ask("evict", config, work)
     if as_json:
         removed = [group.group_id for group in chosen]
-        told_as_json({"partition_id": partition, "groups": removed, "rows": rows, "removed": not dry_run})
+        print_json({"partition_id": partition, "groups": removed, "rows": rows, "removed": not dry_run})
     else:
         typer.echo(f"{'would remove' if dry_run else 'removed'} {what}" if chosen else "no such groups")
 

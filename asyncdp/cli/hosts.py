@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, told_as_json
+from .attached import ConfigFile, Json, TimeoutS, ask, print_json
 from .tables import age, console, count, print_table, size
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def hosts(*, config: ConfigFile = None, timeout: TimeoutS = 10.0, as_json: Json 
     """List the slot hosts (of TransferQueue: the storage units): whether they answer, and how full they are."""
     found = ask("hosts", config, lambda client: client.list_hosts(timeout_s=timeout))
     if as_json:
-        told_as_json([asdict(host) for host in found])
+        print_json([asdict(host) for host in found])
         return
     if not found:
         typer.echo("no slot host is registered")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, told_as_json
+from .attached import ConfigFile, Json, TimeoutS, ask, print_json
 from .tables import age, count, print_table, size
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def ls(
 
     groups = ask("ls", config, work)
     if as_json:
-        told_as_json([group_as_json(group) for group in groups])
+        print_json([group_as_json(group) for group in groups])
         return
     _groups(groups, limit)
 
@@ -45,7 +45,7 @@ def _partitions(partitions: list[PartitionInfo], *, as_json: bool) -> None:
 
     found = [one for one in partitions if one.partition_id != PARTITION]
     if as_json:
-        told_as_json([_info(one) for one in found])
+        print_json([_info(one) for one in found])
         return
     if not found:
         typer.echo("no partitions")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, told_as_json
+from .attached import ConfigFile, Json, TimeoutS, ask, print_json
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
@@ -25,6 +25,6 @@ def ping(*, config: ConfigFile = None, timeout: TimeoutS = 5.0, as_json: Json = 
 
     seconds = ask("ping", config, work)
     if as_json:
-        told_as_json({"answers": True, "seconds": round(seconds, 6)})
+        print_json({"answers": True, "seconds": round(seconds, 6)})
     else:
         typer.echo(f"the plane answers, after {seconds * 1e3:.1f} ms (connecting included)")

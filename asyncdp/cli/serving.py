@@ -78,11 +78,11 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
     scheme = url.partition("://")[0]
     if scheme not in SCHEMES:
         raise CannotServe(f"{scheme or url!r} is none of {', '.join(f'{known}://' for known in SCHEMES)}", "directory")
-    from asyncdp.transports.ucxx.host.main import begin_anew, log_for_operators, many_descriptors, serve
+    from asyncdp.transports.ucxx.host.main import log_for_operators, many_descriptors, reexec, serve
 
     log_for_operators()
     many_descriptors()
-    with _said_in_a_line():
+    with _one_line_errors():
         shown = without_password(url)
         if shown != url and url not in os.environ.values():
             _say("take care: everybody on this machine can read the password in --directory; use ASYNCDP_DIRECTORY")
@@ -102,7 +102,7 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
 
         began = time.monotonic()
         if asyncio.run(serve(settings, url, serving.namespace, wait_s=wait_s, ready=ready)):
-            begin_anew()
+            reexec()
     _say(f"ended in order after {time.monotonic() - began:.0f} s")
 
 
@@ -130,7 +130,7 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves, both signals leave by the same way
     try:
-        with _said_in_a_line():
+        with _one_line_errors():
             plane = EmbeddedPlane(parse_config(config).ucxx or UcxxSettings(), hosts)
             plane.start()
             clients = attach_config({**config, "controller_address": plane.url})
@@ -142,7 +142,7 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
 
 
 async def _keep(plane: EmbeddedPlane, clients: Mapping[str, Any], serving: Serving, began: float) -> None:
-    from asyncdp.transports.ucxx.process.supervise import keep
+    from asyncdp.transports.ucxx.process.supervise import supervise
 
     file = serving.config_file or plane.server.folder / "plane.json"
 
@@ -159,7 +159,7 @@ async def _keep(plane: EmbeddedPlane, clients: Mapping[str, Any], serving: Servi
         own = bool(os.environ.get(SECRET))
         _say(f"secret: {f'of {SECRET}: set it for clients too' if own else 'random; the directory tells it to them'}")
 
-    await keep(plane, ready, lambda: _say("ending: running requests get their time; once more cuts them off"))
+    await supervise(plane, ready, lambda: _say("ending: running requests get their time; once more cuts them off"))
 
 
 # -- what they share
@@ -195,7 +195,7 @@ def _checked(given: Mapping[str, Any]) -> HostSettings:
 
 
 @contextmanager
-def _said_in_a_line() -> Iterator[None]:
+def _one_line_errors() -> Iterator[None]:
     """Give what keeps it from serving the form of one line."""
     try:
         yield

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-__all__ = ["keep_for_ever", "on_fork", "on_fork_of_loop", "sever", "silence", "skip_exit_handlers"]
+__all__ = [
+    "never_destroy",
+    "on_fork",
+    "on_fork_of_loop",
+    "replace_by_never_readable",
+    "replace_by_unconnected",
+    "skip_exit_handlers",
+]
 
 
 class Forked(Protocol):
@@ -97,7 +104,7 @@ def _replace(fd: int, by: int) -> None:
     os.close(by)
 
 
-def sever(fd: int) -> None:
+def replace_by_unconnected(fd: int) -> None:
     """Replace a descriptor by a socket without a peer, so that operations on it have no effect outside the process."""
     if fd < 0:
         return
@@ -107,13 +114,13 @@ def sever(fd: int) -> None:
         _replace(fd, near.detach())
 
 
-def silence(fd: int) -> None:
+def replace_by_never_readable(fd: int) -> None:
     """Replace a descriptor that an event loop watches by one that never becomes readable."""
     with contextlib.suppress(OSError):
         _replace(fd, os.eventfd(0))
 
 
-def keep_for_ever(held: object) -> None:
+def never_destroy(held: object) -> None:
     """Keep an object from ever being destroyed, even at the end of the interpreter."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
 

@@ -275,7 +275,7 @@ class RecoveryLoop:
         if limit.cancelled_caught:
             event = Event.EXPIRED
         if error is not None:
-            detail = _said(error)
+            detail = _detail_of(error)
         step = self._handle(event, detail, retry_after_s=getattr(error, "retry_after_s", None))
         if step.next_state is State.GIVEN_UP:
             raise error if error is not None and event is Event.BROKEN else self._gave_up(machine)
@@ -325,7 +325,7 @@ class RecoveryLoop:
     def _fault_of(self, error: BaseException, outage: int | None) -> None:
         machine = self._machine
         if machine is not None and machine.state is State.OPEN and outage in (None, machine.outage):
-            self._handle(Event.FAULT, _said(error), retry_after_s=getattr(error, "retry_after_s", None))
+            self._handle(Event.FAULT, _detail_of(error), retry_after_s=getattr(error, "retry_after_s", None))
 
     def _handle(self, event: Event, detail: dict[str, Any], *, retry_after_s: float | None) -> RecoveryStep:
         """Have the machine take an event; the gate follows its state."""
@@ -415,5 +415,5 @@ def _mends(error: DataPlaneError) -> bool:
     return not isinstance(error, (DataPlaneBadRequest, DataPlaneClosed))
 
 
-def _said(error: BaseException) -> dict[str, Any]:
+def _detail_of(error: BaseException) -> dict[str, Any]:
     return {"error": f"{type(error).__name__}: {error}"}

@@ -153,13 +153,13 @@ def test_who_waits_in_a_large_partition_does_not_hold_up_the_controller(
     assert look(0)[3] == ("a",)
     tag("b")
     assert look(1)[3] == ("a", "b")
-    monkeypatch.setattr(claims, "GLANCE_ROWS", 1)
+    monkeypatch.setattr(claims, "FULL_SCAN_ROWS", 1)
     assert look(2)[3] == ("a", "b")
     tag("c")
     assert look(3)[1:] == (0, 0.0, ("a", "b"), {"x": 2})
     put(directory, "d")
     assert look(4)[1] == 1
-    for _ in range(int(claims.PAUSE)):
+    for _ in range(int(claims.SCAN_PAUSE_FACTOR)):
         directory.monotonic()
     assert look(5)[3:] == (("a", "b", "c"), {"x": 3})
 

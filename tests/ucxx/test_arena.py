@@ -249,14 +249,14 @@ def test_nonsense_in_the_table_crashes_nobody(seed: int) -> None:
 def test_a_process_is_known_by_pid_and_start() -> None:
     """A pid that was given to another process is another process; a dead one does not live."""
     me = this_process()
-    assert me.lives()
-    assert not Process(me.pid, me.start + 1).lives()
+    assert me.is_alive()
+    assert not Process(me.pid, me.start + 1).is_alive()
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:
         start = int(Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        assert Process(child.pid, start).lives()
+        assert Process(child.pid, start).is_alive()
         child.kill()
-        while Process(child.pid, start).lives():  # a zombie counts as dead, before it is waited for
+        while Process(child.pid, start).is_alive():  # a zombie counts as dead, before it is waited for
             time.sleep(0.001)
     finally:
         child.communicate()

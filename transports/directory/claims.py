@@ -18,10 +18,10 @@ __all__ = ["Claims"]
 #: Maximum number of waiting sample ids that ClaimNotReady lists.
 SHOWN = 16
 #: In partitions with up to this many rows, the waiting ids are searched on every request; that takes about 1 ms.
-GLANCE_ROWS = 5000
+FULL_SCAN_ROWS = 5000
 #: In larger partitions a search is repeated only after this multiple of its own duration, so that searches take at most
 #: 5 % of the directory's time.
-PAUSE = 20.0
+SCAN_PAUSE_FACTOR = 20.0
 
 
 class Claims(Core):
@@ -138,7 +138,7 @@ class Claims(Core):
         """Return how many rows are ready, and which rows have waited longest.
 
         This scans every row, and a waiting claim asks many times a second: so in large partitions the result of a scan
-        is reused for a while, see ``PAUSE``.
+        is reused for a while, see ``SCAN_PAUSE_FACTOR``.
         """
         began = self.monotonic()
         until, since, ids, lacking = part.waits.get(index, (began, None, (), {}))
@@ -151,9 +151,9 @@ class Claims(Core):
             first = heapq.nsmallest(SHOWN, waiting, key=lambda row: row.created_at)
             since, ids = first[0].created_at if first else None, tuple(row.id for row in first)
             lacking = index.lacking(waiting)
-            if len(part.rows) > GLANCE_ROWS:
+            if len(part.rows) > FULL_SCAN_ROWS:
                 ended = self.monotonic()
-                part.waits[index] = (ended + PAUSE * (ended - began), since, ids, lacking)
+                part.waits[index] = (ended + SCAN_PAUSE_FACTOR * (ended - began), since, ids, lacking)
         return ("unready", index.rows, None if since is None else self.time() - since, ids, lacking)
 
     # -- giving back

@@ -14,7 +14,7 @@ from zmq.constants import SocketOption, SocketType
 
 from asyncdp.answers import refusal
 from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
-from asyncdp.process.forks import keep_for_ever, on_fork
+from asyncdp.process.forks import never_destroy, on_fork
 
 from .connecting import connect
 from .directory.requests import ARGUMENT, LEAVES_GARBAGE, VERSION
@@ -263,7 +263,7 @@ class Link:
             for heartbeat in (self.directory, *self.units.values()):
                 heartbeat.closed = True
             self.client.after_fork()
-            keep_for_ever(self)
+            never_destroy(self)
 
     def close(self) -> None:
         """End all waiting calls, then close all sockets. Idempotent."""

@@ -28,7 +28,7 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.process.forks import silence
+from asyncdp.process.forks import replace_by_never_readable
 
 from .public import PublicUnits
 
@@ -276,7 +276,7 @@ class Client:
         if finalizer is not None:
             finalizer.detach()
         for socket in list(self.context._sockets):  # noqa: SLF001 - nobody else knows of those of calls under way
-            silence(socket.get(SocketOption.FD))
+            replace_by_never_readable(socket.get(SocketOption.FD))
             if hasattr(socket, "_shadow_sock"):
                 socket._shadow_sock = _Closed()  # noqa: SLF001 - close() does nothing in a child, nor does it say so
 

@@ -9,7 +9,7 @@ import sys
 from typing import Any
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
-from asyncdp.process.forks import keep_for_ever, on_fork, skip_exit_handlers
+from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
 
 __all__ = ["RayConnection"]
 
@@ -112,7 +112,7 @@ class RayConnection:
         native = getattr(worker, "global_worker", None), getattr(state, "state", None), getattr(kv, _KV_CLIENT, None)
         for held in (node, *native):
             if held is not None:
-                keep_for_ever(held)
+                never_destroy(held)
         skip_exit_handlers()
 
     def stop(self) -> None:

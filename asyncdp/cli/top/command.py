@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from asyncdp.cli.attached import ConfigFile, Json, TimeoutS, attach, fail, told_as_json
+from asyncdp.cli.attached import ConfigFile, Json, TimeoutS, attach, fail, print_json
 from asyncdp.cli.tables import console
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def top(
 async def _once(overviews: Overviews, *, as_json: bool) -> None:
     seen = await overviews.look()
     if as_json:
-        told_as_json(seen)
+        print_json(seen)
         return
     from .terminal import screen
 

@@ -21,7 +21,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.process.forks import on_fork, sever
+from asyncdp.process.forks import on_fork, replace_by_unconnected
 from asyncdp.process.private_files import private_folder, write_private
 
 __all__ = ["EmbeddedServer"]
@@ -85,7 +85,7 @@ class EmbeddedServer:
         """Close the watchdog's pipe in a forked child, so that the server ends with the parent."""
         pipe = None if self._dog is None else self._dog.stdin
         if pipe is not None and not pipe.closed:
-            sever(pipe.fileno())
+            replace_by_unconnected(pipe.fileno())
 
     @property
     def pid(self) -> int | None:

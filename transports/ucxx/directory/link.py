@@ -21,7 +21,7 @@ from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError,
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneUnsupported
-from asyncdp.process.forks import on_fork, on_fork_of_loop, sever
+from asyncdp.process.forks import on_fork, on_fork_of_loop, replace_by_unconnected
 from asyncdp.process.loop_end import abort, at_loop_end
 
 from . import lua as library
@@ -121,7 +121,7 @@ class DirectoryLink:
         for transport in list(self._transports.values()):
             sock = transport.get_extra_info("socket")
             if sock is not None:
-                sever(sock.fileno())
+                replace_by_unconnected(sock.fileno())
 
     async def connection(self) -> AbstractConnection:
         """Return a connection for exclusive use; the caller passes it to :meth:`keep` or :meth:`end` afterwards."""

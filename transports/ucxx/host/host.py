@@ -86,7 +86,7 @@ class Host:
         self._most_sessions = most_sessions()
         self._anew_from = anew_from if settings.adopt else math.inf
         self.ended = asyncio.Event()
-        self._hurried = False
+        self._cut_off = False
         self._reconciles = directory is not None
         self._directory: HostDirectory = NoDirectory() if directory is None else directory
         self._secret = Secret() if secret is None else secret
@@ -364,9 +364,9 @@ class Host:
         self._ports[index].fail()
         self._log.warning("a port was closed on request", port=self._ports[index].number)
 
-    def hurry(self) -> None:
+    def cut_off_requests(self) -> None:
         """Make :meth:`stop` cut off running requests instead of waiting for them."""
-        self._hurried = True
+        self._cut_off = True
 
     async def stop(self) -> None:
         """Accept nothing more, let running requests finish for at most ``drain_s``, then close everything.
@@ -405,7 +405,7 @@ class Host:
         told_at = 0.0
         while busy := sum(session.busy for session in self._sessions.values()):
             left = until - time.monotonic()
-            if left <= 0 or self._hurried:
+            if left <= 0 or self._cut_off:
                 self._log.warning("requests are cut off", requests=busy)
                 break
             if time.monotonic() - told_at >= TELL_S:

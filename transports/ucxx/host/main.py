@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..wire.handshake import Secret
     from .registration import HostDirectory
 
-__all__ = ["DIRECTORY", "WAIT_S", "begin_anew", "log_for_operators", "main", "many_descriptors", "run", "serve"]
+__all__ = ["DIRECTORY", "WAIT_S", "log_for_operators", "main", "many_descriptors", "reexec", "run", "serve"]
 
 #: Environment variable with the directory's URL. The URL may contain a password, and command-line arguments are visible
 #: to every user of the machine.
@@ -44,7 +44,7 @@ DIRECTORY: Final = "ASYNCDP_DIRECTORY"
 #: Seconds for which a starting host waits for the directory, so the processes of a plane may be started in any order.
 WAIT_S: Final = 30.0
 RETRY_S: Final = 0.5
-#: Environment variable that tells a process that it was restarted by :func:`begin_anew`.
+#: Environment variable that tells a process that it was restarted by :func:`reexec`.
 _ANEW: Final = "ASYNCDP_BEGUN_ANEW"
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
@@ -91,7 +91,7 @@ async def run(
         before: Awaited once the directory answers, before the host starts.
 
     Returns:
-        Whether the host stopped because it needs a new process; the caller then calls :func:`begin_anew`.
+        Whether the host stopped because it needs a new process; the caller then calls :func:`reexec`.
 
     Raises:
         DataPlaneError: The host cannot start; the message says why.
@@ -103,7 +103,7 @@ async def run(
     def request_end() -> None:
         host.spoilt = False
         if host.ended.is_set():
-            host.hurry()
+            host.cut_off_requests()
         host.ended.set()
 
     for number in _SIGNALS:
@@ -130,7 +130,7 @@ async def run(
     return host.spoilt
 
 
-def begin_anew() -> None:
+def reexec() -> None:
     """Re-execute the same command with the same process id, standard streams and environment; does not return.
 
     To be called where :func:`run` returned True. The process id stays, so a supervisor need not do anything.
@@ -281,7 +281,7 @@ def main(argv: list[str] | None = None) -> None:
     except (DataPlaneError, ImportError, ValueError) as err:
         sys.exit(f"the slot host cannot serve: {err}")
     if anew:
-        begin_anew()
+        reexec()
     gc.freeze()  # without it, interpreter shutdown starts with a collection over all objects
 
 

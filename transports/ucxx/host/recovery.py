@@ -74,4 +74,4 @@ def _still_written(arena: Arena, number: int, generation: int, header: Header) -
     """Return whether a slot that is not READY has a lane writer that has finished or still runs."""
     if header.writer is None:
         return False
-    return header.writer.lives() or read_outcome(arena, number, generation) is Outcome.WRITTEN
+    return header.writer.is_alive() or read_outcome(arena, number, generation) is Outcome.WRITTEN

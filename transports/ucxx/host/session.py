@@ -137,7 +137,7 @@ class Session:
         # The death of a process that is invisible here (of another pid namespace, or hidden from this user) could not
         # be detected, so such a process may not copy into the arena itself.
         client = Process(answer.pid, answer.start)
-        if Machine(answer.boot_id, answer.pid_namespace) == this_machine() and answer.pid and client.lives():
+        if Machine(answer.boot_id, answer.pid_namespace) == this_machine() and answer.pid and client.is_alive():
             self._client = client
         self._owner = blake2b(answer.client, digest_size=16).hexdigest()
 

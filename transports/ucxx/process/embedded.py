@@ -23,7 +23,7 @@ import msgspec
 
 from asyncdp.config import shared_config
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.process.forks import on_fork, sever
+from asyncdp.process.forks import on_fork, replace_by_unconnected
 from asyncdp.process.private_files import private_folder, read_private, write_private
 from asyncdp.settings.names import convert
 
@@ -85,7 +85,7 @@ class EmbeddedPlane:
         for child in self._children.values():
             for pipe in (child.stdin, child.stdout):
                 if pipe is not None and not pipe.closed:
-                    sever(pipe.fileno())
+                    replace_by_unconnected(pipe.fileno())
 
     @property
     def url(self) -> str:
@@ -180,7 +180,7 @@ class EmbeddedPlane:
     def _log_file(self, number: int) -> Path:
         return self._server.folder / f"host-{number}.log"
 
-    def _last_words(self, number: int) -> str:
+    def _log_tail(self, number: int) -> str:
         if self._logs_to_folder:
             with contextlib.suppress(OSError):
                 lines = self._log_file(number).read_text(errors="replace").strip().splitlines()
@@ -206,7 +206,7 @@ class EmbeddedPlane:
             return rest
         came = os.read(child.stdout.fileno(), 1 << 16)
         if not came:
-            raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: {self._last_words(number)}")
+            raise DataPlaneUnavailable(f"slot host {number} ended with {child.wait()}: {self._log_tail(number)}")
         *lines, rest = (rest + came).split(b"\n")
         for line in lines:
             if line.startswith(b'{"ready": true'):
@@ -222,7 +222,7 @@ class EmbeddedPlane:
         pipe.flush()
         return int(self.reports[number]["ports"][index])
 
-    def hurry(self) -> None:
+    def cut_off_requests(self) -> None:
         """Make stopping hosts cut off running requests, which is what a second signal means to a slot host."""
         for pid in self.pids.values():
             with contextlib.suppress(ProcessLookupError):

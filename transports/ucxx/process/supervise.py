@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from .embedded import EmbeddedPlane
 
-__all__ = ["keep"]
+__all__ = ["supervise"]
 
 LOOK_S: Final = 0.2
 """Seconds between two checks that a part runs; short in comparison with a restart, which takes seconds."""
@@ -28,7 +28,7 @@ DEATHS_S: Final = 60.0
 SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
 
-async def keep(
+async def supervise(
     plane: EmbeddedPlane, ready: Callable[[], None] = lambda: None, stopping: Callable[[], None] = lambda: None
 ) -> None:
     """Keep a plane running until SIGTERM or SIGINT, then stop it; a second signal cuts off running requests.
@@ -50,7 +50,7 @@ async def keep(
 
     def request_end() -> None:
         if ended.is_set():
-            plane.hurry()
+            plane.cut_off_requests()
         ended.set()
 
     for number in SIGNALS:

@@ -163,7 +163,7 @@ class SlotStore:
 
     def _writer_gone(self, slot: Slot) -> bool:
         writer = slot.header.writer
-        return not slot.receiving if writer is None else not writer.lives()
+        return not slot.receiving if writer is None else not writer.is_alive()
 
     # -- queries
 

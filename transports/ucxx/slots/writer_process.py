@@ -34,7 +34,7 @@ class Process(NamedTuple):
     pid: int
     start: int
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         """Return whether it still runs (if stopped, it does; a zombie does not), as seen from this pid namespace."""
         try:
             fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
@@ -65,7 +65,7 @@ def holds_socket(process: Process, address: tuple[str, int]) -> bool:
         address: Address of the peer, as this end of the connection sees it.
     """
     inode = _inode_of(address)
-    if inode is None or not process.lives():
+    if inode is None or not process.is_alive():
         return False
     wanted = f"socket:[{inode}]"
     with contextlib.suppress(OSError):

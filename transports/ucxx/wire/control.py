@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from asyncdp.process.forks import on_fork, sever
+from asyncdp.process.forks import on_fork, replace_by_unconnected
 from asyncdp.process.loop_end import abort
 
 from .messages import (
@@ -160,7 +160,7 @@ class Control(asyncio.Protocol):
         """Close the socket in a forked child, so that the peer notices when the parent closes the connection."""
         sock = self._transport.get_extra_info("socket")
         if sock is not None:
-            sever(sock.fileno())
+            replace_by_unconnected(sock.fileno())
 
     def close(self) -> None:
         """End the stream after everything was sent."""

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
-from asyncdp.process.forks import keep_for_ever, on_fork
+from asyncdp.process.forks import never_destroy, on_fork
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -355,7 +355,7 @@ class Engine:
         while not all(op.completed for op in self._operations.values()) and time.monotonic() < until:
             self._worker.progress()
         self._pin([op for op in self._operations.values() if not op.completed])
-        keep_for_ever(self._sunk)
+        never_destroy(self._sunk)
         self._operations.clear()
         self._worker = None
 
@@ -368,13 +368,13 @@ class Engine:
         """Keep objects that UCX may still use until the process exits."""
         for operation in operations:
             for held in (operation.request, operation.endpoint, operation.keep, self._worker):
-                keep_for_ever(held)
+                never_destroy(held)
 
     def after_fork(self) -> None:
         """Close the engine in a forked child: its native objects are the parent's, whose threads the child lacks."""
         self._closed = True
         for held in (self._worker, self._listener, self._sunk, *(one.native for one in self._endpoints)):
-            keep_for_ever(held)
+            never_destroy(held)
         self._pin(self._operations.values())
 
     @property
