@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
 import anyio
@@ -41,7 +42,8 @@ class GroupWriter:
     Until then no row can be claimed, since rows are put with ``committed=False``. If the block raises or is cancelled,
     the rows that this writer has created are removed, in the lives that it created, and its error goes up; if the
     removal fails too, that error is ``error.rollback_error`` and is noted in the traceback. What is left then is not
-    committed, so no claim returns it, and a RecoveryLoop evicts it.
+    committed, so no claim returns it, and a RecoveryLoop evicts it. Once the group is committed nothing is removed, and
+    the block does not fail if its reservation cannot be removed: the next listing of a CapacityLedger does that.
 
     Args:
         client: A client of the plane; its backend must be able to bind mutations to lives (``bound_mutations``).
@@ -85,6 +87,7 @@ class GroupWriter:
         }
         self._created: list[KVBatchMeta] = []
         self._unsure: list[str] = []
+        self._committed = False
 
     async def put(
         self,
@@ -147,7 +150,8 @@ class GroupWriter:
             try:
                 await self._commit()
             except BaseException as failed:
-                await self._roll_back(failed)
+                if not self._committed:
+                    await self._roll_back(failed)
                 raise
         else:
             await self._roll_back(err)
@@ -160,12 +164,13 @@ class GroupWriter:
             return
         rows = self._created[0].concat(self._created[1:])
         await self._client.put_samples(rows, self._partition_id, tags=[{"committed": True}] * rows.size)
-        self._created, self._unsure = [], []  # committed: it is not rolled back any more
+        self._committed = True
         if self._reservation is not None:
-            if self._ledger is not None:
-                await self._ledger.commit(self._reservation)
-            else:
-                await self._client.clear_samples(self._reservation.meta, self._partition_id)
+            with suppress(DataPlaneError):  # the group is there all the same: the next listing ends its reservation
+                if self._ledger is not None:
+                    await self._ledger.commit(self._reservation)
+                else:
+                    await self._client.clear_samples(self._reservation.meta, self._partition_id)
 
     async def _release(self, reservation: Reservation) -> None:
         if self._ledger is not None:
@@ -197,9 +202,12 @@ class GroupWriter:
             await self._client.clear_samples(created[0].concat(created[1:]), self._partition_id)
 
     async def _found(self, sample_ids: Sequence[str]) -> list[KVBatchMeta]:
-        """Find the rows that puts without an answer have created; a put to the same ids settles what became of them."""
-        tags = [{"committed": False}] * len(sample_ids)
-        await self._client.put_samples(sample_ids, self._partition_id, tags=tags, only="existing", stale="skip")
+        """Find the rows that puts without an answer have created; a put to the same ids settles what became of them.
+
+        That put changes nothing, since rows of others may live under these ids by now.
+        """
+        nothing: list[dict[str, Any]] = [{}] * len(sample_ids)
+        await self._client.put_samples(sample_ids, self._partition_id, tags=nothing, only="existing", stale="skip")
         found = []
         for group in await self._client.list_metadata(self._partition_id):
             ours = [key for key, row in zip(group.keys, group.tags, strict=True) if row.get(WRITER) == self._token]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -232,12 +232,11 @@ class CapacityLedger:
             return listing
 
     async def _settle(self, unsure: Collection[str]) -> None:
-        """Make sure that puts without an answer have happened, or never will: a mutation of the same ids is told."""
+        """Put what changes nothing to the ids of puts without an answer: these have happened by then, or never will."""
         ids = [reservation_id(group_id) for group_id in unsure]
         if ids:
-            await self.client.put_samples(
-                ids, self.partition_id, tags=[{"committed": False}] * len(ids), only="existing", stale="skip"
-            )
+            nothing: list[dict[str, Any]] = [{}] * len(ids)
+            await self.client.put_samples(ids, self.partition_id, tags=nothing, only="existing", stale="skip")
 
     def _aged(self, listing: Listing) -> list[str]:
         """Return the groups whose reservations are too old."""

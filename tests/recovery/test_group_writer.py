@@ -129,6 +129,58 @@ def test_a_put_without_an_answer_is_rolled_back_as_well(lost: str) -> None:
     on_a_plane(check, plan)
 
 
+def test_a_rollback_leaves_the_group_of_another_writer_committed() -> None:
+    """A put of which nobody knows whether it happened is settled without a change to rows that others wrote."""
+    plan = FaultPlan().on("put_samples", call="Publish").lose_request(times=4)
+
+    async def check(client: Client) -> None:
+        late = GroupWriter(client, "p", "g", size=2, weight_version=7)
+        with pytest.raises(DataPlaneError) as raised:  # noqa: PT012 - the block fails
+            async with late:
+                try:
+                    await late.put(["a", "b"], {"x": torch.zeros(2)})
+                finally:
+                    async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                        await group.put(["a", "b"], {"x": torch.ones(2)})
+        assert raised.value.ambiguous
+        assert not hasattr(raised.value, "rollback_error")
+        (listed,) = await client.list_metadata("p")
+        assert (listed.committed, listed.is_complete, await client.depth("p")) == (True, True, 1)
+        assert (await client.get_samples(["a", "b"], "p", ["x"]))["x"].tolist() == [1.0, 1.0]
+
+    on_a_plane(check, plan)
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize("ends", ["fails", "is cancelled"])
+def test_a_committed_group_stays_whatever_becomes_of_its_reservation(ends: str, with_ledger: bool) -> None:  # noqa: FBT001
+    """The block does not fail with the removal of the reservation; the next listing removes it, the place stays."""
+    plan = FaultPlan().on("clear_samples")
+    plan = plan.silent(for_s=5.0) if ends == "is cancelled" else plan.error(DataPlaneUnavailable, "away", for_s=30.0)
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 2)
+        place = await ledger.reserve("g")
+        with anyio.move_on_after(0.5 if ends == "is cancelled" else 60.0) as limit:
+            async with GroupWriter(
+                client,
+                "p",
+                "g",
+                size=1,
+                weight_version=7,
+                reservation=place,
+                ledger=ledger if with_ledger else None,
+            ) as group:
+                await group.put(["a"], x(1.0))
+        assert limit.cancelled_caught is (ends == "is cancelled")
+        assert (await client.depth("p"), ledger.used) == (1, 1)
+        await anyio.sleep(60.0)
+        await ledger.rebuild()
+        assert (await keys(client), ledger.used) == (["a"], 1)
+
+    on_a_plane(check, plan)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_cancelled_at_any_moment_it_leaves_all_or_nothing(backend: str) -> None:
     """The cancellation goes up; a group is whole and committed, or there is no row of it."""
