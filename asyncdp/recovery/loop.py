@@ -6,6 +6,7 @@ import inspect
 import random
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import anyio
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["RecoveryGaveUp", "RecoveryLoop", "is_outage"]
 
 R = TypeVar("R")
+#: What was selected in the ``reported()`` blocks that the task is in, or that its parents were in when it began.
+SELECTED: ContextVar[tuple[tuple[RecoveryLoop, list[Selection]], ...]] = ContextVar("asyncdp_selected", default=())
 
 
 def is_outage(error: BaseException) -> bool:
@@ -142,7 +145,7 @@ class RecoveryLoop:
         self._machine: RecoveryMachine | None = None
         self._fault = anyio.Event()
         self._looking = anyio.Lock()
-        self._training: set[str] = set()
+        self._training: dict[str, Selection] = {}  # by group: the selection that has chosen it
         self._listing: Listing | None = None
         ledger.gate.close()
 
@@ -194,6 +197,9 @@ class RecoveryLoop:
     async def reported(self) -> AsyncIterator[None]:
         """Wait for the gate and run a block; an outage in it is reported and suppressed, and the block ends there.
 
+        If the block ends with an outage, any other error or a cancellation, the groups that were selected in it and are
+        neither finished nor put back are put back.
+
         For a step of a pump that is made again anyway::
 
             while True:
@@ -202,29 +208,47 @@ class RecoveryLoop:
         """
         await self.ledger.gate.wait()
         outage = self.outage
+        selections: list[Selection] = []
+        SELECTED.set((*SELECTED.get(), (self, selections)))
         try:
             yield
-        except DataPlaneError as err:
-            if not self.report(err, outage=outage):
+        except BaseException as err:
+            for selection in selections:
+                for group in selection.chosen:
+                    if self._training.get(group.group_id) is selection:
+                        del self._training[group.group_id]
+            if not isinstance(err, DataPlaneError) or not self.report(err, outage=outage):
                 raise
+        finally:
+            SELECTED.set(tuple(one for one in SELECTED.get() if one[1] is not selections))
 
     async def select(self, count: int, *, least: int | None = None) -> Selection:
         """List the partition, remove what falls out, and choose groups to train on, see :meth:`Selector.look`.
 
-        The chosen groups are not removed, nor chosen again, until ``finish`` or ``put_back``.
+        The chosen groups are not removed, nor chosen again, until ``finish`` or ``put_back``, the end of the block of
+        ``reported`` with an error, or until ``trained`` says that they are trained.
         """
         selection = await self._look(count, count if least is None else least)
-        self._training.update(group.group_id for group in selection.chosen)
+        self._training.update((group.group_id, selection) for group in selection.chosen)
+        for loop, selections in SELECTED.get():
+            if loop is self:
+                selections.append(selection)
         return selection
 
     async def finish(self, groups: Sequence[DataPlaneGroupMeta]) -> None:
-        """Pop groups that were chosen and are trained on, and give their places back."""
-        await self._remove(groups, "trained", self._client.pop)
+        """Pop groups that were chosen and are trained on, and give their places back.
+
+        Groups that ``trained`` has named meanwhile are popped and counted already.
+        """
+        for rows in removed_together(groups):
+            await self._client.pop(rows, self._partition_id)
+        self._count([group for group in groups if group.group_id in self._training], "trained")
         self.put_back(groups)
 
     def put_back(self, groups: Sequence[DataPlaneGroupMeta]) -> None:
         """Let groups be chosen again that were chosen and not trained on."""
-        self._training.difference_update(group.group_id for group in groups)
+        for group in groups:
+            self._training.pop(group.group_id, None)
 
     async def sweep(self) -> None:
         """Do once what every recovery does after the ping, but for the declarations."""
@@ -353,12 +377,14 @@ class RecoveryLoop:
         async with self._looking:
             if listing is None:
                 listing = await self._rebuild()
-            groups = [group for group in listing.groups if group.group_id not in self._training]
+            groups = listing.groups
             if self._trained is not None:
-                trained = list(self._trained(groups))
+                trained = list(self._trained(groups))  # chosen ones too: the outage that ended a step is over by now
+                self.put_back(trained)
                 await self._remove(trained, "trained", self._client.pop)
                 done = {group.group_id for group in trained}
                 groups = [group for group in groups if group.group_id not in done]
+            groups = [group for group in groups if group.group_id not in self._training]
             selection = self.selector.look(
                 groups,
                 self._version(),
@@ -378,6 +404,10 @@ class RecoveryLoop:
     ) -> None:
         for rows in removed_together(groups):
             await verb(rows, self._partition_id)
+        self._count(groups, why)
+
+    def _count(self, groups: Sequence[DataPlaneGroupMeta], why: str) -> None:
+        """Count groups that were removed, and give their places back."""
         self.removed[str(why)] += len(groups)
         self.ledger.freed(group.group_id for group in groups)
 

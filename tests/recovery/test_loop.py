@@ -396,6 +396,96 @@ def test_groups_that_are_trained_on_are_left_alone() -> None:
     on_a_plane(check)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_groups_whose_training_met_an_outage_are_chosen_again_or_popped(backend: str) -> None:
+    """An outage while training: they are trained on later. One after the journal was written: they are popped."""
+
+    async def check(client: Client) -> None:
+        journal: list[str] = []
+        outages = ["train", "finish"]
+        loop = loop_on(
+            client,
+            ledger=CapacityLedger(client, "p", 2),
+            trained=lambda listed: [one for one in listed if one.group_id in journal],
+        )
+
+        async def train_pump() -> None:
+            while True:
+                await anyio.sleep(0.1)
+                async with loop.reported():
+                    selection = await loop.select(1)
+                    for where in ("train", "finish"):
+                        if selection.chosen and where in outages:
+                            outages.remove(where)
+                            raise DataPlaneUnavailable(where)
+                        if where == "train":
+                            journal.extend(one.group_id for one in selection.chosen)
+                    await loop.finish(selection.chosen)
+
+        await put_group(client, "a")
+        await put_group(client, "b")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            tasks.start_soon(train_pump)
+            with anyio.fail_after(300.0):
+                await loop.ledger.reserve("c")
+                await loop.ledger.reserve("d")
+            tasks.cancel_scope.cancel()
+        assert (sorted(journal), outages, await groups(client)) == (["a", "b"], [], [])
+        assert loop.removed == {"trained": 2}
+
+    on_a_plane(check, backend=backend)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, None])
+def test_a_block_that_does_not_end_well_puts_back_what_it_chose(error: type[Exception] | None) -> None:
+    """An error of the caller's, a cancellation; not what another block has chosen, nor what a good one has."""
+
+    async def check(client: Client) -> None:
+        for name in ("a", "b", "c"):
+            await put_group(client, name)
+        loop = loop_on(client)
+        loop.ledger.gate.open()
+        async with loop.reported():
+            await loop.select(1)
+        with suppress(ZeroDivisionError), anyio.CancelScope() as scope:
+            async with loop.reported():
+                (mine,) = (await loop.select(1)).chosen
+                (done,) = (await loop.select(1)).chosen
+                await loop.finish([done])
+                await put_group(client, done.group_id)
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(loop.select, 1)
+                if error is not None:
+                    raise error
+                scope.cancel()
+                await anyio.sleep(1.0)
+        assert mine.group_id == "b"
+        assert {one.group_id for one in (await loop.select(3, least=1)).chosen} == {"b", "c"}
+
+    on_a_plane(check)
+
+
+def test_what_the_journal_has_is_popped_though_it_was_chosen() -> None:
+    """Nobody finished it, or somebody does so after the sweep: it is counted once."""
+
+    async def check(client: Client) -> None:
+        journal: list[str] = []
+        loop = loop_on(client, trained=lambda listed: [one for one in listed if one.group_id in journal])
+        await put_group(client, "a")
+        chosen = (await loop.select(1)).chosen
+        journal.append("a")
+        await loop.sweep()
+        assert (await groups(client), loop.removed, loop.ledger.used) == ([], {"trained": 1}, 0)
+        await loop.finish(chosen)
+        assert loop.removed == {"trained": 1}
+        journal.clear()
+        await put_group(client, "a")
+        assert [one.group_id for one in (await loop.select(1)).chosen] == ["a"]
+
+    on_a_plane(check)
+
+
 def test_removals_spare_what_was_put_anew() -> None:
     """3a: between the listing and the removal a group is popped, and its ids live again."""
 
