@@ -16,7 +16,7 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
 )
 
-from .policy.outage import Answer, Outage, Patience, Seat
+from .policy.outage import Answer, Outage, Patience, Waiter
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
@@ -55,7 +55,7 @@ class OutageWait:
         self._outages: dict[str | None, Outage[anyio.Event]] = {}
         self._served = True
 
-    async def outlast(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
+    async def wait_for_recovery(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
         """Wait for the end of an outage; return whether the call may be sent again, since the host answers by now.
 
         Returns False at once if the error is no outage, if the verb does not wait, or if the host is not expected back.
@@ -73,10 +73,10 @@ class OutageWait:
         outage = self._outages.get(away)
         if outage is None:
             outage = self._outages[away] = Outage(anyio.Event)
-        seat = outage.join()
+        waiter = outage.join()
         self._patience.begin(ctx.op_id, ctx.deadline, now)
         try:
-            return await self._wait(outage, seat, send, away, type(err).__name__, ctx)
+            return await self._wait(outage, waiter, send, away, type(err).__name__, ctx)
         finally:
             self._patience.end(ctx.op_id, ctx.env.clock.now())
             outage.leave()
@@ -84,7 +84,7 @@ class OutageWait:
                 self._outages.pop(away, None)
 
     async def _wait(
-        self, outage: Outage[anyio.Event], seat: Seat, send: Send, away: str | None, reason: str, ctx: CallContext
+        self, outage: Outage[anyio.Event], waiter: Waiter, send: Send, away: str | None, reason: str, ctx: CallContext
     ) -> bool:
         while True:
             left_s = min(self._patience.left_s(ctx.op_id, ctx.env.clock.now()), ctx.remaining())
@@ -94,8 +94,8 @@ class OutageWait:
                 await self._ask(outage, send, away, left_s, ctx)
             else:
                 await _until(outage.turn, left_s, ctx)
-            known = seat.waited
-            verdict = outage.verdict(seat)
+            known = waiter.waited
+            verdict = outage.verdict(waiter)
             if verdict is Answer.UNEXPECTED:
                 return False
             if verdict is Answer.BACK:
@@ -115,7 +115,7 @@ class OutageWait:
             if pause_s < left_s:
                 answer = await self._probe(outage, send, host_id, ctx)
         finally:
-            outage.told(answer).set()
+            outage.probed(answer).set()
 
     async def _probe(
         self, outage: Outage[anyio.Event], send: Send, host_id: str | None, ctx: CallContext

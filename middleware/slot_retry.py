@@ -177,7 +177,7 @@ class SlotRetry(Layer):
             first.may_reserve_again = may and not call.spare and await self._may_reserve_again(call, ctx, first)
             raise first from first.__cause__
         for turn in range(1, self.max_attempts + 1):
-            if not may or not await self._outages.outlast(self.inner.execute, call, latest, ctx):
+            if not may or not await self._outages.wait_for_recovery(self.inner.execute, call, latest, ctx):
                 break
             await ctx.pause(self.backoff.delay_s(turn, ctx.env.rng))  # all waiting callers are resumed at once
             number += 1
@@ -200,7 +200,7 @@ class SlotRetry(Layer):
         """
         if not isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)):
             return False
-        if await self._outages.outlast(self.inner.execute, call, err, ctx):
+        if await self._outages.wait_for_recovery(self.inner.execute, call, err, ctx):
             await ctx.pause(self.backoff.delay_s(1, ctx.env.rng))
             return True
         if ctx.env.budget.withdraw(ctx.env.clock.now(), 2):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable
 
-__all__ = ["Answer", "Outage", "Patience", "Seat"]
+__all__ = ["Answer", "Outage", "Patience", "Waiter"]
 
 E = TypeVar("E")
 
@@ -41,7 +41,7 @@ class Answer(Enum):
 
 
 @dataclass(slots=True)
-class Seat:
+class Waiter:
     """One waiting call; ``seen`` is the number of answers that it has taken into account."""
 
     seen: int
@@ -72,10 +72,10 @@ class Outage(Generic[E]):
         """Start without a leader."""
         self.turn = self.make_event()
 
-    def join(self) -> Seat:
+    def join(self) -> Waiter:
         """Add a waiting call."""
         self.waiting += 1
-        return Seat(self._answers)
+        return Waiter(self._answers)
 
     def leave(self) -> None:
         """Remove a waiting call."""
@@ -84,7 +84,7 @@ class Outage(Generic[E]):
     def lead(self) -> bool:
         """Become the leader and return True; return False if there is one: then wait for ``turn``.
 
-        The leader has to call :meth:`told` when it has finished.
+        The leader has to call :meth:`probed` when it has finished.
         """
         if self._led:
             return False
@@ -101,7 +101,7 @@ class Outage(Generic[E]):
         ceiling = min(PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.asked - 1, 16))
         return rng.uniform(ceiling / 2, ceiling)
 
-    def told(self, answer: Answer | None) -> E:
+    def probed(self, answer: Answer | None) -> E:
         """End leading, with the answer to the probe (None: no answer); return the event to set for the other calls."""
         self._led = False
         if answer is not None:
@@ -111,7 +111,7 @@ class Outage(Generic[E]):
         turn, self.turn = self.turn, self.make_event()
         return turn
 
-    def verdict(self, seat: Seat) -> Answer | None:
+    def verdict(self, waiter: Waiter) -> Answer | None:
         """Return what the answers since a call last looked mean for it, or None if there were none.
 
         A host that was expected back when a call began to wait is waited for until the call's patience ends, even if it
@@ -119,15 +119,15 @@ class Outage(Generic[E]):
         that answers the first probe was not away, so the call failed for another reason, for which there are attempts:
         the result is UNEXPECTED.
         """
-        if self._answers == seat.seen:
+        if self._answers == waiter.seen:
             return None
-        seat.seen = self._answers
+        waiter.seen = self._answers
         answer = self._latest
         if answer is Answer.BACK and not self._missed:
             answer = Answer.UNEXPECTED
-        elif answer is Answer.UNEXPECTED and seat.waited:
+        elif answer is Answer.UNEXPECTED and waiter.waited:
             answer = Answer.NOT_YET
-        seat.waited = True
+        waiter.waited = True
         return answer
 
 

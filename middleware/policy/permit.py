@@ -1,6 +1,6 @@
 """One target, and the permits to use it once each.
 
-A target (a port of a slot host) that fails is *out*, that is quarantined, for a time. After that time it is
+A target (a port of a slot host) that fails is *quarantined*, that is not used, for a time. After that time it is
 *half-open*: one call, the *probe*, may use it, and its outcome decides. Each call that uses a target holds a `Permit`
 and ends it exactly once::
 
@@ -14,13 +14,13 @@ and ends it exactly once::
 
 The decisions, and their reasons:
 
-- **An outcome counts for the era in which its call was sent.** A permit has the era of its target; a quarantine, a
-  failed probe and a recovery each begin a new era. So 256 calls that fail at the same moment count as one failure, and
-  an old call neither lengthens nor lifts a quarantine that began after it.
-- **Only a failed probe doubles the time.** If every target is out, one is used all the same. If such a call fails, the
-  quarantine starts over but does not get longer: otherwise a fault of one second under load would bring all ports to
-  max_s, and all but the first one to recover would stay unused for minutes. While a probe is in flight, no other
-  failure counts. A success of any call that was sent since the quarantine began lifts it, as a probe's would.
+- **An outcome counts for the period in which its call was sent.** A permit has the period of its target; a quarantine,
+  a failed probe and a recovery each begin a new one. So 256 calls that fail at the same moment count as one failure,
+  and an old call neither lengthens nor lifts a quarantine that began after it.
+- **Only a failed probe doubles the time.** If every target is quarantined, one is used all the same. If such a call
+  fails, the quarantine starts over but does not get longer: otherwise a fault of one second under load would bring all
+  ports to max_s, and all but the first one to recover would stay unused for minutes. While a probe is in flight, no
+  other failure counts. A success of any call that was sent since the quarantine began lifts it, as a probe's would.
 - **Failures are forgotten one by one**, one per decay_s without quarantine. So a target that fails again and again
   continues with long quarantines, and one that failed once an hour ago begins at base_s.
 - **First contact is slow** (connections, memory registration). Until a target has answered once, being slow is no
@@ -128,7 +128,7 @@ class QuarantineRules:
             raise ValueError(f"max_s ({self.max_s}) must not be below base_s ({self.base_s})")
 
     @property
-    def ladder(self) -> int:
+    def max_failures(self) -> int:
         """Number of failures in a row that reaches max_s; counting more would only delay their decay."""
         return 1 + math.ceil(math.log2(self.max_s / self.base_s))
 
@@ -141,16 +141,16 @@ class Target(Generic[K]):
     """The state of one target."""
 
     __slots__ = (
-        "aside",
-        "era",
         "failures",
         "in_flight",
         "key",
         "known",
         "last_used",
-        "out",
+        "needs_check",
         "patient_until",
+        "period",
         "probe",
+        "quarantined",
         "rules",
         "turn",
         "until",
@@ -164,43 +164,43 @@ class Target(Generic[K]):
         self.known = False  # it has answered at least once
         self.unused = True  # it has not been used yet, so its first contact has not begun
         self.patient_until = -math.inf  # if not known: until then, being slow is no failure
-        self.out = False  # in quarantine, or half-open after one
-        self.aside = True  # unused, out or resting: cannot be picked without further checks
-        self.until = -math.inf  # if aside, when it may be probed; if healthy, since when, for decay
+        self.quarantined = False  # in quarantine, or half-open after one
+        self.needs_check = True  # unused, quarantined or resting: cannot be picked without further checks
+        self.until = -math.inf  # if it needs a check, when it may be probed; if healthy, since when, for decay
         self.failures = 0  # before decay
-        self.era = 0
+        self.period = 0
         self.probe: Permit[K] | None = None
         self.in_flight = 0
         self.last_used = now
 
     def begin(self, now: float) -> None:
         """Record that the target is used for the first time."""
-        self.unused = self.aside = False
+        self.unused = self.needs_check = False
         self.patient_until = now + self.rules.first_contact_s
 
     def wants_probe(self, now: float) -> bool:
-        """Return whether a target that is aside may be probed: its time is over and no probe is in flight."""
+        """Return whether a target that needs a check may be probed: its time is over and no probe is in flight."""
         return self.until <= now and self.probe is None
 
     def rests(self, now: float) -> bool:
-        """Return whether the target is aside only because it was slow at its first contact."""
-        return self.aside and not self.out and now < self.until
+        """Return whether the target needs a check only because it was slow at its first contact."""
+        return self.needs_check and not self.quarantined and now < self.until
 
-    def badness(self, now: float) -> tuple[float, int]:
-        """Return the rank of a target that is aside, for when none is healthy; lower is better, resting is best."""
+    def rank(self, now: float) -> tuple[float, int]:
+        """Return the rank of a target that needs a check, for when none is healthy: lower is better, resting best."""
         return (-math.inf, 0) if self.rests(now) else (max(self.until, now), self.failures)
 
     def health(self, now: float) -> Health:
         """Return the state of the target."""
-        if not self.aside or self.unused:
+        if not self.needs_check or self.unused:
             return Health.HEALTHY
         if self.until <= now:
             return Health.HALF_OPEN
-        return Health.QUARANTINED if self.out else Health.RESTING
+        return Health.QUARANTINED if self.quarantined else Health.RESTING
 
     def failures_left(self, now: float) -> int:
         """Return the number of failures after decay."""
-        if self.out or not self.failures:
+        if self.quarantined or not self.failures:
             return self.failures
         forgotten = int((now - self.until) // self.rules.decay_s)
         return max(0, self.failures - forgotten)
@@ -213,12 +213,12 @@ class Permit(Generic[K]):
     again changes nothing and returns `Change.ENDED_TWICE`. Made by `Quarantine.pick` only.
     """
 
-    __slots__ = ("_era", "_state", "ended", "probe", "target")
+    __slots__ = ("_period", "_state", "ended", "probe", "target")
 
     def __init__(self, state: Target[K]) -> None:
         self._state = state
         self.target = state.key
-        self._era = state.era
+        self._period = state.period
         self.probe = False
         self.ended = False
 
@@ -229,18 +229,18 @@ class Permit(Generic[K]):
         self.ended = True
         state = self._state
         state.in_flight -= 1
-        if state.known and not state.aside and not self.probe:
+        if state.known and not state.needs_check and not self.probe:
             return _NOTHING
         self._give_probe_back()
         state.known = True
-        if not state.aside or self._era != state.era:
+        if not state.needs_check or self._period != state.period:
             return _NOTHING
-        state.aside = False
+        state.needs_check = False
         state.until = now
-        if not state.out:
+        if not state.quarantined:
             return _NOTHING
-        state.out = False
-        state.era += 1
+        state.quarantined = False
+        state.period += 1
         return Verdict(Change.RECOVERED, state.failures)
 
     def failed(self, failure: Failure, now: float) -> Verdict:
@@ -251,17 +251,17 @@ class Permit(Generic[K]):
         state = self._state
         state.in_flight -= 1
         self._give_probe_back()
-        if self._era != state.era:
+        if self._period != state.period:
             return _NOTHING
         if failure is Failure.SLOW and not state.known and now < state.patient_until:
-            if not state.out or self.probe:
-                state.aside = True
+            if not state.quarantined or self.probe:
+                state.needs_check = True
                 state.until = state.patient_until
             return _NOTHING
-        if not state.out or self.probe:
-            state.failures = min(state.failures_left(now) + 1, state.rules.ladder)
-            state.out = state.aside = True
-            state.era += 1
+        if not state.quarantined or self.probe:
+            state.failures = min(state.failures_left(now) + 1, state.rules.max_failures)
+            state.quarantined = state.needs_check = True
+            state.period += 1
             return self._start_clock(failure, now, Change.QUARANTINED)
         if state.probe is not None:
             return _NOTHING

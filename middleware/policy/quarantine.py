@@ -57,7 +57,7 @@ class Quarantine(Generic[K]):
             if turn >= len(targets):
                 turn = 0
             state = states.get(targets[turn])
-            if state is not None and not state.aside:
+            if state is not None and not state.needs_check:
                 first.turn = turn + 1
                 state.last_used = now
                 state.in_flight += 1
@@ -102,11 +102,11 @@ class Quarantine(Generic[K]):
             if key in exclude:
                 continue
             state = self._state(key, len(targets), now)
-            if not state.aside or state.wants_probe(now):
+            if not state.needs_check or state.wants_probe(now):
                 return self._hand_out(first, state, index, now)
-            badness = state.badness(now)
-            if least_bad is None or badness < least_bad:
-                least_bad = badness
+            rank = state.rank(now)
+            if least_bad is None or rank < least_bad:
+                least_bad = rank
                 chosen = index
         if chosen < 0:  # all are excluded
             return self._search(targets, now, ())
@@ -121,7 +121,7 @@ class Quarantine(Generic[K]):
         if state.unused:
             state.begin(now)
         permit = Permit(state)
-        if state.aside and state.wants_probe(now):
+        if state.needs_check and state.wants_probe(now):
             permit.probe = True
             state.probe = permit
         return permit
@@ -135,10 +135,10 @@ class Quarantine(Generic[K]):
 
     def _wait_s(self, key: K, now: float) -> float | None:
         state = self._states.get(key)
-        if state is None or not state.aside or state.wants_probe(now) or state.rests(now):
+        if state is None or not state.needs_check or state.wants_probe(now) or state.rests(now):
             return 0.0
         return state.until - now if state.until > now else None
 
     def _snapshot_one(self, state: Target[K], now: float) -> TargetSnapshot:
-        until = state.until if state.aside and not state.unused else None
+        until = state.until if state.needs_check and not state.unused else None
         return TargetSnapshot(state.health(now), state.failures_left(now), until, state.in_flight)

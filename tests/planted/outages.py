@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 class _Alone(OutageWait):
     """Knows of no other call that waits."""
 
-    async def outlast(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
+    async def wait_for_recovery(self, send: Send, call: Call[Any], err: DataPlaneError, ctx: CallContext) -> bool:
         """Wait alone."""
-        return await OutageWait(self._patience.seconds).outlast(send, call, err, ctx)
+        return await OutageWait(self._patience.seconds).wait_for_recovery(send, call, err, ctx)
 
 
 class AsksAlone(SlotRetry):

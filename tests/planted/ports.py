@@ -65,7 +65,7 @@ class _Unforgiving(Quarantine[Any]):
     def pick(self, *args: Any) -> Permit[Any]:
         """Give a permit that does not lift a quarantine."""
         permit = super().pick(*args)
-        if permit._state.out:
+        if permit._state.quarantined:
             permit.__class__ = _WithoutMercy
         return permit
 

@@ -12,19 +12,19 @@ class Turn:
 def test_one_of_those_who_wait_asks() -> None:
     """While one leads nobody else does; when it gives up without an answer another may, and all are woken."""
     outage = Outage(Turn)
-    seats = [outage.join() for _ in range(3)]
+    waiters = [outage.join() for _ in range(3)]
     assert outage.waiting == 3
-    assert [outage.lead() for _ in seats] == [True, False, False]
+    assert [outage.lead() for _ in waiters] == [True, False, False]
     turn = outage.turn
-    assert outage.told(None) is turn
+    assert outage.probed(None) is turn
     assert outage.turn is not turn
-    assert [outage.verdict(seat) for seat in seats] == [None] * 3
+    assert [outage.verdict(waiter) for waiter in waiters] == [None] * 3
     assert outage.lead()
-    outage.told(Answer.NOT_YET)
-    assert [outage.verdict(seat) for seat in seats] == [Answer.NOT_YET] * 3
-    outage.told(Answer.BACK)
-    assert [outage.verdict(seat) for seat in seats] == [Answer.BACK] * 3
-    for _ in seats:
+    outage.probed(Answer.NOT_YET)
+    assert [outage.verdict(waiter) for waiter in waiters] == [Answer.NOT_YET] * 3
+    outage.probed(Answer.BACK)
+    assert [outage.verdict(waiter) for waiter in waiters] == [Answer.BACK] * 3
+    for _ in waiters:
         outage.leave()
     assert outage.waiting == 0
 
@@ -33,11 +33,11 @@ def test_what_stops_being_expected_is_waited_for_by_those_who_wait() -> None:
     """A first answer decides whether a caller waits; who waits already does not mind that a heartbeat grew old."""
     outage = Outage(Turn)
     early = outage.join()
-    outage.told(Answer.NOT_YET)
+    outage.probed(Answer.NOT_YET)
     assert outage.verdict(early) is Answer.NOT_YET
     late = outage.join()
     assert outage.verdict(late) is None  # what was learnt before it came does not count
-    outage.told(Answer.UNEXPECTED)
+    outage.probed(Answer.UNEXPECTED)
     assert outage.verdict(early) is Answer.NOT_YET
     assert outage.verdict(late) is Answer.UNEXPECTED
 
@@ -46,11 +46,11 @@ def test_what_answers_at_once_was_not_away() -> None:
     """A host that answers the first question was not away: what it answered was wrong, and attempts bound that."""
     outage = Outage(Turn)
     first = outage.join()
-    outage.told(Answer.BACK)
+    outage.probed(Answer.BACK)
     assert outage.verdict(first) is Answer.UNEXPECTED
-    outage.told(Answer.NOT_YET)
+    outage.probed(Answer.NOT_YET)
     late = outage.join()
-    outage.told(Answer.BACK)
+    outage.probed(Answer.BACK)
     assert outage.verdict(late) is Answer.BACK
 
 
