@@ -13,9 +13,9 @@ from asyncdp.config import UcxxSettings
 from asyncdp.transports.ucxx.host import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host import (
     host,
-    lobby,
     memory_share,
     operator_log,
+    pending_connections,
     service,
     session,
     turns,
@@ -50,7 +50,7 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
     ("words", "value"),
     [
         (r"may send (1 KiB) at once", wire.GREETING_BYTES),
-        (r"say nothing (\d+) are kept at a time", lobby.MOST),
+        (r"say nothing (\d+) are kept at a time", pending_connections.MOST),
         (r"say something (\d+) too", host._GREETED_AT_ONCE),
         (r"keeps (\d+) descriptors for itself", ucx_watchdog._OWN),
         (r"one-time token of (\d+) bytes", claims._TOKEN_BYTES),

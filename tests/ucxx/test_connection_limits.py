@@ -57,7 +57,7 @@ async def test_silent_connections_do_not_keep_clients_out() -> None:
                 async with asyncio.timeout(60), pool.use(LOCAL, here.ports[0]) as connection:
                     assert (await connection.ask())["epoch"] == here.epoch
         assert len(host._sessions) <= 3
-        assert len(host._lobby._guests) <= 64
+        assert len(host._pending_connections._pending) <= 64
         said = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(100)]
         for _, writer in said:
             writer.write(b"ADPW")
@@ -80,17 +80,17 @@ async def test_who_says_nothing_is_let_go() -> None:
         assert challenge.startswith(b"ADPW")
         writer.close()
     async with hosted(greeting_s=60.0) as host:
-        here, guests = ref_of(host.report()), host._lobby._guests
+        here, pending = ref_of(host.report()), host._pending_connections._pending
         made = [await asyncio.open_connection(LOCAL, port) for port in here.ports for _ in range(3)]
-        await until(lambda: len(guests) == len(made))
+        await until(lambda: len(pending) == len(made))
         made[0][1].close()
-        await until(lambda: len(guests) == len(made) - 1)
+        await until(lambda: len(pending) == len(made) - 1)
         host.fail_port(1)
-        await until(lambda: len(guests) == len(made) - 4)
+        await until(lambda: len(pending) == len(made) - 4)
         for _, writer in made:
             writer.close()
-        await until(lambda: not guests)
-    assert host._lobby._timer is None
+        await until(lambda: not pending)
+    assert host._pending_connections._timer is None
 
 
 async def test_a_port_accepts_again_when_there_are_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:

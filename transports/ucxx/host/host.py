@@ -23,7 +23,7 @@ from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .advertised_address import advertised_address
 from .endpoint_tokens import Claims
-from .lobby import Lobby
+from .pending_connections import PendingConnections
 from .port import Port, open_ports
 from .recovery import recover_slots
 from .registration import HostDirectory, HostReport, NoDirectory
@@ -93,7 +93,7 @@ class Host:
         self._engine: Engine | None = None
         self._claims: Claims | None = None
         self._ucx_port = 0
-        self._lobby = Lobby(settings.greeting_s)
+        self._pending_connections = PendingConnections(settings.greeting_s)
         self._ports: list[Port] = []
         self._sessions: dict[asyncio.Task[None], Session] = {}
         #: Those that have not authenticated, the oldest first.
@@ -187,7 +187,9 @@ class Host:
         settings = self.settings
         if settings.ucx:
             self._start_ucx()
-        self._ports = await open_ports(settings.bind, settings.first_port, settings.ports, self._lobby, self._serve)
+        self._ports = await open_ports(
+            settings.bind, settings.first_port, settings.ports, self._pending_connections, self._serve
+        )
 
     def _start_ucx(self) -> None:
         self._engine = Engine(devices=self.settings.devices)

@@ -16,7 +16,7 @@ from asyncdp.errors import DataPlaneUnavailable
 
 if TYPE_CHECKING:
     from ..wire.control import Control
-    from .lobby import Lobby
+    from .pending_connections import PendingConnections
 
 __all__ = ["Port", "open_ports"]
 
@@ -35,22 +35,22 @@ class Port:
 
     Args:
         server: The bound sockets.
-        lobby: Where peers wait until they have said something.
+        pending: Where peers wait until they have sent something.
         on_made: Called with each new stream.
 
     Attributes:
         number: TCP port number that it listens at.
     """
 
-    def __init__(self, server: asyncio.Server, lobby: Lobby, on_made: Callable[[Control], None]) -> None:
+    def __init__(self, server: asyncio.Server, pending: PendingConnections, on_made: Callable[[Control], None]) -> None:
         """Listen."""
         self.number: int = server.sockets[0].getsockname()[1]
         self._server = server
-        self._lobby = lobby
+        self._pending_connections = pending
         self._on_made = on_made
         self._streams: weakref.WeakSet[Control] = weakref.WeakSet()
         self._loop = asyncio.get_running_loop()
-        self._made = self._add  # one object, by which the lobby knows this port
+        self._made = self._add  # one object, by which clear() finds the connections of this port
         self._listening = [socket.socket(fileno=os.dup(bound.fileno())) for bound in server.sockets]
         for listening in self._listening:
             listening.settimeout(0.0)
@@ -58,7 +58,9 @@ class Port:
             self._loop.add_reader(listening, self._accept, listening)
 
     @classmethod
-    async def open(cls, bind: str, number: int, lobby: Lobby, on_made: Callable[[Control], None]) -> Port:
+    async def open(
+        cls, bind: str, number: int, pending: PendingConnections, on_made: Callable[[Control], None]
+    ) -> Port:
         """Listen at an address and port (0: any free port).
 
         Raises:
@@ -67,7 +69,7 @@ class Port:
         loop = asyncio.get_running_loop()
         server = await loop.create_server(asyncio.Protocol, bind, number, start_serving=False)
         try:
-            return cls(server, lobby, on_made)
+            return cls(server, pending, on_made)
         except OSError:
             server.close()
             raise
@@ -87,7 +89,7 @@ class Port:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_AGAIN_S, self._accept_again, listening)
                 return
-            self._lobby.enter(sock, self._made)
+            self._pending_connections.enter(sock, self._made)
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._listening:
@@ -100,7 +102,7 @@ class Port:
             listening.close()
         self._listening.clear()
         self._server.close()
-        self._lobby.clear(self._made)
+        self._pending_connections.clear(self._made)
 
     def fail(self) -> None:
         """Simulate a failure: close all open streams and refuse new connections."""
@@ -110,7 +112,9 @@ class Port:
                 stream.end()
 
 
-async def open_ports(bind: str, first: int, count: int, lobby: Lobby, on_made: Callable[[Control], None]) -> list[Port]:
+async def open_ports(
+    bind: str, first: int, count: int, pending: PendingConnections, on_made: Callable[[Control], None]
+) -> list[Port]:
     """Open ``count`` ports, numbered from ``first`` upwards; 0: the system chooses the numbers.
 
     Raises:
@@ -122,7 +126,7 @@ async def open_ports(bind: str, first: int, count: int, lobby: Lobby, on_made: C
         if number > _LAST:
             break
         try:
-            ports.append(await Port.open(bind, number, lobby, on_made))
+            ports.append(await Port.open(bind, number, pending, on_made))
         except OSError as err:
             if err.errno != errno.EADDRINUSE:
                 for port in ports:

@@ -1,4 +1,4 @@
-"""Peers that have connected and said nothing yet: each is a socket and a challenge, until it answers.
+"""Peers that have connected and sent nothing yet: each is a socket and a challenge, until it answers.
 
 Most peers of an attack never answer. Kept like this they cost a third of a session, so thousands of them keep no client
 waiting.
@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from ..wire.control import Control
 from ..wire.messages import Challenge, pack_frame
 
-__all__ = ["Lobby"]
+__all__ = ["PendingConnections"]
 
 #: Most peers that are kept; beyond that the one that came first makes room for the next.
 MOST: Final = 64
@@ -25,30 +25,30 @@ _NONCE_BYTES: Final = 32
 Made = Callable[[Control], None]
 
 
-class _Guest(NamedTuple):
+class _Pending(NamedTuple):
     nonce: bytes
     made: Made
     until: float
 
 
-class Lobby:
+class PendingConnections:
     """Sends each new peer its challenge, and makes a stream of it once it answers.
 
     Args:
-        patience_s: Seconds that a peer may say nothing.
+        patience_s: Seconds that a peer may send nothing.
     """
 
     def __init__(self, patience_s: float) -> None:
         """Start with nobody waiting."""
         self._patience_s = patience_s
-        self._guests: dict[socket.socket, _Guest] = {}  # the earliest first
+        self._pending: dict[socket.socket, _Pending] = {}  # the earliest first
         self._entering: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, sock: socket.socket, made: Made) -> None:
         """Take an accepted connection; ``made`` is called with its stream once the peer has sent something."""
-        if len(self._guests) >= MOST:
-            self._leave(next(iter(self._guests))).close()
+        if len(self._pending) >= MOST:
+            self._leave(next(iter(self._pending))).close()
         loop, nonce = asyncio.get_running_loop(), os.urandom(_NONCE_BYTES)
         sock.settimeout(0.0)
         try:
@@ -56,18 +56,18 @@ class Lobby:
         except OSError:
             sock.close()
             return
-        self._guests[sock] = _Guest(nonce, made, loop.time() + self._patience_s)
+        self._pending[sock] = _Pending(nonce, made, loop.time() + self._patience_s)
         loop.add_reader(sock, self._answered, sock)
         if self._timer is None:
             self._timer = loop.call_later(self._patience_s, self._expire)
 
     def _leave(self, sock: socket.socket) -> socket.socket:
         asyncio.get_running_loop().remove_reader(sock)
-        del self._guests[sock]
+        del self._pending[sock]
         return sock
 
     def _answered(self, sock: socket.socket) -> None:
-        guest = self._guests[sock]
+        peer = self._pending[sock]
         self._leave(sock)
         said = b""
         with suppress(OSError):
@@ -75,31 +75,31 @@ class Lobby:
         if not said:
             sock.close()
             return
-        task = asyncio.get_running_loop().create_task(self._let_in(sock, guest))
+        task = asyncio.get_running_loop().create_task(self._accept(sock, peer))
         self._entering.add(task)
         task.add_done_callback(self._entering.discard)
 
-    async def _let_in(self, sock: socket.socket, guest: _Guest) -> None:
+    async def _accept(self, sock: socket.socket, peer: _Pending) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: Control(guest.made, guest.nonce), sock)
+            await loop.connect_accepted_socket(lambda: Control(peer.made, peer.nonce), sock)
         except OSError:
             sock.close()
 
     def _expire(self) -> None:
         loop = asyncio.get_running_loop()
         self._timer = None
-        while self._guests:
-            sock, guest = next(iter(self._guests.items()))
-            if guest.until > loop.time():
-                self._timer = loop.call_at(guest.until, self._expire)
+        while self._pending:
+            sock, peer = next(iter(self._pending.items()))
+            if peer.until > loop.time():
+                self._timer = loop.call_at(peer.until, self._expire)
                 return
             self._leave(sock).close()
 
     def clear(self, made: Made | None = None) -> None:
         """Close the connections of all, or of those for whom ``made`` would be called."""
-        for sock in [sock for sock, guest in self._guests.items() if made is None or guest.made is made]:
+        for sock in [sock for sock, peer in self._pending.items() if made is None or peer.made is made]:
             self._leave(sock).close()
-        if self._timer is not None and not self._guests:
+        if self._timer is not None and not self._pending:
             self._timer.cancel()
             self._timer = None
