@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, ca
 import anyio
 from anyio.from_thread import BlockingPortal
 
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed, DataPlaneUnavailable
 from asyncdp.process.forks import on_fork_of_loop
 from asyncdp.protocol import DataPlaneClient
 from asyncdp.settings.names import as_mapping
@@ -43,6 +43,8 @@ R = TypeVar("R")
 
 #: Seconds that the end of the interpreter waits for a client that was not closed.
 EXIT_S = 4.0
+#: What the portal of a loop that ends or has ended raises.
+ENDED = (RuntimeError, concurrent.futures.CancelledError, asyncio.CancelledError)
 
 
 class _Loop:
@@ -58,6 +60,7 @@ class _Loop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
         self._thread: threading.Thread | None = None
+        self._started: concurrent.futures.Future[BlockingPortal] = concurrent.futures.Future()
         self._error: BaseException | None = None
 
     @property
@@ -70,6 +73,7 @@ class _Loop:
 
         Raises:
             DataPlaneClosed: The client was closed.
+            DataPlaneUnavailable: The thread or its loop cannot be started; the next call tries again.
         """
         portal = self._portal
         if portal is None:
@@ -83,21 +87,42 @@ class _Loop:
         return portal
 
     def _start(self) -> None:
-        ready = threading.Event()
-        self._thread = threading.Thread(
-            target=asyncio.run, args=(self._serve(ready),), name="asyncdp blocking client", daemon=True
-        )
-        self._thread.start()
-        ready.wait()
-        atexit.register(self.end_at_exit)
+        thread = self._thread
+        if thread is None:  # else an interrupt has ended the wait for its loop
+            self._started = concurrent.futures.Future()
+            thread = threading.Thread(
+                target=self._run, args=(self._started,), name="asyncdp blocking client", daemon=True
+            )
+            try:
+                thread.start()
+            except (OSError, RuntimeError, MemoryError) as err:
+                raise _not_started(err) from err
+            self._thread = thread
+            atexit.register(self.end_at_exit)
+        error = self._started.exception()
+        if error is not None:
+            atexit.unregister(self.end_at_exit)
+            self._thread = self._loop = self._stop = None
+            thread.join()
+            raise _not_started(error) from error
+        self._portal = self._started.result()
 
-    async def _serve(self, ready: threading.Event) -> None:
+    def _run(self, started: concurrent.futures.Future[BlockingPortal]) -> None:
+        """Run the loop; what goes wrong before it has started is raised to the caller that waits for it."""
+        try:
+            with asyncio.Runner() as runner:
+                runner.run(self._serve(started))
+        except BaseException as err:
+            if started.done():
+                raise
+            started.set_exception(err)
+
+    async def _serve(self, started: concurrent.futures.Future[BlockingPortal]) -> None:
         """Keep the loop until the client is to be closed; then close it."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         on_fork_of_loop(self._loop)
         async with BlockingPortal() as portal:
-            self._portal = portal
-            ready.set()
+            started.set_result(portal)
             await self._stop.wait()
             try:
                 await self.client.close()
@@ -311,17 +336,27 @@ class BlockingBatches:
         """Begin to claim and read ahead, if ``prefetch`` is above 0."""
         portal = self._client._portal("batches")  # noqa: SLF001 - made by it
         entered = portal.wrap_async_context_manager(self._batches)
-        entered.__enter__()
+        try:
+            entered.__enter__()
+        except ENDED as err:
+            if not self._client._loop.ended:  # noqa: SLF001 - made by it
+                raise
+            msg = "the client is closed"
+            raise DataPlaneClosed(msg, op="batches") from err
         self._entered = entered
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End reading ahead, and release what the caller did not get."""
+        """End reading ahead, and release what the caller did not get; a client that was closed has done so."""
         entered, self._entered = self._entered, None
         if entered is not None:
-            entered.__exit__(kind, err, trace)
+            try:
+                entered.__exit__(kind, err, trace)
+            except ENDED:
+                if not self._client._loop.ended:  # noqa: SLF001 - made by it
+                    raise
 
 
 def build_blocking_client(
@@ -351,6 +386,11 @@ def build_blocking_client(
         given = {**given, "nemo": True}
     client = build_data_plane_client(given, bootstrap=bootstrap, layers=layers)
     return BlockingClient(client, nemo=nemo or given.get("nemo", False) not in (None, False))
+
+
+def _not_started(error: BaseException) -> DataPlaneUnavailable:
+    """Return what a call raises whose loop could not be started."""
+    return DataPlaneUnavailable(f"the client's event loop could not be started: {type(error).__name__}: {error}")
 
 
 async def _awaited(call: Callable[[], Awaitable[R]]) -> R:

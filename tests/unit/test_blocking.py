@@ -1,6 +1,7 @@
 """The blocking client: verbs without await, from any thread, refused where they would block an event loop."""
 
 import asyncio
+import errno
 import gc
 import inspect
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+import asyncdp.blocking
 from asyncdp import (
     ClaimNotReady,
     DataPlaneBadRequest,
@@ -148,6 +150,61 @@ def test_batches_without_await(client: BlockingClient) -> None:
     assert claims[4:] == [("n0", "n1")]
     with pytest.raises(RuntimeError, match="async with"):
         next(client.batches("p", "train", ["x"], 2, prefetch=1))
+
+
+@pytest.mark.parametrize("what", ["the loop", "the thread", "the portal"])
+def test_a_first_call_whose_loop_does_not_start_says_so(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no file or thread left for it: no call hangs, and the client works once there is one."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    where: Any = {"the loop": asyncio.events, "the thread": threading.Thread, "the portal": asyncdp.blocking}[what]
+    name = {"the loop": "new_event_loop", "the thread": "start", "the portal": "BlockingPortal"}[what]
+    with build_blocking_client(MEMORY) as client:
+        with monkeypatch.context() as broken:
+            broken.setattr(where, name, fail)
+            for _ in range(2):
+                with pytest.raises(DataPlaneUnavailable, match="Too many open files") as raised:
+                    client.ping()
+                assert isinstance(raised.value.__cause__, OSError)
+        assert threads() == 0
+        client.ping()
+        assert threads() == 1
+    with build_blocking_client(MEMORY) as never_started, monkeypatch.context() as broken:
+        broken.setattr(where, name, fail)
+        with pytest.raises(DataPlaneUnavailable):
+            never_started.ping()
+    assert threads() == 0
+
+
+@pytest.mark.parametrize("prefetch", [0, 1])
+def test_batches_are_left_after_their_client_was_closed(client: BlockingClient, prefetch: int) -> None:
+    """With the error of the block, or none; and they are not entered then."""
+    other: BlockingClient = pickle.loads(pickle.dumps(client))
+    with (  # noqa: PT012 - the block fails
+        pytest.raises(ZeroDivisionError),
+        client.batches("p", "train", ["x"], 2, prefetch=prefetch) as batches,
+    ):
+        next(batches)
+        client.close()
+        raise ZeroDivisionError
+    with other.batches("p", "train", ["x"], 2, prefetch=prefetch):
+        other.close()
+    with pytest.raises(DataPlaneClosed), client.batches("p", "train", ["x"], 2, prefetch=prefetch):
+        pass
+
+
+def test_batches_are_not_entered_while_their_client_is_closed(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Closed between the look and the call, as a verb."""
+    stale = client._portal("batches")
+    client.close()
+    monkeypatch.setattr(client, "_portal", lambda _: stale)
+    with pytest.raises(DataPlaneClosed) as raised, client.batches("p", "train", ["x"], 2, prefetch=1):
+        pass
+    assert raised.value.op == "batches"
 
 
 def test_a_running_loop_is_not_blocked(client: BlockingClient) -> None:
