@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -43,8 +44,9 @@ _SHOWN: Final = ("reason", "host", "port", "for_s", "what", "state")
 class FaultLog:
     """Writes the events of a client to structlog's logger ``asyncdp``.
 
-    Nothing is configured here. Lines of level debug are only written where the program has configured structlog, whose
-    own default would print them. A line never holds a tensor. What writing raises (a full disk) is ignored.
+    Nothing is configured here. Where the program has not configured structlog, lines go to standard error and those of
+    level debug are left out; structlog's own default would print all to standard output, which may be the program's
+    result. A line never holds a tensor. What writing raises (a full disk) is ignored.
 
     Args:
         client: Name of the client in each line: its owner.
@@ -52,20 +54,23 @@ class FaultLog:
 
     def __init__(self, client: str = "") -> None:
         """Start with no lines written."""
+        self._client = client
         self._log = structlog.get_logger("asyncdp", client=client)
         self._written: dict[tuple[Any, ...], tuple[float, int]] = {}
 
     def write(self, name: str, labels: Mapping[str, Any], ctx: CallContext) -> None:
         """Write the line of an event of a user call, unless the same one was written a moment ago."""
         level = LEVELS.get(name)
-        if level is None or (level == "debug" and not structlog.is_configured()):
+        configured = structlog.is_configured()
+        if level is None or (level == "debug" and not configured):
             return
         with contextlib.suppress(Exception):  # code of the program's own processors, and of its files
             now = ctx.env.clock.now()
             more = 0 if level == "debug" else self._repeated(name, labels, now)
             if more is not None:
                 line = {**_about(labels, ctx, now), **({"repeated": more} if more else {})}
-                getattr(self._log, level)(name, **line)
+                log = self._log if configured else _on_stderr(self._client)
+                getattr(log, level)(name, **line)
 
     def _repeated(self, name: str, labels: Mapping[str, Any], now: float) -> int | None:
         """Return how many lines of this kind were left out since the last one; None: this one is left out too."""
@@ -78,6 +83,11 @@ class FaultLog:
             self._written.clear()
         self._written[key] = now, 0
         return last[1] if last is not None else 0
+
+
+def _on_stderr(client: str) -> Any:
+    """Return a logger with structlog's default form that writes to what is standard error now."""
+    return structlog.wrap_logger(structlog.PrintLogger(sys.stderr), client=client)
 
 
 def _about(labels: Mapping[str, Any], ctx: CallContext, now: float) -> dict[str, Any]:

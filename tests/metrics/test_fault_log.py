@@ -74,6 +74,19 @@ async def test_what_is_said_again_and_again_is_one_line() -> None:
         assert rig.events["budget_refused"] > 50
 
 
+@virtual
+async def test_a_program_that_configured_nothing_keeps_its_standard_output(capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines go to standard error, without those of level debug."""
+    plan = FaultPlan().on("get_samples", call="ReadSlots", port=1).refuse(times=1)
+    structlog.reset_defaults()
+    async with Rig(plan, ports=1, rows_per_slot=None) as rig:
+        await rig.get(await rig.fill(1))
+    written = capsys.readouterr()
+    assert not written.out
+    assert "quarantine" in written.err
+    assert "retry" not in written.err
+
+
 def test_each_event_of_a_layer_has_a_level() -> None:
     """So that none is forgotten."""
     import re

@@ -181,7 +181,7 @@ def test_an_interrupted_run_leaves_nothing(tmp_path: Path, plane: str, by: signa
     if by is signal.SIGINT:
         assert "KeyboardInterrupt" in text, text
     assert left.seen
-    assert until(lambda: not left.alive(), 30), left.alive()
+    assert until(lambda: not left.alive(), 120), left.alive()
     if by is signal.SIGINT:
         assert not left.open_segments()
 

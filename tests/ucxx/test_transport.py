@@ -349,7 +349,7 @@ def plane_arenas(folder: Path) -> list[str]:
         ({"ucxx": {"lane": "sometimes"}}, "ucxx.lane"),
         ({"ucxx": {"host": {"arena_bytes": 0}}}, "ucxx.host"),
         ({"ucxx": {"directory": {"wake_s": "soon"}}}, "ucxx.directory"),
-        ({"backend": "simple"}, "backend"),
+        ({"backend": "redis"}, "backend"),
     ],
 )
 def test_what_is_wrong_in_a_config_is_named(keys: dict[str, Any], named: str) -> None:

@@ -116,11 +116,15 @@ class Rig:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        with anyio.CancelScope(shield=True), anyio.fail_after(PATIENCE_S):
-            for client in reversed(self._clients):
-                await client.close()
-            for end in reversed(self._ends):
-                await end.__aexit__(None, None, None)
+        with anyio.CancelScope(shield=True):
+            try:
+                with anyio.fail_after(PATIENCE_S):
+                    for client in reversed(self._clients):
+                        await client.close()
+            finally:
+                with anyio.fail_after(PATIENCE_S):
+                    for end in reversed(self._ends):
+                        await end.__aexit__(None, None, None)
         if kind is None:
             self.check_nothing_left()
 

@@ -49,7 +49,7 @@ async def claim(client: Client, most: int = 99, task: str = "train", *fields: st
 
 async def not_ready(claim: Callable[[], Awaitable[Any]]) -> ClaimNotReady:
     """Return the ClaimNotReady of a claim; repeat the claim if its last look got no answer on a busy machine."""
-    for _ in range(5):
+    for _ in range(20):
         try:
             with pytest.raises(ClaimNotReady) as caught:
                 await claim()

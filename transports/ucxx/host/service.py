@@ -295,7 +295,7 @@ class Service:
             except DataPlaneNotReady:
                 left = until - time.monotonic()
                 waits = self.settings.on_full == "wait" and left > 0
-                if swept and not waits:
+                if not waits and (swept or (request.op_id, request.first_row) in self._reserving):
                     raise
                 # What a lane writer has finished counts as unwritten, and what a gone one has left as used, until a
                 # sweep has looked at it.
