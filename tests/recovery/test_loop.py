@@ -660,7 +660,7 @@ def play(kills: Sequence[float], seed: int, plan: FaultPlan) -> None:
             before = len(one.journal)
             calm = Run(truth, truth, one.rng)
             calm.__dict__ |= {**one.__dict__, "client": truth}
-            loop = await calm.controller(30.0)
+            loop = await calm.controller(100.0)  # longer than a reservation of a killed controller lasts
             assert len(calm.journal) > before + 3  # it goes on
             await loop.sweep()
             await loop.sweep()
