@@ -108,6 +108,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         real = real or path.name == "test_real_planes.py"  # it shares a process with the session's Ray
         if path.parts[0] in LEAVE_NOTHING and not real and item.get_closest_marker("leaks") is None:
             item.add_marker("leaks")
+        if "transfer_queue" in f"{path.parent}/{path.stem}":
+            # The first one starts Ray and TransferQueue's actors, which took four minutes beside four busy loops.
+            item.add_marker(pytest.mark.timeout(900))
     order.place(config, items)
 
 

@@ -16,9 +16,9 @@ __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
 LOOPBACK = "127.0.0.2"
 #: Its node gives up on itself after 30 s, which are few on a busy machine.
 TRIES = 3
-#: Seconds for TransferQueue's actors, each of which imports torch: more than 120 where other tests have the processors,
-#: and less than a test may take.
-ACTORS_S = 240.0
+#: Seconds for TransferQueue's actors, each of which imports torch: more than 240 where others have the processors, and
+#: less than a test on Ray may take.
+ACTORS_S = 600.0
 
 
 def start_ray(**more: Any) -> Any:
