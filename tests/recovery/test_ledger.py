@@ -158,7 +158,7 @@ def test_a_restarted_controller_counts_what_is_in_flight_and_what_is_there() -> 
 
 
 def test_a_reservation_ages_out() -> None:
-    """Nobody came back: after its time it is removed, by a fresh ledger as by the old one; younger ones stay."""
+    """An old reservation is removed after its timeout, by a new ledger as by the first one; younger ones stay."""
 
     async def check(client: Client) -> None:
         ledger = CapacityLedger(client, "p", 2, reservation_timeout_s=60.0)

@@ -467,7 +467,7 @@ def test_a_block_that_does_not_end_well_puts_back_what_it_chose(error: type[Exce
 
 
 def test_what_the_journal_has_is_popped_though_it_was_chosen() -> None:
-    """Nobody finished it, or somebody does so after the sweep: it is counted once."""
+    """A journalled group is popped and counted once, whether or not ``finish`` is called for it after the sweep."""
 
     async def check(client: Client) -> None:
         journal: list[str] = []

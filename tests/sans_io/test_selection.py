@@ -248,7 +248,7 @@ def test_groups_are_lost_after_a_time_of_grace() -> None:
 
 
 def test_a_lost_row_that_has_failed_is_no_loss() -> None:
-    """Nobody was going to train on it."""
+    """A lost row that is tagged as failed does not make its group lost: failed rows are not trained on."""
     failed_and_lost = group("a", rows=3, failed=3)
     one = replace(group("a", rows=3, failed=1), lost_keys=("a_g0",))
     assert names(Selector().look([one], 5, 0.0, count=1).chosen) == ["a"]

@@ -282,7 +282,7 @@ def test_it_may_be_closed_in_any_order_and_at_once(client: BlockingClient) -> No
 
 
 def test_the_last_reference_ends_its_thread() -> None:
-    """Nobody has to close it."""
+    """A client that is collected without a close ends the thread of its event loop."""
     client = build_blocking_client(MEMORY)
     client.ping()
     assert threads() == 1
