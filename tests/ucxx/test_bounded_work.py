@@ -12,7 +12,7 @@ from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotRead
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.host import host as hosts
-from asyncdp.transports.ucxx.host import turns as turns_of_loop
+from asyncdp.transports.ucxx.host import time_slices
 from asyncdp.transports.ucxx.host.memory_share import SMALL_BYTES, MemoryShare
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
@@ -67,7 +67,7 @@ async def test_requests_that_would_cost_too_much_are_not_even_decoded(message: A
 
 async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
-    monkeypatch.setattr(turns_of_loop, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     async with hosted(arena_bytes=64 << 20) as host:
         here = ref_of(host.report())
         turns = 0
@@ -95,7 +95,7 @@ async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(monkey
 
 async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
-    monkeypatch.setattr(turns_of_loop, "SLICE_S", 0.0)
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     async with hosted(arena_bytes=64 << 20, unit_bytes=4096, rows_per_slot=1) as host:
         service, epoch = host.service, host.arena.epoch
         free = service.table.free_bytes
@@ -272,8 +272,8 @@ async def test_memory_that_was_held_for_replies_goes_when_it_is_not_used(monkeyp
 
 async def test_of_all_long_work_one_slice_runs_in_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     """A4, A6: slices come round in the order of asking, one for each turn, and who is cancelled holds up nobody."""
-    monkeypatch.setattr(turns_of_loop, "SLICE_S", 0.0)
-    queue, ran, turn = turns_of_loop.Turns(), [], 0
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    queue, ran, turn = time_slices.TimeSlices(), [], 0
 
     async def long(name: str) -> None:
         work = queue.begin()

@@ -39,7 +39,7 @@ from ..wire.messages import (
     Write,
 )
 from .memory_share import MemoryShare
-from .turns import Turns
+from .time_slices import TimeSlices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from ..slots.writer_process import Process
     from .registration import HostDirectory
     from .settings import HostSettings
-    from .turns import Work
+    from .time_slices import Work
 
     Bytes = npt.NDArray[np.uint8]
 
@@ -101,7 +101,7 @@ class Service:
         self.buffers = buffers
         self.memory = MemoryShare(settings.held_bytes)
         #: The event loop's turns, which all long requests of all sessions share.
-        self.turns = Turns()
+        self.turns = TimeSlices()
         self._sweeping: asyncio.Future[None] | None = None
         self._listing = asyncio.Lock()
         self._reserving: set[tuple[str, int]] = set()

@@ -11,13 +11,13 @@ from collections import deque
 from time import perf_counter
 from typing import Final
 
-__all__ = ["Turns", "Work"]
+__all__ = ["TimeSlices", "Work"]
 
 #: Seconds that a piece of work may take before others have their turn.
 SLICE_S: Final = 0.001
 
 
-class Turns:
+class TimeSlices:
     """A queue of the long work of one event loop, served in the order of asking."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Work:
 
     __slots__ = ("_turns", "_until")
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: TimeSlices) -> None:
         """Begin the first slice."""
         self._turns = turns
         self._until = perf_counter() + SLICE_S
