@@ -18,7 +18,7 @@ from asyncdp.transports.ucxx.host import (
     pending_connections,
     service,
     session,
-    turns,
+    time_slices,
     ucx_watchdog,
 )
 from asyncdp.transports.ucxx.host.settings import HostSettings
@@ -69,7 +69,7 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"beside (\d+ MiB) of each", control.LARGE_BYTES),
         (r"repeat rows for (\d+ MiB)", service._REPEATED_BYTES),
         (r"published within ([\d,]+) s", wire.LONGEST_PUT_S),
-        (r"takes longer than (\d+) ms is done in slices", turns.SLICE_S * 1000),
+        (r"takes longer than (\d+) ms is done in slices", time_slices.SLICE_S * 1000),
         (r"(\d+) requests are decoded at a time", control._QUEUED),
         (r"name ([\d,]+) fields and rows one by one", service._MOST_NAMED),
         (r"Replies over (\d+ MiB)", memory_share.SMALL_BYTES),
