@@ -68,15 +68,21 @@ class BufferPool:
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return an uninitialised array of ``nbytes`` bytes; its memory is reused once nothing refers to it."""
+        return self.take(nbytes)[0]
+
+    def take(self, nbytes: int) -> tuple[npt.NDArray[np.uint8], bool]:
+        """Return an array as :meth:`empty` does, and whether its pages are fresh, so that writing to them is slow."""
         if nbytes < self.least_bytes:
-            return np.empty(nbytes, np.uint8)
+            return np.empty(nbytes, np.uint8), False
         with self._lock:
+            misses = self.misses
             memory = self._take(nbytes)
+            fresh = self.misses > misses
         # The array does not own its memory. Views of views therefore refer to this array, and its finalizer runs only
         # when none of them is left.
         lent = np.frombuffer(memory, np.uint8, count=nbytes)
         weakref.finalize(lent, self._give_back, memory).atexit = False
-        return lent
+        return lent, fresh
 
     def _give_back(self, memory: mmap.mmap) -> None:
         if not self.keep_bytes:

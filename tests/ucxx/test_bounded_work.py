@@ -1,9 +1,11 @@
 """What one request, one connection and all clients may cost a slot host: bounded before it is done. No UCX here."""
 
 import asyncio
+import threading
 from contextlib import AsyncExitStack
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -173,6 +175,20 @@ async def test_what_is_more_than_one_request_may_name_goes_in_several(monkeypatc
         assert host.service.table.counts()["ready"] == 0
 
 
+async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:
+    """Slot and generation of a row of 1 MiB, which came without UCX."""
+    with pool_of() as pool:
+        async with pool.use(LOCAL, here.ports[0]) as connection:
+            granted = await connection.reserve(here, "op", ("a",), [1 << 20], 0, ttl_s=9, wait_s=0, lane=False)
+    slot, generation, _, _ = granted.grants[0]
+    table = host.service.table
+    held = table.find(slot, generation)
+    assert held is not None
+    write(table, table._grant(held), rows(1, 1 << 18))
+    assert table.seal(held)
+    return slot, generation
+
+
 async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
     from asyncdp.transports.ucxx.host import service
@@ -180,15 +196,7 @@ async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypa
     monkeypatch.setattr(service, "_REPEATED_BYTES", 4 << 20)
     async with hosted(inline_bytes=0) as host:
         here = ref_of(host.report())
-        with pool_of() as pool:
-            async with pool.use(LOCAL, here.ports[0]) as connection:
-                granted = await connection.reserve(here, "op", ("a",), [1 << 20], 0, ttl_s=9, wait_s=0, lane=False)
-        slot, generation, _, _ = granted.grants[0]
-        table = host.service.table
-        held = table.find(slot, generation)
-        assert held is not None
-        write(table, table._grant(held), rows(1, 1 << 18))
-        assert table.seal(held)
+        slot, generation = await _mebibyte(host, here)
         request = Read([("a",)], [SlotRows(slot, generation, 0, 0, 1)] * 1000, 1, here.epoch)
         async with host.service.read(request) as (reply, payloads):
             assert sum(map(len, payloads)) <= 6 << 20
@@ -268,6 +276,32 @@ async def test_memory_that_was_held_for_replies_goes_when_it_is_not_used(monkeyp
         await host._sweep()
         buffers.empty(8 << 20)
         assert buffers.hits == 1
+
+
+async def test_fresh_pages_of_a_large_reply_are_allocated_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5: the system clears each page at the first write to it, 64 MiB in up to 0.1 s: a thread does that."""
+    async with hosted(arena_bytes=64 << 20) as host:
+        here, by = ref_of(host.report()), set()
+        slot, generation = await _mebibyte(host, here)
+        take = host.service.buffers.take
+
+        class Noticed(np.ndarray):
+            def fill(self, value: float) -> None:
+                by.add(threading.current_thread() is threading.main_thread())
+                super().fill(value)
+
+        def taking(nbytes: int) -> tuple[Any, bool]:
+            memory, fresh = take(nbytes)
+            return memory.view(Noticed), fresh
+
+        monkeypatch.setattr(host.service.buffers, "take", taking)
+        request = Read([("a",)], [SlotRows(slot, generation, 0, 0, 1)] * 8, 1, here.epoch)
+        async with host.service.read(request) as (_, payloads):
+            assert by == {False}
+        by.clear()
+        del payloads
+        async with host.service.read(request):  # the same memory again
+            assert not by
 
 
 async def test_of_all_long_work_one_slice_runs_in_a_turn_of_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
@@ -61,8 +62,11 @@ __all__ = ["Service"]
 #: checksum is computed there (2 GB/s); beyond that a thread does it.
 _SPLIT_AT_ONCE: Final = 4096
 _SUMMED_AT_ONCE: Final = 1 << 20
-#: Most bytes copied at once on the event loop (0.5 ms).
-_COPIED_AT_ONCE: Final = 2 << 20
+#: Most bytes copied at once on the event loop (0.1 ms).
+_COPIED_AT_ONCE: Final = 256 << 10
+#: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
+#: written to, which takes 0.2 to 2 s for each GiB.
+_TOUCHED_AT_ONCE: Final = 4 << 20
 #: Most fields of all refs, and rows named one by one, of one reply; each takes 0.1 to 1 us. A single ref may have more.
 _MOST_NAMED: Final = 1 << 16
 #: Most bytes of one reply for rows that the read names repeatedly; unbounded, a reply could be far larger than what is
@@ -164,7 +168,7 @@ class Service:
             async with self.memory.hold(nbytes):
                 parts, payloads = [], []
                 for gather in made:
-                    out = self.buffers.empty(gather.layout.nbytes)
+                    out = await self._memory(gather.layout.nbytes)
                     for _ in gather.fill(out, _COPIED_AT_ONCE):
                         if work.over:
                             await work.next()
@@ -180,6 +184,12 @@ class Service:
         finally:
             for attempt in attempts.values():
                 self.table.finish_read(attempt)
+
+    async def _memory(self, nbytes: int) -> Bytes:
+        out, fresh = self.buffers.take(nbytes)
+        if fresh and nbytes >= _TOUCHED_AT_ONCE:
+            await asyncio.to_thread(out[:: mmap.PAGESIZE].fill, 0)  # numpy releases the GIL meanwhile
+        return out
 
     async def _picked(
         self,
