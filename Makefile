@@ -19,7 +19,7 @@ ARGS ?=
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
 DEMO_EXTRAS := cli,plot
-DEV_EXTRAS := dev,tq,ucxx,embedded,otel,prometheus
+DEV_EXTRAS := dev,docs,tq,ucxx,embedded,otel,prometheus
 
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1
@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo clean
+.PHONY: help docs demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | docs | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -74,8 +74,9 @@ lint: $(DEV_STAMP)
 
 # By package name: each file behind a symlink is then seen once, under the name it is imported by.
 TYPED := -p asyncdp $(if $(wildcard tests/typing/*.py),-p tests.typing)
-# A user's code is read by both type checkers; pyright's is basedpyright, which comes from PyPI with its node.
+# A user's code, the programs of the pages among it, is read by both type checkers; pyright's is basedpyright, which comes from PyPI with its node.
 types: $(DEV_STAMP)
+	$(BIN)/python -m tests.docs.blocks tests/typing/pages
 	$(call timed,types,$(BIN)/mypy $(TYPED) && $(BIN)/python -m basedpyright --pythonpath $(BIN)/python)
 
 pytest: $(DEV_STAMP)
@@ -110,6 +111,10 @@ attack: $(DEV_STAMP)
 sweep: $(DEV_STAMP)
 	$(call timed,sweep,ASYNCDP_SWEEP_ALL=1 $(BIN)/python -m pytest tests/sweep --timeout 600 $(ARGS))
 
+# The documentation site, into site/: warnings are errors. ARGS=serve shows it on loopback while it is written.
+docs: $(DEV_STAMP)
+	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --strict))
+
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
 
@@ -130,4 +135,4 @@ nemo: $(DEV_STAMP)
 	$(call timed,NeMo-RL,$(BIN)/python -m tests.nemo_rl $(NEMO) $(ARGS))
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
+	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage

@@ -41,7 +41,11 @@ class Batches:
 
     Args:
         client: Client that claims and reads.
-        partition_id, task_name, required_fields, batch_size, min_batch_size: As for ``claim_meta``.
+        partition_id: The partition, as for ``claim_meta``.
+        task_name: The task that claims.
+        required_fields: Fields that a sample must have to be claimed.
+        batch_size: Largest number of samples per batch.
+        min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
         select_fields: Fields to read; None: the required fields.
         prefetch: Number of batches to claim and read ahead of the caller.
         device: Device to which the data of a batch is moved; None: it stays in host memory.

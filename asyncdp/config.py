@@ -39,24 +39,45 @@ class ObservabilityConfig(TypedDict):
 class DataPlaneConfig(TypedDict):
     """Config for ``build_data_plane_client``; ``{"enabled": True, "impl": "memory"}`` is complete.
 
-    All keys but ``enabled`` and ``impl`` have defaults (in parentheses below), which None selects too. A config may be
-    one of OmegaConf's.
+    All keys but ``enabled`` and ``impl`` have defaults, which None selects too. A config may be one of OmegaConf's.
 
-    ``backend``: ``simple`` or ``mooncake_cpu`` for transfer_queue, ``simple`` for memory, ``valkey`` for ucxx.
-    ``storage_capacity``: number of samples that the plane holds (1,000,000). ``num_storage_units``: number of storage
-    units, or of slot hosts to start (2; for ucxx 1). ``claim_meta_poll_interval_s``: seconds between two polls of a
-    waiting claim, if the backend cannot long-poll (0.05). ``global_segment_size``, ``local_buffer_size``: taken from
-    NeMo-RL's configs and read by nothing, since mooncake_cpu is not served yet. These five keys may also be given in a
-    mapping ``simple`` or ``mooncake_cpu``, of which only the one that ``backend`` names is used.
-    ``controller_address``: address of the plane. ``ack_timeout_ms``: limit of one attempt, the same as
-    ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``. ``call_timeout_s``: seconds that a verb may take (60).
-    ``layers``: the settings of the default layers by layer, or a list of such mappings and of user-defined layers,
-    outermost first, as callables or ``"package.module:Name"``. ``group_id_pattern``: how a sample id contains the
-    group id (``{group}_g{i}``). ``claim_lease_s``: seconds after
-    which a claim expires (None: never). ``owner``: name of the client at the plane. ``full_tracebacks``: whether errors
-    keep every frame and cause, as the environment variable ``ASYNCDP_FULL_TRACEBACKS=1`` requests too. ``nemo``:
-    whether the client behaves as NeMo-RL's, or the keys of :class:`NemoSettings`. A mapping named after the impl holds
-    the transport's own keys.
+    Attributes:
+        enabled: Whether the plane is to be opened. If False, ``build_data_plane_client`` refuses, before it looks at
+            anything else.
+        impl: The transport.
+        backend: ``simple`` for memory; ``simple`` or ``mooncake_cpu`` (not served yet) for transfer_queue; ``valkey``
+            for ucxx, which takes those two for it, so that ``impl`` alone can be changed. Default: the first of each.
+        storage_capacity: Number of samples that the plane holds.
+        num_storage_units: Number of storage units, or of slot hosts to start. Default: 2; for ucxx 1.
+        claim_meta_poll_interval_s: Seconds between two polls of a waiting claim, if the backend cannot wait itself;
+            shorter than ``call_timeout_s``. Default: 0.05.
+        global_segment_size: Taken from NeMo-RL's configs and read by nothing, since mooncake_cpu is not served yet.
+        local_buffer_size: As ``global_segment_size``.
+        simple: A mapping with the five keys above, used if ``backend`` is ``simple``. A key that is given here and at
+            the top is refused.
+        mooncake_cpu: A mapping with the same keys, used if ``backend`` is ``mooncake_cpu``.
+        controller_address: Address of the plane: Ray's address for transfer_queue, the URL of the directory for ucxx.
+            None: a plane is started, or attached to where it is announced.
+        ack_timeout_ms: Milliseconds that one attempt may take; the same as
+            ``layers: {attempt_timeout: {attempt_timeout_s: ...}}``, of which only one may be given.
+        observability: ``{enabled, callback}``: whether ``callback`` gets an event per verb; without one, an event is a
+            log line.
+        call_timeout_s: Seconds that a verb may take where no ``timeout_s`` is given.
+        layers: Settings of the default layers by layer (``{slot_retry: {max_attempts: 2}}``) and of the retry budget
+            (``retry_budget``), or a list of such mappings and of user-defined layers, outermost first, as callables or
+            ``"package.module:Name"``.
+        group_id_pattern: How a sample id contains the group id, for samples without the tag ``group_id``.
+        strict_schema: Whether a put of a field that the partition does not declare is refused.
+        auto_register: Whether a put to an unknown partition declares it; with ``nemo``, True unless it is given.
+        claim_lease_s: Seconds after which a claim expires; None: never.
+        owner: Name of the client at the plane, by which its claims are listed and released. Default: host, process id
+            and a number.
+        full_tracebacks: Whether errors keep every frame and cause, as the environment variable
+            ``ASYNCDP_FULL_TRACEBACKS=1`` requests too.
+        nemo: Whether the client behaves as NeMo-RL's where that differs, or the keys of :class:`NemoSettings`.
+        memory: Keys of the memory transport, see :class:`MemorySettings`.
+        transfer_queue: Keys of the TransferQueue transport, see :class:`TransferQueueSettings`.
+        ucxx: Keys of the UCXX transport, see :class:`UcxxSettings`.
     """
 
     enabled: bool

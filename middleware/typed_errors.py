@@ -49,6 +49,11 @@ class TypedErrors(Layer):
 
     An exception that no row covers becomes DataPlaneReadError, DataPlaneWriteError, DataPlaneClearError or
     DataPlaneError, depending on the call; it is not retryable, since its meaning is unknown. Cancellation is passed on.
+
+    Args:
+        inner: The next layer.
+        table: Rows of (exception class, error class) that are looked at before those of the transport; the first row
+            that covers an exception decides.
     """
 
     def __init__(self, inner: Service, *, table: ErrorTable = ()) -> None:

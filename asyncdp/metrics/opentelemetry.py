@@ -55,7 +55,8 @@ class OpenTelemetry:
     """Exports what clients do by OpenTelemetry's API; the program configures the SDK and its exporters.
 
     Args:
-        meter_provider, tracer_provider: Providers; None: the global ones.
+        meter_provider: Provider of meters; None: the global one.
+        tracer_provider: Provider of tracers; None: the global one.
         queue_size: Most items that wait for the thread.
         traces: Whether to make spans, which cost more than metrics.
     """

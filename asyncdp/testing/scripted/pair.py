@@ -55,7 +55,7 @@ class Pair(NamedTuple):
 def pair(
     transport: Service | Client | None = None,
     *,
-    layers: Sequence[Callable[[Client], Any]] | None = (),
+    layers: Sequence[Callable[[Any], Any]] | None = (),
     only: Sequence[type[Call[Any]]] | None = None,
     slots: bool = True,
     capabilities: DataPlaneCapabilities | None = None,
