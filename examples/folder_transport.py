@@ -1,5 +1,8 @@
 """A transport of one's own: payload in files of a folder, metadata in the directory in Python, all in this process."""
 
+# For pyright an attribute whose type is a TensorDict is of an unknown type.
+# pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false
+
 import contextlib
 import itertools
 import os
@@ -11,7 +14,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import IO, Any, ClassVar
 
 from anyio import to_thread
 
@@ -144,7 +147,7 @@ class FolderTransport(Service):
     @handles(s.ReadSlots)
     async def read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         """Read the rows of each slot; a slot whose rows were removed since Locate is an error in the result."""
-        files, errors = {}, dict[int, DataPlaneError]()
+        files, errors = dict[int, IO[bytes]](), dict[int, DataPlaneError]()
         with contextlib.ExitStack() as stack:
             for at, ref in enumerate(call.refs):
                 file = self.directory.files.get(ref.slot)

@@ -7,10 +7,11 @@ slot host of UCXX comes back with its rows, which outlived it in shared memory; 
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
@@ -111,8 +112,7 @@ async def _depth(plane: Client) -> int:
 
 def listens_at(ports: set[int]) -> int:
     """Return the process that listens at one of these ports of this machine."""
-    import psutil  # type: ignore[import-untyped] # it comes with TransferQueue
-
+    psutil: Any = importlib.import_module("psutil")  # it comes with TransferQueue
     for one in psutil.net_connections(kind="tcp"):
         if one.status == psutil.CONN_LISTEN and one.laddr.port in ports and one.pid:
             return int(one.pid)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 __all__ = ["Failure", "leaves", "said", "why_it_ended"]
 
@@ -18,7 +18,7 @@ class Failure(NamedTuple):
 def leaves(error: BaseException) -> Iterator[BaseException]:
     """Yield the errors in a group of errors, however deep; one that is no group is its own."""
     if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
+        for inner in cast("BaseExceptionGroup[BaseException]", error).exceptions:
             yield from leaves(inner)
     else:
         yield error

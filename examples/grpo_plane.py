@@ -192,8 +192,8 @@ def attach(config: dict[str, Any], owner: str, faults: FaultPlan | None) -> Clie
 
     It has the faults that it is given, not those of the client whose config it is.
     """
-    told = config.get("layers", {})
-    settings = told if isinstance(told, dict) else next(one for one in told if isinstance(one, dict))
+    told: dict[str, Any] | list[Any] = config.get("layers", {})
+    settings = told if isinstance(told, dict) else next(one for one in told if hasattr(one, "items"))
     return _connect({**config, "owner": owner, "layers": settings}, faults, bootstrap=False)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -20,7 +20,7 @@ __all__ = ["plot"]
 def plot(report: Report, path: Path) -> None:
     """Write reward, depth and age over time to ``path``, as PNG."""
     progress = report.progress
-    figure = Figure(figsize=(9, 7), layout="constrained")
+    figure: Any = Figure(figsize=(9, 7), layout="constrained")
     FigureCanvasAgg(figure)  # draws without a screen
     reward, depth, age = figure.subplots(3, 1, sharex=True, height_ratios=(2, 1, 1))
     reward.plot(*_axes(progress.rewards), color="tab:blue", alpha=0.5, label="trained batches")

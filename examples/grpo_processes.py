@@ -10,10 +10,11 @@ they tell, and closes the account. Beside the files that async_grpo names, read
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
@@ -26,7 +27,7 @@ from asyncdp.examples.grpo_plane import register, start
 from asyncdp.examples.grpo_progress import Progress
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Generator
 
     from asyncdp import Client
 
@@ -78,10 +79,9 @@ async def _run(config: DemoConfig, view: View | None, plane: Client) -> Report:
 
 
 @contextmanager
-def ray_for_the_plane() -> Iterator[None]:
+def ray_for_the_plane() -> Generator[None]:
     """Run a small Ray for the plane, unless this process is connected to one already."""
-    import ray
-
+    ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         yield
         return

@@ -60,7 +60,7 @@ class Progress:
     @property
     def faults(self) -> Counter[str]:
         """Faults injected so far, by kind."""
-        counts = Counter() if self.plan is None else self.plan.counts
+        counts: Counter[str] = Counter() if self.plan is None else self.plan.counts
         for told in self.told.values():
             counts.update(told.faults)
         return counts

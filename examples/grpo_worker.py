@@ -127,4 +127,6 @@ class RolloutWorker:
 
 
 def _jagged(rows: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.nested.nested_tensor(list(rows), layout=torch.jagged)
+    nested: Any = torch.nested  # its functions have no types
+    jagged: torch.Tensor = nested.nested_tensor(list(rows), layout=torch.jagged)
+    return jagged

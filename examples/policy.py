@@ -62,8 +62,8 @@ class Task:
         The target is the sorted digits and END. The share is of the longer one of target and completion, so neither
         stopping early nor rambling on pays.
         """
-        target: list[int] = [*sorted(prompt.tolist()[:-1]), END]
-        given: list[int] = completion.tolist()
+        target: list[int] = [*sorted(_ints(prompt[:-1])), END]
+        given = _ints(completion)
         right = sum(a == b for a, b in zip(target, given, strict=False))
         return 0.5 * right / max(len(target), len(given)) + 0.5 * (given == target)
 
@@ -80,7 +80,12 @@ def make_task(seed: int, held_out: int = 128) -> Task:
 def _draw_digits(rng: torch.Generator) -> Iterator[tuple[int, ...]]:
     while True:
         count = int(torch.randint(MIN_DIGITS, MAX_DIGITS + 1, (), generator=rng))
-        yield tuple(torch.randint(0, 10, (count,), generator=rng).tolist())
+        yield tuple(_ints(torch.randint(0, 10, (count,), generator=rng)))
+
+
+def _ints(row: Tensor) -> list[int]:
+    """Return the numbers of a row."""
+    return [int(one) for one in row]
 
 
 def _as_prompt(digits: Sequence[int]) -> Tensor:
@@ -227,7 +232,7 @@ class _Block(nn.Module):
 
 def _as_rows(tokens: Tensor, logprobs: Tensor, ends: Tensor) -> Rollouts:
     """Cut the padding off; rows are copies, so that storing one row does not store the batch it came from."""
-    spans = list(zip((tokens == PAD).sum(1).tolist(), ends.tolist(), strict=True))
+    spans = list(zip(_ints((tokens == PAD).sum(1)), _ints(ends), strict=True))
     return Rollouts(
         input_ids=[row[start:end].clone() for row, (start, end) in zip(tokens, spans, strict=True)],
         logprobs=[row[: end - _PROMPT_WIDTH].clone() for row, (_, end) in zip(logprobs, spans, strict=True)],

@@ -216,12 +216,12 @@ async def _kill(what: str, roles: _Roles, plane: Client, rng: random.Random) -> 
         os.kill(listens_at(set(unit["ports"].values())), signal.SIGKILL)
         return str(unit["id"])
     hosts = plane_of(plane)
-    *_, transport = layers_of(plane)
+    transport: Any = list(layers_of(plane))[-1]
     if hosts is None or (what == "host" and not hasattr(hosts, "pids")):
-        host = rng.choice(sorted(transport.plane.hosts))  # type: ignore[attr-defined]
-        transport.plane.hosts[host].crash()  # type: ignore[attr-defined]
+        host = rng.choice(sorted(transport.plane.hosts))
+        transport.plane.hosts[host].crash()
         await anyio.sleep(AWAY_S)
-        transport.plane.hosts[host].restart(adopt=True)  # type: ignore[attr-defined]
+        transport.plane.hosts[host].restart(adopt=True)
         return str(host)
     if what == "directory":
         hosts.server.kill()
