@@ -81,19 +81,22 @@ async def _run(config: DemoConfig, view: View | None, plane: Client) -> Report:
 @contextmanager
 def ray_for_the_plane() -> Generator[None]:
     """Run a small Ray for the plane, unless this process is connected to one already."""
+    from asyncdp.transports.transfer_queue.ray_connection import workers_not_niced
+
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():
         yield
         return
-    ray.init(
-        "local",  # one of our own, whatever else runs on this machine
-        num_cpus=3,  # one per actor: the controller and two storage units
-        object_store_memory=RAY_MEMORY,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,  # that an actor was killed is known here
-        _node_ip_address=LOOPBACK,
-    )
+    with workers_not_niced():
+        ray.init(
+            "local",  # one of our own, whatever else runs on this machine
+            num_cpus=3,  # one per actor: the controller and two storage units
+            object_store_memory=RAY_MEMORY,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.ERROR,  # that an actor was killed is known here
+            _node_ip_address=LOOPBACK,
+        )
     try:
         yield
     finally:

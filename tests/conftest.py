@@ -1,11 +1,16 @@
 """What all tests share: the two event loops, one thread per process, one hypothesis profile, a random order."""
 
 import os
+import signal
 from collections import Counter
 from pathlib import PurePath
 
 # Read by the OpenMP runtime when torch is loaded, and inherited by the processes that tests start.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell's background job starts with SIGINT ignored, and so would every process that a test starts and interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import pytest
 

@@ -694,7 +694,8 @@ def test_random_controllers_train_each_group_once(kills: list[float], seed: int,
 
 
 @pytest.mark.slow
-@settings(max_examples=400, phases=PHASES)
+@pytest.mark.timeout(900)
+@settings(max_examples=150, phases=PHASES)
 @given(kills=st.lists(st.floats(0.0, 20.0), max_size=3), seed=st.integers(0, 2**16), plan=PLANS)
 def test_hundreds_of_random_controllers(kills: list[float], seed: int, plan: FaultPlan) -> None:
     """The same for long."""

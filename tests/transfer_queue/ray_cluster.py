@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
+from asyncdp.transports.transfer_queue.ray_connection import workers_not_niced
 
 __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
 
@@ -27,14 +28,15 @@ def start_ray(**more: Any) -> Any:
 
     for left in reversed(range(TRIES)):
         try:
-            ray.init(
-                num_cpus=4,
-                include_dashboard=False,
-                object_store_memory=78643200,
-                _node_ip_address=LOOPBACK,
-                log_to_driver=False,
-                **more,
-            )
+            with workers_not_niced():
+                ray.init(
+                    num_cpus=4,
+                    include_dashboard=False,
+                    object_store_memory=78643200,
+                    _node_ip_address=LOOPBACK,
+                    log_to_driver=False,
+                    **more,
+                )
         except Exception:
             ray.shutdown()  # it may be half there
             if not left:

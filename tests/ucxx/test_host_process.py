@@ -289,7 +289,7 @@ async def test_standard_input_that_nobody_holds_cannot_be_watched(stdin: str) ->
         subprocess.run, whole, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 1
-    assert "standard input is to be watched" in done.stderr.strip().splitlines()[-1]
+    assert "standard input cannot be watched" in done.stderr.strip().splitlines()[-1]
 
 
 @pytest.mark.slow

@@ -89,15 +89,17 @@ class TransferQueuePlane(RealPlane):
         import ray
 
         from asyncdp.transports.transfer_queue import TQTransport
+        from asyncdp.transports.transfer_queue.ray_connection import workers_not_niced
 
         if not ray.is_initialized():
-            ray.init(
-                num_cpus=4,  # one for the controller, two for the units, one spare; Ray does not pin them to cores
-                include_dashboard=False,
-                object_store_memory=78643200,  # the minimum that Ray accepts; the object store is not used
-                _node_ip_address="127.0.0.2",  # Ray replaces 127.0.0.1 by the machine's network address
-                log_to_driver=False,
-            )
+            with workers_not_niced():
+                ray.init(
+                    num_cpus=4,  # one for the controller, two for the units, one spare; Ray does not pin them to cores
+                    include_dashboard=False,
+                    object_store_memory=78643200,  # the minimum that Ray accepts; the object store is not used
+                    _node_ip_address="127.0.0.2",  # Ray replaces 127.0.0.1 by the machine's network address
+                    log_to_driver=False,
+                )
             self._ray = ray
         try:
             self._keeper = TQTransport(self._config("asyncdp-keeper", {}))
