@@ -18,17 +18,23 @@ from typing import IO, Any, ClassVar
 
 from anyio import to_thread
 
-from asyncdp import ClaimInfo, DataPlaneCapabilities, KVBatchMeta, PartitionInfo, Service
+from asyncdp import (
+    ClaimInfo,
+    DataPlaneCapabilities,
+    DataPlaneError,
+    DataPlaneUnavailable,
+    KVBatchMeta,
+    PartitionInfo,
+    RowHandle,
+    Service,
+    StaleSlotError,
+)
 from asyncdp import calls as c
-from asyncdp.answers import claim_try, group_meta, published, refusal
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
-from asyncdp.compose.writes import written
+from asyncdp.calls.answers import claim_try, group_meta, published, refusal, written
 from asyncdp.config import Config, parse_config, shared_config
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
-from asyncdp.meta import RowHandle
-from asyncdp.rows.block import Block, field_names
-from asyncdp.rows.field_spec import FieldSpec
+from asyncdp.rows import Block, FieldSpec, field_names
 from asyncdp.transports.directory.directory import Directory
 from asyncdp.transports.directory.listing import find, page
 from asyncdp.transports.directory.rows import Cell

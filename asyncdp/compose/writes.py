@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from asyncdp.calls.slots import Abort, HostRef, Place, Publish, Published, Reserve, Send, SlotRef, WriteSlots
+from asyncdp.calls.answers import written
+from asyncdp.calls.slots import Abort, HostRef, Place, Publish, Reserve, Send, SlotRef, WriteSlots
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneError,
@@ -15,7 +16,6 @@ from asyncdp.errors import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
 )
-from asyncdp.meta import KVBatchMeta, lengths_of
 from asyncdp.rows.block import Block, FieldSpec, field_names
 
 from .invalidations import invalidate
@@ -23,8 +23,9 @@ from .outcomes import PendingOutcome, clean_up_context
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext, PutSamples
+    from asyncdp.meta import KVBatchMeta
 
-__all__ = ["write_rows", "written"]
+__all__ = ["write_rows"]
 
 
 class _Stored(NamedTuple):
@@ -79,22 +80,6 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
     if len(ctx.env.pending_outcomes):
         await invalidate(send, ctx)
     return written(call, names, done)
-
-
-def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
-    """Return the meta of a put: the rows that were written, with their handles and whether they are new."""
-    meta = KVBatchMeta(
-        call.partition_id,
-        sample_ids=list(call.sample_ids),
-        fields=list(names),
-        sequence_lengths=lengths_of(call.tags),
-        tags=None if call.tags is None else [dict(row) for row in call.tags],
-        handles=list(done.handles),
-        created=None if done.created is None else list(done.created),
-    )
-    if None not in done.handles:
-        return meta
-    return meta.subset([at for at, handle in enumerate(done.handles) if handle is not None])
 
 
 async def _store(

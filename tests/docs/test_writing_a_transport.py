@@ -56,6 +56,15 @@ def test_the_page_shows_the_file_that_is_tested() -> None:
     assert len([line for line in CODE.splitlines() if line and not line.startswith(("from ", "import "))]) <= 150
 
 
+def test_the_file_imports_what_the_page_lists() -> None:
+    """What a transport's author imports is public: the page's table of modules has all that the file imports from."""
+    listed = set(re.findall(r"^\| `(asyncdp[\w.]*)` \|", TEXT, re.MULTILINE))
+    assert "asyncdp.calls" in listed
+    directory = "asyncdp.transports.directory"
+    for module in re.findall(r"^from (asyncdp[\w.]*) import", CODE, re.MULTILINE):
+        assert (directory if module.startswith(directory) else module) in listed
+
+
 def test_the_page_shows_how_the_contract_is_run_on_it() -> None:
     """Its second block is the fixture of this file, without the count of stray files."""
     names: dict[str, type] = {}

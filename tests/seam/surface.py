@@ -8,7 +8,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-MODULES = ("asyncdp", "asyncdp.calls", "asyncdp.calls.slots", "asyncdp.rows")
+MODULES = (
+    "asyncdp",
+    "asyncdp.calls",
+    "asyncdp.calls.slots",
+    "asyncdp.calls.answers",
+    "asyncdp.compose.waits",
+    "asyncdp.rows",
+)
 FILE = Path(__file__).with_name("surface.txt")
 #: Dunder methods that users call by syntax.
 SPOKEN = {"__init__", "__call__", "__aenter__", "__aexit__", "__len__", "__str__", "__reduce__"}

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from asyncdp.answers import claim_try, group_meta, refusal
+from asyncdp.calls.answers import claim_try, group_meta, refusal
 from asyncdp.calls.slots import ClaimTry, HostRef, Located, Publish, Resolved, SlotRef, TryClaim
 from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
 from asyncdp.transports.directory.partition import Refused

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
-from asyncdp.answers import claim_try
 from asyncdp.calls import RegisterPartition
+from asyncdp.calls.answers import claim_try
 from asyncdp.calls.slots import Publish, SlotRef, TryClaim
 from asyncdp.errors import DataPlaneError
 from asyncdp.meta import ClaimInfo, PartitionInfo, RowHandle

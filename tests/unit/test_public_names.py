@@ -14,7 +14,16 @@ import asyncdp
 
 ROOT = Path(__file__).parents[2]
 #: What users, authors of layers, and authors of transports import from.
-PUBLIC = ("asyncdp", "asyncdp.calls", "asyncdp.calls.slots", "asyncdp.rows", "asyncdp.errors", "asyncdp.meta")
+PUBLIC = (
+    "asyncdp",
+    "asyncdp.calls",
+    "asyncdp.calls.slots",
+    "asyncdp.calls.answers",
+    "asyncdp.compose.waits",
+    "asyncdp.rows",
+    "asyncdp.errors",
+    "asyncdp.meta",
+)
 
 
 def _words(path: Path) -> set[str]:

@@ -181,7 +181,7 @@ class Directory(Claims):
     def _written(self, part: Partition, ids: Sequence[str], bound: Bound | None) -> Sequence[int]:
         """Return the positions of the rows that a put may write, given the lives that it is bound to.
 
-        ``asyncdp.answers`` writes the messages of its refusals, so that they are the same on every transport.
+        ``asyncdp.calls.answers`` writes the messages of its refusals, so that they are the same on every transport.
         """
         if bound is None:
             return range(len(ids))

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.answers import group_meta, published, refusal
+from asyncdp.calls.answers import group_meta, published, refusal
 from asyncdp.calls.slots import HostRef, Located, Placement, Publish, Published, SlotRef
 from asyncdp.clock import AnyioClock
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError

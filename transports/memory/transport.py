@@ -12,9 +12,9 @@ import anyio
 import anyio.lowlevel
 
 from asyncdp import calls as c
-from asyncdp.answers import claim_try
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.calls.answers import claim_try
 from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, HostStatus, PartitionInfo

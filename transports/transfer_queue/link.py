@@ -12,7 +12,7 @@ import anyio
 import structlog
 from zmq.constants import SocketOption, SocketType
 
-from asyncdp.answers import refusal
+from asyncdp.calls.answers import refusal
 from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
 from asyncdp.process.forks import never_destroy, on_fork
 

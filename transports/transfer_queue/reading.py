@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import anyio.to_thread
 import torch
 
-from asyncdp.answers import refusal
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.calls.answers import refusal
 from asyncdp.errors import DataPlaneError, DataPlaneReadError, StaleSlotError
 from asyncdp.meta import RowHandle
 

@@ -9,9 +9,8 @@ import anyio
 import torch
 
 from asyncdp import calls as c
-from asyncdp.answers import published
 from asyncdp.calls import CallContext, handles
-from asyncdp.compose.writes import written
+from asyncdp.calls.answers import published, written
 from asyncdp.errors import (
     DataPlaneBadRequest,
     DataPlaneError,

@@ -6,9 +6,9 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from asyncdp import calls as c
-from asyncdp.answers import claim_try, group_meta
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.calls.answers import claim_try, group_meta
 from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, HostStatus, PartitionInfo
 

@@ -1,4 +1,8 @@
-"""Converts the plain values with which the directory in Python answers into metadata, results and errors."""
+"""Makes the answers of calls: of what a backend has done, and of the plain values of the directory in Python.
+
+The directory (:mod:`asyncdp.transports.directory`) imports nothing of asyncdp, so it answers in tuples and names errors
+by their class.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,32 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import errors
-from asyncdp.calls.slots import ClaimTry, Published, TryClaim, living_rows, stale_rows
 from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle, lengths_of
+
+from .slots import ClaimTry, Published, TryClaim, living_rows, stale_rows
 
 if TYPE_CHECKING:
     from asyncdp.errors import DataPlaneError
 
-__all__ = ["claim_try", "group_meta", "published", "refusal"]
+    from .samples import PutSamples
+
+__all__ = ["claim_try", "group_meta", "published", "refusal", "written"]
+
+
+def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
+    """Return the meta of a put of the fields ``names``: the rows that were written, their handles, which are new."""
+    meta = KVBatchMeta(
+        call.partition_id,
+        sample_ids=list(call.sample_ids),
+        fields=list(names),
+        sequence_lengths=lengths_of(call.tags),
+        tags=None if call.tags is None else [dict(row) for row in call.tags],
+        handles=list(done.handles),
+        created=None if done.created is None else list(done.created),
+    )
+    if None not in done.handles:
+        return meta
+    return meta.subset([at for at, handle in enumerate(done.handles) if handle is not None])
 
 
 def refusal(kind: str, message: str, **info: Any) -> DataPlaneError:
