@@ -560,7 +560,7 @@ def test_a_users_own_plane_is_checked(backend: str) -> None:
         meta = await alice.claim_meta("p", "t", ["x"], 2)
         await alice.get_data(meta, ["x"])
         await alice.release_claim(meta)
-        await alice.pop(await alice.claim_meta("p", "t", ["x"], 2))
+        await alice.pop(await alice.claim_meta("p", "t", ["x"], 2), "p")
         with anyio.move_on_after(0.01):
             await alice.claim_meta("p", "t", ["x"], 2)
         await alice.list_metadata("p")

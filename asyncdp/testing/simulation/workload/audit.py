@@ -134,7 +134,7 @@ class Audit:
         meta = await self._claimed(worker)
         if meta.size:
             await worker.read(meta)
-            await self.verbs.pop(meta, timeout_s=10.0)
+            await self.verbs.pop(meta, FLOW, timeout_s=10.0)
         return meta.size
 
     async def _orphans(self) -> list[Violation]:

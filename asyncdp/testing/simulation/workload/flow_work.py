@@ -13,6 +13,7 @@ from .worker import FLOW, Worker
 
 if TYPE_CHECKING:
     from asyncdp.meta import KVBatchMeta
+    from asyncdp.protocol import Stale
 
 __all__ = ["Producer", "Scorer", "Trainer", "Watcher"]
 
@@ -135,7 +136,8 @@ class Scorer(Consumer):
         if there is None:
             return True
         _, field = self.values.take(there.size)
-        stale = self.rng.choice(["skip", "skip", "raise"])
+        choices: list[Stale] = ["skip", "skip", "raise"]
+        stale = self.rng.choice(choices)
         await self.verbs.put_samples(there, FLOW, {"y": field}, timeout_s=self.patience(), stale=stale)
         return True
 
@@ -155,7 +157,7 @@ class Trainer(Consumer):
                 await self.verbs.release_claim(meta, timeout_s=self.patience())
                 return True
         with suppress(ClaimLost):
-            await self.verbs.pop(meta, timeout_s=self.patience())
+            await self.verbs.pop(meta, FLOW, timeout_s=self.patience())
         return True
 
 
