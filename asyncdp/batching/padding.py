@@ -19,6 +19,9 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
+from asyncdp.rows.column import offsets_of, picked, steps_of
+from asyncdp.rows.pack import object_stack
+from asyncdp.rows.tensors import from_array, jagged, packed, plain
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -105,7 +108,7 @@ def stack_or_nest(tensors: Sequence[torch.Tensor], *, field: str = "tensors") ->
             raise _refuse(op, field, f"row {at} is {_describe(row)}, row 0 is {_describe(first)}: not one ragged field")
     if all(row.shape == first.shape for row in rows):
         return torch.stack(rows)
-    return _jagged(torch.cat(rows), torch.tensor([row.shape[0] for row in rows]))
+    return jagged(torch.cat(rows), offsets_of(np.asarray([row.shape[0] for row in rows], dtype=np.int64)))
 
 
 def pack_per_token_field(val: torch.Tensor, lengths: Lengths) -> torch.Tensor:
@@ -184,19 +187,21 @@ def response_from_nested(full: torch.Tensor, response_mask: torch.Tensor) -> tor
             it.
     """
     op = "response_from_nested"
-    values, length, dim = _packed(full, op, "full")
-    _, wanted, _ = _packed(response_mask, op, "response_mask")
-    if dim != 1:
-        raise _refuse(op, "full", f"its rows must differ in their first dimension, not in dimension {dim - 1}")
+    values, offsets, dim = packed(_nested(full, op, "full"))
+    length = np.diff(offsets)
+    wanted = np.diff(packed(_nested(response_mask, op, "response_mask"))[1])
+    if dim:
+        raise _refuse(op, "full", f"its rows must differ in their first dimension, not in dimension {dim}")
     if len(wanted) != len(length):
         raise _refuse(op, "response_mask", f"has {len(wanted)} rows for {len(length)} rows of full")
-    short = torch.nonzero((wanted > 0) & (wanted >= length)).flatten().tolist()
+    short = np.flatnonzero((wanted > 0) & (wanted >= length)).tolist()
     if short:
         at = short[0]
         why = f"row {at} wants {int(wanted[at])} response tokens of {int(length[at])}; one must come before them"
         raise _refuse(op, "response_mask", why)
-    starts = length.cumsum(0) - wanted - 1
-    return _jagged(values[_steps(starts, wanted).to(values.device)], wanted)
+    ends = offsets_of(wanted)
+    steps = steps_of(offsets[1:] - wanted - 1, ends)
+    return jagged(picked(values, torch.from_numpy(steps).to(values.device)), ends)
 
 
 def materialize(
@@ -269,17 +274,6 @@ def row_lengths(lengths: Lengths, rows: int | None = None, *, op: str, field: st
     return found
 
 
-def _jagged(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Make a nested tensor of rows that are concatenated in ``values``."""
-    offsets = torch.zeros(len(lengths) + 1, dtype=torch.int64)
-    torch.cumsum(lengths, 0, out=offsets[1:])
-    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-        values, offsets.to(values.device), min_seqlen=low, max_seqlen=high
-    )
-    return nested
-
-
 def _nest(padded: torch.Tensor, lengths: torch.Tensor, op: str, field: str) -> torch.Tensor:
     """Make a nested tensor of the first ``lengths[i]`` steps of each row i."""
     n, width = padded.shape[:2]
@@ -287,35 +281,18 @@ def _nest(padded: torch.Tensor, lengths: torch.Tensor, op: str, field: str) -> t
         at = int(lengths.argmax())
         raise _refuse(op, field, f"row {at} has {int(lengths[at])} tokens, the tensor is {width} wide")
     if bool((lengths == width).all()):
-        return _jagged(padded.reshape(n * width, *padded.shape[2:]), lengths)
-    picked = _bits(padded)[_filled(lengths, width, padded.device)]
-    return _jagged(torch.as_tensor(picked).view(padded.dtype), lengths)
+        values = padded.reshape(n * width, *padded.shape[2:])
+    else:
+        values = torch.as_tensor(_bits(padded)[_filled(lengths, width, padded.device)]).view(padded.dtype)
+    return jagged(values, offsets_of(lengths.numpy()))
 
 
-def _packed(nested: Leaf, op: str, field: str) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Return the parts of a nested tensor.
-
-    Returns:
-        The values of all rows, concatenated, without the gaps that ``values()`` may have, and with the dimension in
-        which rows differ moved to the front; the length of each row, on the CPU; and the index of that dimension.
-    """
-    nested = _plain(nested, op, field)
+def _nested(tensor: object, op: str, field: str) -> torch.Tensor:
+    """Check that a tensor is nested, of layout ``torch.jagged``, and return it detached."""
+    nested = _plain(tensor, op, field)
     if nested.layout != torch.jagged:
         raise _refuse(op, field, f"takes a nested tensor of layout torch.jagged, not {_describe(nested)}")
-    dim: int = nested._ragged_idx  # noqa: SLF001 - torch has no public name for it
-    values = nested.values().movedim(dim - 1, 0)
-    offsets = nested.offsets().cpu()
-    given = nested.lengths()
-    lengths = offsets.diff() if given is None else given.cpu()
-    if int(lengths.sum()) != values.shape[0] or not torch.equal(offsets[:-1], lengths.cumsum(0) - lengths):
-        values = values[_steps(offsets[:-1], lengths).to(values.device)]
-    return values, lengths, dim
-
-
-def _steps(starts: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Return the index of each step of rows that begin at ``starts``."""
-    before = lengths.cumsum(0) - lengths
-    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
+    return nested
 
 
 def _filled(lengths: torch.Tensor, width: int, device: torch.device) -> Leaf:
@@ -344,17 +321,15 @@ def _leaf(column: object, op: str, field: str) -> Leaf:
     if isinstance(column, (NonTensorStack, NonTensorData)):
         return column
     if isinstance(column, np.ndarray) and column.ndim and column.dtype.kind not in "OSU":
-        # torch supports neither foreign byte orders nor negative strides, and warns about read-only arrays.
-        native = np.require(column, column.dtype.newbyteorder("="), ["C", "W"])
         try:
-            return torch.from_numpy(native)
-        except TypeError as err:
-            raise _refuse(op, field, f"torch has no dtype for an array of {column.dtype}") from err
+            return from_array(column)
+        except (TypeError, ValueError) as err:
+            raise _refuse(op, field, f"an array of {column.dtype} has no tensor: {err}") from err
     if isinstance(column, (list, tuple)) or (isinstance(column, np.ndarray) and column.ndim):
         values = list(column) if not isinstance(column, np.ndarray) or column.dtype == object else column.tolist()
         if values and all(isinstance(value, torch.Tensor) for value in values):
             return stack_or_nest(values, field=field)
-        return NonTensorStack(*map(NonTensorData, values))
+        return object_stack(values)
     kind = "a nested TensorDict" if isinstance(column, TensorDictBase) else f"a {type(column).__name__}"
     raise _refuse(op, field, f"{kind} is no column; give a tensor, an array or a list with one value per row")
 
@@ -396,7 +371,8 @@ def _objects(leaf: Leaf, op: str, field: str) -> npt.NDArray[np.object_]:
 def _pad(leaf: torch.Tensor, pad: float, least: int, multiple: int, op: str, field: str) -> torch.Tensor:
     """Pad a nested leaf to a rectangle, or a rectangular one to the width; one of the right shape is not copied."""
     if leaf.is_nested:
-        values, lengths, dim = _packed(leaf, op, field)
+        values, offsets, dim = packed(_nested(leaf, op, field))
+        lengths = torch.from_numpy(np.diff(offsets))
         width = _width(int(lengths.max()) if len(lengths) else 0, least, multiple)
         shape = (len(lengths), width, *values.shape[1:])
         if bool((lengths == width).all()):
@@ -404,7 +380,7 @@ def _pad(leaf: torch.Tensor, pad: float, least: int, multiple: int, op: str, fie
         else:
             padded = _canvas(shape, pad, values, op, field)
             _bits(padded)[_filled(lengths, width, padded.device)] = _bits(values)
-        return padded if dim == 1 else padded.movedim(1, dim).contiguous()
+        return padded.movedim(1, dim + 1).contiguous() if dim else padded
     n, longest = leaf.shape[:2]
     width = _width(longest, least, multiple)
     if width == longest:
@@ -451,9 +427,10 @@ def _plain(tensor: object, op: str, field: str) -> torch.Tensor:
     """Return a tensor without grad and lazy conjugation, which cannot be stored; refuse one without plain values."""
     if not isinstance(tensor, torch.Tensor):
         raise _refuse(op, field, f"takes a tensor, not a {type(tensor).__name__}")
-    if tensor.layout not in (torch.strided, torch.jagged) or tensor.is_quantized or tensor.device.type == "meta":
+    found = plain(tensor)
+    if found is None:
         raise _refuse(op, field, f"{_describe(tensor)} of layout {tensor.layout} on {tensor.device} cannot be kept")
-    return tensor.detach() if tensor.is_nested else tensor.detach().resolve_conj().resolve_neg()
+    return found
 
 
 def _describe(value: object) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,15 +11,14 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from asyncdp.errors import DataPlaneBadRequest
 
-from .column import Column, Dense, Objects, Ragged, offsets_of, picked, ragged_view, steps_of
+from .column import Column, Dense, Objects, Ragged, offsets_of, ragged_view
+from .tensors import from_array, jagged, packed, plain
 
 if TYPE_CHECKING:
-    import numpy.typing as npt
-
     from .field_spec import FieldSpec
     from .objects import ObjectCodec
 
-__all__ = ["column_from_leaf", "field_names", "leaf_of", "raw_leaf", "unstacked"]
+__all__ = ["column_from_leaf", "field_names", "leaf_of", "object_stack", "raw_leaf", "unstacked"]
 
 
 def raw_leaf(fields: Mapping[str, Any] | TensorDictBase, name: str) -> Any:
@@ -44,14 +43,14 @@ _SUB_BYTE = frozenset(f"torch.{sign}int{bits}" for sign in ("", "u") for bits in
 
 def _plain(name: str, leaf: torch.Tensor) -> torch.Tensor:
     """Return a tensor on the CPU, without grad and lazy conjugation; refuse one that cannot be stored unchanged."""
-    if leaf.layout not in (torch.strided, torch.jagged) or leaf.is_quantized or leaf.device.type == "meta":
+    found = plain(leaf)
+    if found is None:
         raise _refuse(name, f"a tensor of layout {leaf.layout} on {leaf.device} cannot be kept unchanged")
     if str(leaf.dtype) in _SUB_BYTE:
         raise _refuse(name, f"a tensor of {leaf.dtype} cannot be kept unchanged")
     if not leaf.is_nested and not leaf.ndim:
         raise _refuse(name, "a tensor without dimensions has no rows")
-    leaf = leaf.detach() if leaf.is_nested else leaf.detach().resolve_conj().resolve_neg()
-    return leaf if leaf.device.type == "cpu" else leaf.cpu()
+    return found if found.device.type == "cpu" else found.cpu()
 
 
 def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
@@ -62,16 +61,8 @@ def _nested_column(name: str, leaf: torch.Tensor) -> Dense | Ragged:
     """
     if leaf.layout != torch.jagged:
         return _ragged_column(name, list(leaf.unbind()), leaf.dtype)
-    jagged: Any = leaf  # torch has no annotations for the methods of nested tensors
-    dim = jagged._ragged_idx - 1  # noqa: SLF001 - torch has no public name for it
-    values = jagged.values().movedim(dim, 0)
-    starts: npt.NDArray[np.int64] = jagged.offsets().cpu().numpy().astype(np.int64)
-    sparse_lengths = jagged.lengths()
-    lengths = np.diff(starts) if sparse_lengths is None else sparse_lengths.cpu().numpy().astype(np.int64)
-    offsets = offsets_of(lengths)
-    begins = starts[: len(lengths)]
-    if not np.array_equal(begins, offsets[:-1]) or offsets[-1] != values.shape[0]:
-        values = picked(values, torch.from_numpy(steps_of(begins, offsets)))
+    values, offsets, dim = packed(leaf)
+    lengths = np.diff(offsets)
     # The first dimension is only torch's default for rows of one shape; any other was chosen by the user and is kept.
     if dim == 0 and len(lengths) and (lengths == lengths[0]).all():
         return Dense(values.reshape(len(lengths), int(lengths[0]), *values.shape[1:]), nested=True)
@@ -108,9 +99,7 @@ def _from_array(name: str, array: np.ndarray[Any, Any]) -> torch.Tensor | list[A
             raise _refuse(name, why)
         return list(array.tolist())
     try:
-        return torch.from_numpy(
-            array if array.flags.writeable and array.dtype.isnative else array.astype(array.dtype.type)
-        )
+        return from_array(array)
     except (TypeError, ValueError) as err:
         raise _refuse(name, f"an array of {array.dtype} cannot be kept unchanged") from err
 
@@ -223,7 +212,7 @@ def unstacked(fields: LazyStackedTensorDict) -> TensorDict:
 def _stacked_leaf(name: str, rows: list[Any]) -> Any:
     """Join the rows of one leaf."""
     if all(isinstance(row, (NonTensorData, NonTensorStack)) for row in rows):
-        return _stack([row.tolist() for row in rows])
+        return object_stack([row.tolist() for row in rows])
     if not all(isinstance(row, torch.Tensor) for row in rows):
         nested = next((row for row in rows if not isinstance(row, (torch.Tensor, NonTensorData, NonTensorStack))), None)
         raise _refuse(name, "some of its rows are tensors, some are objects" if nested is None else _no_field(nested))
@@ -235,8 +224,7 @@ def _stacked_leaf(name: str, rows: list[Any]) -> Any:
     if len(differing) > 1:
         raise _refuse(name, f"rows differ in dimensions {sorted(differing)}; one is the most")
     (dim,) = differing
-    offsets = torch.from_numpy(offsets_of(np.asarray([row.shape[dim] for row in rows], dtype=np.int64)))
-    return torch.nested.nested_tensor_from_jagged(torch.cat(rows, dim), offsets, jagged_dim=dim + 1)
+    return jagged(torch.cat(rows, dim), offsets_of(np.asarray([row.shape[dim] for row in rows], dtype=np.int64)), dim)
 
 
 def _no_field(leaf: Any) -> str:
@@ -297,37 +285,32 @@ def _encode_enum(name: str, values: Sequence[Any], enum: Sequence[str]) -> Dense
     return Dense(torch.tensor(codes, dtype=dtype))
 
 
-def _jagged(column: Ragged) -> torch.Tensor:
-    """Make the nested tensor of a ragged column, without a copy."""
-    offsets = torch.from_numpy(column.offsets)
+def _nested_leaf(column: Ragged) -> torch.Tensor:
+    """Make the nested tensor of a ragged column, without a copy if rows differ in their first dimension."""
     values = column.values if column.dim == 0 else column.values.movedim(0, column.dim).contiguous()
-    lengths = np.diff(column.offsets)
-    low, high = (int(lengths.min()), int(lengths.max())) if len(lengths) else (0, 0)
-    nested: torch.Tensor = torch.nested.nested_tensor_from_jagged(
-        values, offsets, jagged_dim=column.dim + 1, min_seqlen=low, max_seqlen=high
-    )
-    return nested
+    return jagged(values, column.offsets, column.dim)
 
 
 def leaf_of(column: Column, spec: FieldSpec | None, codec: ObjectCodec) -> Any:
     """Make the user's leaf of one column."""
     if isinstance(column, Objects):
-        return _stack([codec.loads(item) for item in column.items])
+        return object_stack([codec.loads(item) for item in column.items])
     if isinstance(column, Dense):
         if spec is None or not (spec.nested or spec.enum):
             return column.values
         if spec.enum:
-            return _stack([spec.enum[code] for code in column.values.tolist()])
-        return _jagged(ragged_view(column, spec.ragged_dim))
+            return object_stack([spec.enum[code] for code in column.values.tolist()])
+        return _nested_leaf(ragged_view(column, spec.ragged_dim))
     assert isinstance(column, Ragged)  # noqa: S101
     nested = column.nested if spec is None else spec.nested
     lengths = np.diff(column.offsets)
     if nested or len(lengths) == 0 or (lengths != lengths[0]).any():
-        return _jagged(column)
+        return _nested_leaf(column)
     n, length = len(lengths), int(lengths[0])
     dense = column.values.view(n, length, *column.values.shape[1:])
     return dense if column.dim == 0 else dense.movedim(1, column.dim + 1).contiguous()
 
 
-def _stack(values: list[Any]) -> NonTensorStack:
+def object_stack(values: Iterable[Any]) -> NonTensorStack:
+    """Return one object per row as the leaf of a TensorDict."""
     return NonTensorStack(*[NonTensorData(value) for value in values])

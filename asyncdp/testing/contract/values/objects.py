@@ -64,6 +64,7 @@ ARRAYS: dict[str, Callable[[], Any]] = {
     "strided": lambda: np.arange(12.0).reshape(3, 4)[:, ::2],
     "read-only": lambda: read_only(np.arange(3.0)),
     "big-endian": lambda: np.arange(3, dtype=">i4"),
+    "reversed": lambda: np.arange(3.0)[::-1],
 }
 
 
