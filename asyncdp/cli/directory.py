@@ -38,7 +38,7 @@ def acl(
 ) -> None:
     """Print the command that makes a user for one plane, with the least rights that its clients and slot hosts need."""
     checked = _checked(namespace)
-    from asyncdp.transports.ucxx.directory.acl import acl_rules
+    from asyncdp.transports.ucxx.directory.server.acl import acl_rules
 
     typer.echo(" ".join(["ACL SETUSER", user, "on", ">PASSWORD", *acl_rules(checked)]))
 
@@ -63,7 +63,7 @@ def install(
     from redis.exceptions import RedisError
 
     from asyncdp.errors import DataPlaneError
-    from asyncdp.transports.ucxx.directory.acl import install_functions
+    from asyncdp.transports.ucxx.directory.server.acl import install_functions
 
     from .serving import without_password
 

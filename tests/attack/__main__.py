@@ -131,8 +131,8 @@ async def _directory() -> AsyncIterator[tuple[EmbeddedServer, Directory, str, st
     try:
         version = ""
         try:
-            from asyncdp.transports.ucxx.directory import acl
             from asyncdp.transports.ucxx.directory import lua as library
+            from asyncdp.transports.ucxx.directory.server import acl
 
             rules, version = acl.acl_rules("other"), library.version("attack")
             await acl.install_functions(server.url, "other")

@@ -81,7 +81,7 @@ def pickled_sampler() -> bytes:
     """Return the sampler as it is sent to a controller."""
     import cloudpickle
 
-    from asyncdp.transports.transfer_queue.shipped import by_value
+    from asyncdp.transports.transfer_queue.controller.shipped import by_value
 
     with by_value(cloudpickle) as sampler:
         blob: bytes = cloudpickle.dumps(sampler)

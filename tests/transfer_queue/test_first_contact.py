@@ -14,8 +14,8 @@ import torch
 from zmq.sugar.context import Context
 
 from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, build_data_plane_client
-from asyncdp.transports.transfer_queue import connecting, link
-from asyncdp.transports.transfer_queue.heartbeat import Heartbeat
+from asyncdp.transports.transfer_queue.connection import connecting, link
+from asyncdp.transports.transfer_queue.connection.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

@@ -17,10 +17,10 @@ import torch
 
 from asyncdp import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, build_data_plane_client, stack
 from asyncdp.config import TransferQueueSettings, parse_config
-from asyncdp.transports.transfer_queue.cluster import Cluster
+from asyncdp.transports.transfer_queue.cluster.actors import Cluster
+from asyncdp.transports.transfer_queue.cluster.ray_connection import RayConnection
+from asyncdp.transports.transfer_queue.controller.shipped import by_value
 from asyncdp.transports.transfer_queue.private import INFO
-from asyncdp.transports.transfer_queue.ray_connection import RayConnection
-from asyncdp.transports.transfer_queue.shipped import by_value
 from tests.forks.scenes import play
 from tests.transfer_queue.another_release import release_without
 from tests.transfer_queue.opener import CLUSTER

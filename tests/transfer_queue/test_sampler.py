@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from asyncdp.transports.transfer_queue import sampler
+from asyncdp.transports.transfer_queue.controller import sampler
+from asyncdp.transports.transfer_queue.controller.sampler import DirectorySampler
 from asyncdp.transports.transfer_queue.directory import requests as door
-from asyncdp.transports.transfer_queue.sampler import DirectorySampler
 from tests.transfer_queue.servers import pickled_sampler
 
 CONFIG = {"capacity": 8, "group_pattern": r"(?P<group>.+)_g\d+", "strict_schema": False, "auto_register": False}

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from asyncdp.calls import RegisterPartition
 from asyncdp.cli.app import app
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.directory import acl
 from asyncdp.transports.ucxx.directory import lua as library
+from asyncdp.transports.ucxx.directory.server import acl
 from asyncdp.transports.ucxx.directory.settings import DirectorySettings
 from tests.ucxx.test_directory import op, put
 
@@ -222,7 +222,7 @@ async def test_who_may_not_hear_notices_looks_by_itself(
     worker: Directory, connect: Callable[..., Directory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It waits no longer than it was told, and finds what was put meanwhile; it asks once to hear, not at each look."""
-    monkeypatch.setattr("asyncdp.transports.ucxx.directory.notices.CONFIRM_S", 60.0)
+    monkeypatch.setattr("asyncdp.transports.ucxx.directory.server.notices.CONFIRM_S", 60.0)
     await worker.register(RegisterPartition("p", ("x",), 64, ("t",)))
     with anyio.fail_after(60):
         assert (await worker.claim(op(), "p", "t", ["x"], 1, 1, "me", wait_s=0.2)).meta.size == 0

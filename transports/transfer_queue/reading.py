@@ -19,7 +19,7 @@ from .lifecycle import POOLED_BYTES, Lifecycle
 from .rows import Keys, Target, decode, spec_from_wire
 
 if TYPE_CHECKING:
-    from .link import Link
+    from .connection.link import Link
 
 __all__ = ["Reading", "maybe_in_a_thread", "nbytes_of"]
 

@@ -11,7 +11,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, NoPermissi
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 
-from ..directory.hosts import HostInfo
+from ..directory.requests.hosts import HostInfo
 from .greeting import greets
 
 if TYPE_CHECKING:

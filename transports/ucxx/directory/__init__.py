@@ -1,13 +1,13 @@
 """The directory: which samples exist, where they lie, and who claimed them; functions on a Valkey or Redis server."""
 
-from .cells import DeadCells, SlotName
-from .clearing import Cleared
 from .directory import Directory
-from .embedded import EmbeddedServer
-from .error_table import ERROR_TABLE
-from .hosts import HostInfo
-from .operation_ids import Op
-from .publishing import Places, Published
+from .encoding.cells import DeadCells, SlotName
+from .encoding.operation_ids import Op
+from .requests.clearing import Cleared
+from .requests.hosts import HostInfo
+from .requests.publishing import Places, Published
+from .server.embedded import EmbeddedServer
+from .server.error_table import ERROR_TABLE
 from .settings import DirectorySettings
 
 __all__ = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from .acl import excess_rights
-from .claiming import Claiming
-from .clearing import Clearing
-from .link import DirectoryLink, lines_of
-from .locating import Locating
-from .publishing import Publishing
+from .requests.claiming import Claiming
+from .requests.clearing import Clearing
+from .requests.locating import Locating
+from .requests.publishing import Publishing
+from .server.acl import excess_rights
+from .server.link import DirectoryLink, lines_of
 from .settings import DirectorySettings
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.meta import PartitionInfo
 
+from ..encoding.cells import DeadCells, dead_cells
+from ..encoding.msgpack_codec import load, pack, text
+from ..encoding.schema import ABSENT, Schema
 from .base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
-from .cells import DeadCells, dead_cells
-from .msgpack_codec import load, pack, text
-from .schema import ABSENT, Schema
 
 if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
 
-    from .operation_ids import Op
+    from ..encoding.operation_ids import Op
 
 __all__ = ["Partitions"]
 

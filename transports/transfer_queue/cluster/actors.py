@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
 
-from .endpoints import Endpoints, Server
+from ..controller.shipped import by_value
+from ..endpoints import Endpoints, Server
 from .ray_connection import RayConnection
-from .shipped import by_value
 
 if TYPE_CHECKING:
     from asyncdp.config import Config, TransferQueueSettings

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, TypeVar
 
 from asyncdp.errors import DataPlaneClosed
 
+from ..server.notices import Notices
 from .base import NO_OP, OK
-from .notices import Notices
 from .partitions import Partitions
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from .link import DirectoryLink
-    from .settings import DirectorySettings
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["Waiting"]
 

@@ -15,15 +15,15 @@ from asyncdp.errors import (
     DataPlaneWriteError,
 )
 
-from .msgpack_codec import load
-from .operation_ids import Op
-from .schema import ABSENT, Schema
+from ..encoding.msgpack_codec import load
+from ..encoding.operation_ids import Op
+from ..encoding.schema import ABSENT, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .link import DirectoryLink
-    from .settings import DirectorySettings
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["Answer", "Base"]
 

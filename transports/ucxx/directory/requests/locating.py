@@ -8,15 +8,15 @@ from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.meta import RowHandle
 
-from ..wire.messages import MOST_PICKED
-from .cells import SlotName, pieces, slot_name
+from ...wire.messages import MOST_PICKED
+from ..encoding.cells import SlotName, pieces, slot_name
+from ..encoding.msgpack_codec import load, pack
 from .hosts import Hosts
-from .msgpack_codec import load, pack
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .schema import Schema
+    from ..encoding.schema import Schema
 
 __all__ = ["Locating"]
 

@@ -11,21 +11,21 @@ from asyncdp.calls.slots import living_rows, stale_rows
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.meta import RowHandle
 
-from .cells import DeadCells, cells_of, replaced_cells
+from ..encoding.cells import DeadCells, cells_of, replaced_cells
+from ..encoding.msgpack_codec import load, pack, pack_tags, text
+from ..encoding.rows import rid_of
 from .hosts import HostInfo, Hosts
-from .msgpack_codec import load, pack, pack_tags, text
 from .partitions import Partitions
-from .rows import rid_of
 
 if TYPE_CHECKING:
     from asyncdp.calls import Only
     from asyncdp.calls.slots import Publish
     from asyncdp.rows.block import FieldSpec
 
-    from .link import DirectoryLink
-    from .operation_ids import Op
-    from .schema import Schema
-    from .settings import DirectorySettings
+    from ..encoding.operation_ids import Op
+    from ..encoding.schema import Schema
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["Places", "Published", "Publishing"]
 

@@ -13,8 +13,8 @@ from zmq.constants import SocketOption, SocketType
 from zmq.error import ContextTerminated
 from zmq.sugar.context import Context
 
-from .directory.requests import answer
-from .endpoints import Server
+from ..directory.requests import answer
+from ..endpoints import Server
 
 __all__ = ["PORT", "DirectoryServer"]
 

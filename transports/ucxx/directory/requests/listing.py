@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 
 from asyncdp.meta import DataPlaneGroupMeta, RowHandle
 
-from .cells import pieces, slot_name
+from ..encoding.cells import pieces, slot_name
+from ..encoding.msgpack_codec import load, pack, text
+from ..encoding.rows import Rows
 from .hosts import Hosts
-from .msgpack_codec import load, pack, text
-from .rows import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from .link import DirectoryLink
-    from .settings import DirectorySettings
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["Listing"]
 

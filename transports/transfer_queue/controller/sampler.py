@@ -14,7 +14,7 @@ from typing import Any
 
 from transfer_queue.sampler import BaseSampler
 
-from .directory.requests import ARGUMENT, answer
+from ..directory.requests import ARGUMENT, answer
 
 __all__ = ["DirectorySampler"]
 

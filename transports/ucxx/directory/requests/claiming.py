@@ -8,9 +8,9 @@ from asyncdp.calls.slots import ClaimTry
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 
-from .msgpack_codec import load, pack, text
-from .operation_ids import Op
-from .rows import full_tags
+from ..encoding.msgpack_codec import load, pack, text
+from ..encoding.operation_ids import Op
+from ..encoding.rows import full_tags
 from .waiting import Waiting
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from asyncdp.errors import DataPlaneError
 
-    from .schema import Schema
+    from ..encoding.schema import Schema
 
 __all__ = ["Claiming"]
 

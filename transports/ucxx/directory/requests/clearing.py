@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from asyncdp.calls.slots import Resolved
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 
+from ..encoding.cells import DeadCells, dead_cells
+from ..encoding.msgpack_codec import load, pack
+from ..encoding.rows import rid_of
 from .base import ERROR, OK
-from .cells import DeadCells, dead_cells
 from .listing import Listing
-from .msgpack_codec import load, pack
-from .rows import rid_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .operation_ids import Op
+    from ..encoding.operation_ids import Op
 
 __all__ = ["Cleared", "Clearing"]
 

@@ -11,12 +11,12 @@ import msgpack
 from asyncdp.calls.slots import HostRef
 from asyncdp.errors import DataPlaneUnavailable
 
+from ..encoding.msgpack_codec import load, pack, text
 from .base import OK, Base
-from .msgpack_codec import load, pack, text
 
 if TYPE_CHECKING:
-    from .link import DirectoryLink
-    from .settings import DirectorySettings
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["HostInfo", "Hosts"]
 

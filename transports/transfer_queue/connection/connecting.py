@@ -13,13 +13,13 @@ from zmq.sugar.context import Context
 
 from asyncdp.errors import DataPlaneError
 
+from ..private import Client
 from .heartbeat import Heartbeat
-from .private import Client
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
 
-    from .endpoints import Endpoints
+    from ..endpoints import Endpoints
 
 __all__ = ["connect"]
 

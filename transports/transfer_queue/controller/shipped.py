@@ -12,7 +12,7 @@ __all__ = ["by_value"]
 #: All modules that the sampler consists of; apart from these it uses only TransferQueue and the standard library. They
 #: import names from each other, not modules, because cloudpickle would send a module with its whole content.
 _SHIPPED = (
-    "asyncdp.transports.transfer_queue.sampler",
+    "asyncdp.transports.transfer_queue.controller.sampler",
     "asyncdp.transports.transfer_queue.directory",
     "asyncdp.transports.directory",
     "asyncdp.rows.field_spec",

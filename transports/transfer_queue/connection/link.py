@@ -16,17 +16,17 @@ from asyncdp.calls.answers import refusal
 from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
 from asyncdp.process.forks import never_destroy, on_fork
 
+from ..controller.directory_server import PORT
+from ..directory.requests import ARGUMENT, LEAVES_GARBAGE, VERSION
+from ..endpoints import Server
 from .connecting import connect
-from .directory.requests import ARGUMENT, LEAVES_GARBAGE, VERSION
-from .directory_server import PORT
-from .endpoints import Server
 from .heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
 
-    from .endpoints import Endpoints
-    from .private import Client
+    from ..endpoints import Endpoints
+    from ..private import Client
 
 __all__ = ["Link"]
 

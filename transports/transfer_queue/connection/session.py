@@ -23,7 +23,7 @@ from .link import Link
 if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
 
-    from .endpoints import Endpoints
+    from ..endpoints import Endpoints
 
 __all__ = ["Session", "in_a_loop_of_its_own"]
 

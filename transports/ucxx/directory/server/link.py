@@ -24,14 +24,14 @@ from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneUns
 from asyncdp.process.forks import on_fork, on_fork_of_loop, replace_by_unconnected
 from asyncdp.process.loop_end import abort, at_loop_end
 
-from . import lua as library
+from .. import lua as library
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
-    from .settings import DirectorySettings
+    from ..settings import DirectorySettings
 
 __all__ = ["DirectoryLink", "lines_of"]
 

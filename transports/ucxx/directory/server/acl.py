@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import NoPermissionError
 
+from ..settings import DirectorySettings
 from .link import DirectoryLink
-from .settings import DirectorySettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""The actors of a TransferQueue in a Ray cluster: starting, finding and stopping them."""

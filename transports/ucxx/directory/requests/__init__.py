@@ -1,0 +1,1 @@
+"""Requests to the directory, one file for each kind of what is asked."""
