@@ -548,8 +548,6 @@ class Client(DataPlaneClient):
         """Close the client."""
         await self.close()
 
-    # -- claims that this client holds
-
 
 def _plain_env(service: Service) -> Env:
     """Return the Env of a client without layers."""

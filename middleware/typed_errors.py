@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples
-from asyncdp.calls.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots
 from asyncdp.errors import (
     DataPlaneClearError,
     DataPlaneError,

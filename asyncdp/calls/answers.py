@@ -1,4 +1,4 @@
-"""Makes the answers of calls: of what a backend has done, and of the plain values of the directory in Python.
+"""Makes answers of what a backend has done, or of plain values of the directory in Python; verifies those of reads.
 
 The directory (:mod:`asyncdp.transports.directory`) imports nothing of asyncdp, so it answers in tuples and names errors
 by their class.
@@ -6,21 +6,24 @@ by their class.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import errors
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, StaleSlotError
 from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle, lengths_of
 
-from .slots import ClaimTry, Published, TryClaim, living_rows, stale_rows
+from .slots import ClaimTry, Part, Published, ReadResult, ReadSlots, TryClaim
 
 if TYPE_CHECKING:
-    from asyncdp.errors import DataPlaneError
-
     from .samples import PutSamples
 
-__all__ = ["claim_try", "group_meta", "published", "refusal", "written"]
+__all__ = ["claim_try", "group_meta", "living_rows", "published", "refusal", "stale_rows", "verify", "written"]
+
+#: Largest number of ids that a message names; the error's ``sample_ids`` has all of them.
+NAMED = 8
 
 
 def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchMeta:
@@ -78,3 +81,100 @@ def group_meta(partition_id: str, group: Sequence[Any], gone: frozenset[Any]) ->
     *facts, homes, lives = group
     lost = tuple(key for key, at in zip(facts[1], homes, strict=True) if not gone.isdisjoint(at))
     return replace(DataPlaneGroupMeta(partition_id, *facts), lost_keys=lost, handles=tuple(map(RowHandle, lives)))
+
+
+# --- refusals of puts that are bound to lives -----------------------------------------------------------------------
+
+
+def _named(ids: Sequence[str]) -> str:
+    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+    return ", ".join(map(repr, ids[:NAMED])) + more
+
+
+def stale_rows(partition_id: str, ids: Sequence[str], of: int) -> StaleSlotError:
+    """Return the error of a put of ``of`` rows of which ``ids`` are stale: removed, or removed and put anew."""
+    msg = f"{len(ids)} of {of} rows were removed, or removed and put again; nothing was written: {_named(ids)}"
+    return StaleSlotError(msg, partition_id=partition_id, sample_ids=tuple(ids))
+
+
+def living_rows(partition_id: str, ids: Sequence[str], of: int) -> DataPlaneBadRequest:
+    """Return the error of a put of ``of`` new rows of which ``ids`` exist already."""
+    msg = f"{len(ids)} of {of} rows already exist, which only='new' does not allow; nothing was written: {_named(ids)}"
+    return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=tuple(ids), field="only")
+
+
+# --- verification ---------------------------------------------------------------------------------------------------
+
+
+def _corrupt(why: str, call: ReadSlots) -> CorruptPayload:
+    return CorruptPayload(why, host=call.host.id, port=call.port)
+
+
+def _check_part(part: Part, call: ReadSlots) -> dict[int, DataPlaneError]:
+    """Compare a part with what the host announced about it; return an error for each ref that does not match."""
+    block, columns = part.block, part.block.columns
+    counts: list[int] = []
+    whole = len(part.nbytes) == len(part.refs)
+    for number in part.refs:
+        counts.append(len(call.refs[number].rows))
+        whole = whole and all(map(columns.__contains__, call.refs[number].fields))
+    for column in columns.values():
+        whole = whole and len(column) == block.n
+    if not whole or block.n != sum(counts):
+        fields = sorted(call.refs[part.refs[0]].fields)
+        why = f"{block.n} rows of fields {sorted(columns)} came for {sum(counts)} rows of {fields}"
+        return dict.fromkeys(part.refs, _corrupt(why, call))
+    if block.schema_hash() != part.schema:
+        return dict.fromkeys(part.refs, _corrupt("the payload's schema is not the one announced", call))
+    if len(counts) == 1:
+        sizes = [block.nbytes]
+    else:
+        per_row = block.row_nbytes()
+        ends = [0, *accumulate(counts)]
+        sizes = [int(per_row[a:b].sum()) for a, b in pairwise(ends)]
+    bad: dict[int, DataPlaneError] = {}
+    first = 0
+    for at, (ref, size, count) in enumerate(zip(part.refs, sizes, counts, strict=True)):
+        if size != part.nbytes[at]:
+            bad[ref] = _corrupt(f"{size} bytes came where {part.nbytes[at]} were announced", call)
+        elif part.checksums is not None and block.checksum(range(first, first + count)) != part.checksums[at]:
+            bad[ref] = _corrupt("the payload's checksum does not match", call)
+        first += count
+    return bad
+
+
+def verify(result: ReadResult, call: ReadSlots) -> ReadResult:
+    """Check lengths, schema and checksums; refs that do not match, or have no answer, become CorruptPayload errors.
+
+    Returns a verified result unchanged.
+    """
+    if result.verified:
+        return result
+    errors = dict(result.errors)
+    parts = []
+    seen = len(errors)
+    for part in result.parts:
+        bad = _check_part(part, call)
+        seen += len(part.refs)
+        errors.update(bad)
+        if not bad:
+            parts.append(part)
+            continue
+        parts.extend(_split(part, call, [ref for ref in part.refs if ref not in bad]))
+    if seen < len(call.refs):
+        there = set(result.errors).union(*(part.refs for part in result.parts))
+        for ref in range(len(call.refs)):
+            if ref not in there:
+                errors[ref] = _corrupt("the host's answer leaves this slot out", call)
+    return ReadResult(tuple(parts), errors, verified=True)
+
+
+def _split(part: Part, call: ReadSlots, keep: Sequence[int]) -> Iterable[Part]:
+    """Yield one part for each of the refs in ``keep``."""
+    first = 0
+    for at, ref in enumerate(part.refs):
+        count = len(call.refs[ref].rows)
+        if ref in keep:
+            block = part.block.take(range(first, first + count))
+            yield Part((ref,), block, (part.nbytes[at],), part.schema)
+        first += count

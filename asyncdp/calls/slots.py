@@ -1,4 +1,4 @@
-"""The slot calls, their results, and the verification of what a read returned.
+"""The slot calls and their results.
 
 A *slot* is the piece of storage that holds one stored payload; its generation changes at each reuse. Requests are
 routed and retried by slot, since slots can fail independently. Three functions compose sample calls of slot calls:
@@ -9,18 +9,12 @@ routed and retried by slot, since slots can fail independently. Three functions 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
-from asyncdp.errors import (
-    CorruptPayload,
-    DataPlaneBadRequest,
-    DataPlaneError,
-    StaleSlotError,
-)
-from asyncdp.meta import KVBatchMeta, RowHandle, Tags  # noqa: TC001 - in annotations of dataclasses
+from asyncdp.errors import DataPlaneError  # noqa: TC001 - in annotations of dataclasses
+from asyncdp.meta import KVBatchMeta, RowHandle, Tags  # noqa: TC001 - as above
 
 from .context import Call, CallContext, Resend
 from .samples import Only  # noqa: TC001 - as above
@@ -54,15 +48,9 @@ __all__ = [
     "TryClaim",
     "TryPartition",
     "WriteSlots",
-    "living_rows",
-    "stale_rows",
-    "verify",
 ]
 
 R = TypeVar("R")
-
-#: Largest number of ids that a message names; the error's ``sample_ids`` has all of them.
-NAMED = 8
 
 
 class Send(Protocol):
@@ -152,7 +140,7 @@ class ReadResult:
     Attributes:
         parts: Payloads of the refs that were read.
         errors: ``{index of the ref: error}`` of the refs that could not be read.
-        verified: Whether :func:`verify` has checked the parts.
+        verified: Whether :func:`~asyncdp.calls.answers.verify` has checked the parts.
     """
 
     parts: tuple[Part, ...]
@@ -317,8 +305,8 @@ class Publish(Call[Published]):
             in the same step.
 
     Raises, from ``execute``:
-        StaleSlotError: Rows are stale and ``skip_stale`` is False; made by :func:`stale_rows`. Nothing was written.
-        DataPlaneBadRequest: Rows exist and ``only`` is ``"new"``; made by :func:`living_rows`. Nothing was written.
+        StaleSlotError: Rows are stale and ``skip_stale`` is False; made by ``answers.stale_rows``. Nothing was written.
+        DataPlaneBadRequest: Rows exist and ``only`` is ``"new"``; made by ``answers.living_rows``. Nothing was written.
     """
 
     sample_ids: tuple[str, ...]
@@ -430,100 +418,3 @@ class TryPartition(Call[bool]):
 
     partition_id: str
     wait_s: float = 0.0
-
-
-# --- puts that are bound to lives -----------------------------------------------------------------------------------
-
-
-def _named(ids: Sequence[str]) -> str:
-    more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
-    return ", ".join(map(repr, ids[:NAMED])) + more
-
-
-def stale_rows(partition_id: str, ids: Sequence[str], of: int) -> StaleSlotError:
-    """Return the error of a put of ``of`` rows of which ``ids`` are stale: removed, or removed and put anew."""
-    msg = f"{len(ids)} of {of} rows were removed, or removed and put again; nothing was written: {_named(ids)}"
-    return StaleSlotError(msg, partition_id=partition_id, sample_ids=tuple(ids))
-
-
-def living_rows(partition_id: str, ids: Sequence[str], of: int) -> DataPlaneBadRequest:
-    """Return the error of a put of ``of`` new rows of which ``ids`` exist already."""
-    msg = f"{len(ids)} of {of} rows already exist, which only='new' does not allow; nothing was written: {_named(ids)}"
-    return DataPlaneBadRequest(msg, partition_id=partition_id, sample_ids=tuple(ids), field="only")
-
-
-# --- verification ---------------------------------------------------------------------------------------------------
-
-
-def _corrupt(why: str, call: ReadSlots) -> CorruptPayload:
-    return CorruptPayload(why, host=call.host.id, port=call.port)
-
-
-def _check_part(part: Part, call: ReadSlots) -> dict[int, DataPlaneError]:
-    """Compare a part with what the host announced about it; return an error for each ref that does not match."""
-    block, columns = part.block, part.block.columns
-    counts: list[int] = []
-    whole = len(part.nbytes) == len(part.refs)
-    for number in part.refs:
-        counts.append(len(call.refs[number].rows))
-        whole = whole and all(map(columns.__contains__, call.refs[number].fields))
-    for column in columns.values():
-        whole = whole and len(column) == block.n
-    if not whole or block.n != sum(counts):
-        fields = sorted(call.refs[part.refs[0]].fields)
-        why = f"{block.n} rows of fields {sorted(columns)} came for {sum(counts)} rows of {fields}"
-        return dict.fromkeys(part.refs, _corrupt(why, call))
-    if block.schema_hash() != part.schema:
-        return dict.fromkeys(part.refs, _corrupt("the payload's schema is not the one announced", call))
-    if len(counts) == 1:
-        sizes = [block.nbytes]
-    else:
-        per_row = block.row_nbytes()
-        ends = [0, *accumulate(counts)]
-        sizes = [int(per_row[a:b].sum()) for a, b in pairwise(ends)]
-    bad: dict[int, DataPlaneError] = {}
-    first = 0
-    for at, (ref, size, count) in enumerate(zip(part.refs, sizes, counts, strict=True)):
-        if size != part.nbytes[at]:
-            bad[ref] = _corrupt(f"{size} bytes came where {part.nbytes[at]} were announced", call)
-        elif part.checksums is not None and block.checksum(range(first, first + count)) != part.checksums[at]:
-            bad[ref] = _corrupt("the payload's checksum does not match", call)
-        first += count
-    return bad
-
-
-def verify(result: ReadResult, call: ReadSlots) -> ReadResult:
-    """Check lengths, schema and checksums; refs that do not match, or have no answer, become CorruptPayload errors.
-
-    Returns a verified result unchanged.
-    """
-    if result.verified:
-        return result
-    errors = dict(result.errors)
-    parts = []
-    seen = len(errors)
-    for part in result.parts:
-        bad = _check_part(part, call)
-        seen += len(part.refs)
-        errors.update(bad)
-        if not bad:
-            parts.append(part)
-            continue
-        parts.extend(_split(part, call, [ref for ref in part.refs if ref not in bad]))
-    if seen < len(call.refs):
-        there = set(result.errors).union(*(part.refs for part in result.parts))
-        for ref in range(len(call.refs)):
-            if ref not in there:
-                errors[ref] = _corrupt("the host's answer leaves this slot out", call)
-    return ReadResult(tuple(parts), errors, verified=True)
-
-
-def _split(part: Part, call: ReadSlots, keep: Sequence[int]) -> Iterable[Part]:
-    """Yield one part for each of the refs in ``keep``."""
-    first = 0
-    for at, ref in enumerate(part.refs):
-        count = len(call.refs[ref].rows)
-        if ref in keep:
-            block = part.block.take(range(first, first + count))
-            yield Part((ref,), block, (part.nbytes[at],), part.schema)
-        first += count

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from asyncdp.calls.slots import Locate, Located, ReadResult, ReadSlots, Send, SlotRef, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import Locate, Located, ReadResult, ReadSlots, Send, SlotRef
 from asyncdp.errors import DataPlaneError, PartialReadError, StaleSlotError
 from asyncdp.meta import KVBatchMeta, RowHandle
 from asyncdp.rows.block import Block, FieldSpec, assemble

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.calls.slots import ReadSlots, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import ReadSlots
 from asyncdp.errors import DataPlaneError
 from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.hosts import Spawned, pool_of, put_over

@@ -191,9 +191,9 @@ async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:
 
 async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
-    from asyncdp.transports.ucxx.host import service
+    from asyncdp.transports.ucxx.host import reply_room
 
-    monkeypatch.setattr(service, "_REPEATED_BYTES", 4 << 20)
+    monkeypatch.setattr(reply_room, "REPEATED_BYTES", 4 << 20)
     async with hosted(inline_bytes=0) as host:
         here = ref_of(host.report())
         slot, generation = await _mebibyte(host, here)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from asyncdp.calls.slots import HostRef, ReadSlots, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import HostRef, ReadSlots
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from asyncdp.calls.slots import ReadSlots, SlotRef, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import ReadSlots, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE

@@ -15,7 +15,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef, verify
+from asyncdp.calls.answers import verify
+from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import (
     CorruptPayload,
     DataPlaneBadRequest,

@@ -40,6 +40,7 @@ from ..wire.messages import (
     Write,
 )
 from .memory_share import MemoryShare
+from .reply_room import ASK_AGAIN, ReplyRoom
 from .time_slices import TimeSlices
 
 if TYPE_CHECKING:
@@ -67,11 +68,6 @@ _COPIED_AT_ONCE: Final = 256 << 10
 #: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
 #: written to, which takes 0.2 to 2 s for each GiB.
 _TOUCHED_AT_ONCE: Final = 4 << 20
-#: Most fields of all refs, and rows named one by one, of one reply; each takes 0.1 to 1 us. A single ref may have more.
-_MOST_NAMED: Final = 1 << 16
-#: Most bytes of one reply for rows that the read names repeatedly; unbounded, a reply could be far larger than what is
-#: stored.
-_REPEATED_BYTES: Final = 64 << 20
 #: Most cells (rows x fields) of one put: each takes a byte in the arena, and eight where its length differs.
 _MOST_CELLS: Final = 1 << 24
 
@@ -200,13 +196,13 @@ class Service:
         work: Work,
     ) -> list[Selection]:
         """Begin an attempt for each ref that can be read and fits into ``most`` bytes; an error for each other one."""
-        room = _Room(most)
+        room = ReplyRoom(most)
         for at, ref in enumerate(request.refs):
             if work.over:
                 await work.next()
             fields = _fields(request.fields, ref)
             if not room.named(len(fields) + len(ref.rows or ())):
-                errors[at] = _ASK_AGAIN
+                errors[at] = ASK_AGAIN
                 continue
             attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
             if isinstance(attempt, DataPlaneError):
@@ -461,53 +457,6 @@ class Service:
 
     def _count(self, what: str, by: int) -> None:
         self.served[what] = self.served.get(what, 0) + by
-
-
-#: Told of each ref that a reply leaves out; it carries no more than that, so one object serves all of them.
-_ASK_AGAIN: Final = DataPlaneNotReady("the reply would be too long: ask again", retry_after_s=0.0)
-
-
-class _Room:
-    """What still fits into a reply; the first selection always does, so that each reply goes on.
-
-    Args:
-        most: Largest reply in bytes.
-
-    Attributes:
-        kept: Selections that fit.
-    """
-
-    def __init__(self, most: int) -> None:
-        self.kept: list[Selection] = []
-        self._most = most
-        self._total = 0
-        self._repeated = 0
-        self._named = 0
-        self._full = False
-        self._rows: dict[int, int] = {}
-
-    def named(self, count: int) -> bool:
-        """Count fields and rows that a ref names; return whether the ref is to be looked at at all."""
-        self._named += count
-        self._full = self._full or (self._named > _MOST_NAMED and bool(self.kept))
-        return not self._full
-
-    def take(self, pick: Selection) -> DataPlaneError | None:
-        """Keep a selection, or return why not: it exceeds the reply's limit, or repeats too many rows."""
-        layout = pick.payload.layout
-        size = int(layout.nbytes * len(pick.rows) / max(1, layout.n)) + 64
-        before = self._rows.get(id(pick.payload), 0)
-        rows = before + len(pick.rows)
-        repeated = int(size * min(1.0, max(0, rows - layout.n) / max(1, len(pick.rows))))
-        if self._repeated + repeated <= _REPEATED_BYTES and (self._total + size <= self._most or not self.kept):
-            self._rows[id(pick.payload)] = rows
-            self._total, self._repeated = self._total + size, self._repeated + repeated
-            self.kept.append(pick)
-            return None
-        if not self.kept:
-            return DataPlaneBadRequest("rows that are asked for again and again do not fit a reply")
-        self._full = True
-        return _ASK_AGAIN
 
 
 def _sums(payload: Payload, counts: Sequence[int]) -> list[int]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.calls.slots import living_rows, stale_rows
+from asyncdp.calls.answers import living_rows, stale_rows
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.meta import RowHandle
 
