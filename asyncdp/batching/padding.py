@@ -19,7 +19,8 @@ import torch
 from tensordict import NonTensorData, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
-from asyncdp.rows.column import offsets_of, picked, steps_of
+from asyncdp.rows.column import picked
+from asyncdp.rows.offsets import offsets_of, steps_of
 from asyncdp.rows.pack import object_stack
 from asyncdp.rows.tensors import from_array, jagged, packed, plain
 

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from asyncdp.client import Client
 
-    from .snapshot import PortSnapshot
 
 __all__ = ["PARTITION", "ClientReport", "Publisher", "read_reports"]
 
@@ -109,10 +108,6 @@ class ClientReport:
         except (TypeError, ValueError):
             return None
         return made if isinstance(values["owner"], str) and isinstance(values.get("at"), (int, float)) else None
-
-
-def _is_ill(port: PortSnapshot) -> bool:
-    return port["health"] != "healthy"
 
 
 class Publisher:

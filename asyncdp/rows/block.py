@@ -29,15 +29,14 @@ from .column import (
     Objects,
     Ragged,
     Rows,
-    offsets_of,
     ragged_view,
     scatter,
     schema_hash,
     span_of,
-    steps_of,
 )
 from .field_spec import FieldSpec
 from .objects import PICKLE, ObjectCodec, PickleCodec
+from .offsets import offsets_of, steps_of
 from .pack import column_from_leaf, field_names, leaf_of, raw_leaf
 
 if TYPE_CHECKING:

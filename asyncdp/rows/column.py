@@ -14,6 +14,7 @@ import torch
 
 from .field_spec import FieldSpec
 from .objects import frozen, raw_bytes, thawed
+from .offsets import offsets_of, steps_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -238,18 +239,6 @@ class Objects(Column):
 
     def content(self, rows: Rows) -> Iterator[Any]:
         return (self.items[row] for row in rows)
-
-
-def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the n + 1 offsets of rows with these lengths."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
-
-
-def steps_of(starts: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return, for rows with the lengths of ``offsets`` that begin at ``starts``, the index of each of their steps."""
-    return np.arange(offsets[-1], dtype=np.int64) + np.repeat(starts - offsets[:-1], np.diff(offsets))
 
 
 def schema_hash(columns: Mapping[str, Column]) -> int:

@@ -11,7 +11,8 @@ from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, Ten
 
 from asyncdp.errors import DataPlaneBadRequest
 
-from .column import Column, Dense, Objects, Ragged, offsets_of, ragged_view
+from .column import Column, Dense, Objects, Ragged, ragged_view
+from .offsets import offsets_of
 from .tensors import from_array, jagged, packed, plain
 
 if TYPE_CHECKING:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from .column import offsets_of, picked, steps_of
+from .column import picked
+from .offsets import offsets_of, steps_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -21,9 +21,24 @@ if TYPE_CHECKING:
 
 E = TypeVar("E", bound=Exception)
 
-__all__ = ["IDS", "SHORT_S", "TICK_S", "claim", "claimed_by", "fails_with", "fill", "not_ready", "put"]
+__all__ = [
+    "IDS",
+    "SHORT_S",
+    "THREE",
+    "TICK_S",
+    "back",
+    "claim",
+    "claimed_by",
+    "fails_with",
+    "fill",
+    "not_ready",
+    "put",
+    "put_floats",
+    "tags_of",
+]
 
 IDS = [f"s{i}" for i in range(8)]
+THREE = ["a", "b", "c"]
 #: Short timeout in seconds; long enough that the last look of a claim is answered in time even on a busy machine.
 SHORT_S = 0.3
 #: Maximum time in seconds for something immediate on a busy machine; anything that hangs takes far longer.
@@ -35,6 +50,28 @@ async def fill(rig: Rig, ids: list[str] = IDS, **more: Any) -> None:
     await declare(rig.client, "x", *more)
     for i, name in enumerate(ids):
         await rig.client.put_samples([name], "p", {"x": torch.tensor([i])})
+
+
+async def put_floats(rig: Rig, n: int = 8) -> None:
+    """Put ``x``, the number of each row as a float, in one put per row; the ids are ``a``, ``s1``, ``s2``, ..."""
+    await declare(rig.client)
+    for i in range(n):
+        await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
+
+
+async def back(rig: Rig, leaf: Any, ids: list[str] = THREE) -> Any:
+    """Put one field and return what a get returns."""
+    await declare(rig.client)
+    await rig.client.put_samples(ids, "p", {"x": leaf})
+    return (await rig.mate.get_samples(ids, "p", ["x"]))["x"]
+
+
+async def tags_of(rig: Rig, sample_id: str) -> dict[str, Any]:
+    """Read the tags of one sample."""
+    for group in await rig.client.list_metadata("p"):
+        if sample_id in group.keys:
+            return dict(group.tags[group.keys.index(sample_id)])
+    raise AssertionError(sample_id)
 
 
 async def put(client: Client, *ids: str, **tags: Any) -> KVBatchMeta:

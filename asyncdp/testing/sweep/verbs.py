@@ -178,10 +178,6 @@ async def absent(observer: Client, partition: str, cancelled: bool) -> None:  # 
             raise AssertionError(f"{name} was removed and can be read")
 
 
-_PUT_OLD = {**OLD, "s0": 70.0, "s1": 71.0}
-_PUT_NEW = {**OLD, "n0": 70.0, "n1": 71.0}
-
-
 #: What the swept calls are about.
 ABOUT = Arguments(
     task=TASK,

@@ -13,6 +13,7 @@ import torch
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneReadError
 from asyncdp.rows.block import PICKLE, Block, Column, Dense, Objects, Ragged
+from asyncdp.rows.offsets import offsets_of
 
 from . import payload as payloads
 from .layout import (
@@ -24,7 +25,6 @@ from .layout import (
     ColumnMeta,
     Layout,
     dense_of,
-    ends,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def layout_of(block: Block) -> Layout:
         if isinstance(column, Ragged):
             offsets.append(column.offsets)
         elif isinstance(column, Objects):
-            offsets.append(ends(column.row_nbytes()))
+            offsets.append(offsets_of(column.row_nbytes()))
         else:
             offsets.append(None)
     if all(steps is None for steps in offsets):

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from asyncdp.errors import CorruptPayload
+from asyncdp.rows.offsets import offsets_of
 
-from .layout import ColumnMeta, Layout, ends, spans
+from .layout import ColumnMeta, Layout, spans
 from .payload import PIECE_BYTES, Payload, copy_pieces
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Gather:
             lengths = np.concatenate(
                 [_lengths(pick, at, mark) for pick, at, mark in zip(picks, column, marks, strict=True)]
             )
-            steps = ends(lengths)
+            steps = offsets_of(lengths)
             offsets.append(steps)
             sizes += (steps[firsts + counts] - steps[firsts]) * meta.unit
         layout = Layout.make(sum(counts), metas, offsets)

@@ -25,6 +25,7 @@ import msgspec
 import numpy as np
 
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest
+from asyncdp.rows.offsets import offsets_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -180,20 +181,13 @@ class Layout:
 
     def gaps(self) -> list[tuple[int, int]]:
         """Return (begin, end) of the padding after each column that has any."""
-        ends_ = [at + size for at, size in zip(self.data_at, self.data_bytes, strict=True)]
-        begins = [*self.data_at[1:], self.nbytes] if ends_ else []
-        return [(end, begin) for end, begin in zip(ends_, begins, strict=True) if end < begin]
+        ends = [at + size for at, size in zip(self.data_at, self.data_bytes, strict=True)]
+        begins = [*self.data_at[1:], self.nbytes] if ends else []
+        return [(end, begin) for end, begin in zip(ends, begins, strict=True) if end < begin]
 
     def column(self, name: str) -> int | None:
         """Return the position of a column, or None where there is none of this name."""
         return next((at for at, meta in enumerate(self.metas) if meta.name == name), None)
-
-
-def ends(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the offsets of n rows with these lengths, int64 ``(n + 1,)``."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets
 
 
 def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
@@ -287,7 +281,7 @@ def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt
     most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
     if len(lengths) and (lengths.min() < 0 or lengths.max() > most or lengths.sum(dtype=np.float64) > most):
         raise _corrupt(f"lengths of column {meta.name!r} do not fit")
-    return ends(lengths)
+    return offsets_of(lengths)
 
 
 def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:

@@ -19,20 +19,13 @@ from ...verbs import VERBS
 from ..faults import PUT, Hold, Straggle
 from ..rig import declare
 from ..same import check_same
-from ..steps import TICK_S
+from ..steps import TICK_S, put_floats
 
 if TYPE_CHECKING:
     from ..rig import Rig
 from ..base import Contract
 
 __all__ = ["Cancels"]
-
-
-async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x`` with the number of the row as value, in one put per row."""
-    await declare(rig.client)
-    for i in range(n):
-        await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 def tasks() -> int:
@@ -52,7 +45,7 @@ class Cancels(Contract):
         rig.need(*VERBS[verb].needs)
         hold = Hold(after=after)
         client = await rig.attach(hold)
-        await fill(rig, 3)
+        await put_floats(rig, 3)
         before = tasks()
         await hold.cut(VERBS[verb](client, 60))
         assert tasks() == before
@@ -65,7 +58,7 @@ class Cancels(Contract):
 
     async def test_of_many_cancelled_calls_none_disturbs_the_others(self, rig: Rig) -> None:
         """T2, T6: with 200 randomly cancelled reads, each reply is the right one, and ports and slots become free."""
-        await fill(rig)
+        await put_floats(rig)
         rng = random.Random(1)
         client = rig.mate
         wrong: list[Any] = []

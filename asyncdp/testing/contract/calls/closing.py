@@ -18,20 +18,13 @@ from asyncdp.calls.slots import Resolve
 from ...verbs import VERBS
 from ..faults import CLAIM, CLEAR, GET, PUT, Hold, Straggle
 from ..rig import at_once, declare, until
-from ..steps import TICK_S
+from ..steps import TICK_S, put_floats
 
 if TYPE_CHECKING:
     from ..rig import Rig
 from ..base import Contract
 
 __all__ = ["Closing"]
-
-
-async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x`` with the number of the row as value, in one put per row."""
-    await declare(rig.client)
-    for i in range(n):
-        await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 class Closing(Contract):
@@ -50,7 +43,7 @@ class Closing(Contract):
     @pytest.mark.parametrize("verb", VERBS)
     async def test_a_closed_client_says_so(self, rig: Rig, verb: str) -> None:
         """X2: use after close raises DataPlaneClosed at once, with the name of the verb."""
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         await rig.mate.close()
         with pytest.raises(DataPlaneClosed) as caught:
             await VERBS[verb](rig.mate, 5)
@@ -62,7 +55,7 @@ class Closing(Contract):
         """X2: in any state, a running call raises DataPlaneClosed and leaves nothing in the plane."""
         hold = Hold(*kinds, times=9)
         client = await rig.attach(hold, settings={"close_timeout_s": 60.0})  # enough for a slow backend
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         ended: list[Any] = []
 
         async def call() -> None:
@@ -105,7 +98,7 @@ class Closing(Contract):
         client = await rig.attach(
             Hold(GET, times=99), settings={"attempt_timeout_s": 0.01, "backoff_base_s": 60.0, "backoff_cap_s": 60.0}
         )
-        await fill(rig, 1)
+        await put_floats(rig, 1)
 
         async def close() -> None:
             await anyio.sleep(0.1)

@@ -16,7 +16,7 @@ from ...verbs import VERBS
 from ..faults import CLAIM, GET, Fail, Hold, Watch
 from ..rig import at_once, declare
 from ..same import check_same
-from ..steps import TICK_S
+from ..steps import TICK_S, put_floats
 
 if TYPE_CHECKING:
     from ..rig import Rig
@@ -25,13 +25,6 @@ from ..base import Contract
 __all__ = ["Deadlines"]
 
 LIMIT_S = 0.15
-
-
-async def fill(rig: Rig, n: int = 8) -> None:
-    """Put ``x`` with the number of the row as value, in one put per row."""
-    await declare(rig.client)
-    for i in range(n):
-        await rig.client.put_samples(["a" if not i else f"s{i}"], "p", {"x": torch.tensor([float(i)])})
 
 
 async def blocked(hold: Hold, deadline: float) -> bool:
@@ -52,7 +45,7 @@ class Deadlines(Contract):
         """T1, promise 10: the call raises DataPlaneTimeout in time, ambiguous for mutations; the loop goes on."""
         hang = Hold(times=10_000)
         client = await rig.attach(hang)
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         late: list[float] = []
         over = anyio.Event()
 
@@ -87,7 +80,7 @@ class Deadlines(Contract):
         """With timeout_s=0, claims and wait_partition look once; others raise DataPlaneTimeout without a request."""
         watch = Watch()
         client = await rig.attach(watch)
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         before = await rig.client.describe("p")
         (result,) = await at_once(VERBS[verb](client, 0))
         if VERBS[verb].looks_once:
@@ -121,7 +114,7 @@ class Deadlines(Contract):
         """U12: if the plane is gone, the claim raises the error of its one attempt and claims nothing."""
         fail = Fail(CLAIM, times=10_000)
         client = await rig.attach(fail)
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         with pytest.raises(DataPlaneUnavailable, match="refused"):
             await client.claim_meta("p", "train", ["x"], 1, blocking=blocking, timeout_s=0)
         assert fail.struck == 1
@@ -130,7 +123,7 @@ class Deadlines(Contract):
 
     async def test_the_one_look_of_a_claim_without_time_ends_with_its_attempt(self, rig: Rig) -> None:
         """U12: without an answer, it raises DataPlaneTimeout after attempt_timeout_s; the batch is not lost."""
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         for attempt_timeout_s in (0.1, 1.0, 10.0):  # a busy machine may answer no attempt in a short time
             hold = Hold(CLAIM)
             client = await rig.attach(hold, settings={"attempt_timeout_s": attempt_timeout_s})
@@ -155,7 +148,7 @@ class Deadlines(Contract):
 
     async def test_endless_time_is_time(self, rig: Rig) -> None:
         """timeout_s=inf is accepted by every kind of call."""
-        await fill(rig, 2)
+        await put_floats(rig, 2)
         await rig.client.put_samples(["b"], "p", {"x": torch.zeros(1)}, timeout_s=float("inf"))
         assert (await rig.client.claim_meta("p", "train", ["x"], 3, timeout_s=float("inf"))).size == 3
         await rig.client.get_samples(["a", "b"], "p", ["x"], timeout_s=float("inf"))
@@ -164,7 +157,7 @@ class Deadlines(Contract):
     async def test_one_slow_answer_costs_an_attempt_not_the_call(self, rig: Rig) -> None:
         """An attempt that exceeds its timeout is given up, and the next attempt succeeds."""
         rig.need("slot_addressable")
-        await fill(rig)
+        await put_floats(rig)
         for attempt_timeout_s in (0.1, 1.0, 10.0):  # a busy machine may answer no attempt in a short time
             hold = Hold(GET)
             client = await rig.attach(hold, settings={"attempt_timeout_s": attempt_timeout_s})
@@ -179,7 +172,7 @@ class Deadlines(Contract):
     async def test_retries_stay_within_the_calls_time(self, rig: Rig) -> None:
         """T10: all attempts, rounds and pauses end before the deadline of the call."""
         client = await rig.attach(Hold(GET, times=10_000), settings={"attempt_timeout_s": 0.02, "backoff_base_s": 0.05})
-        await fill(rig)
+        await put_floats(rig)
         began = time.monotonic()
         with pytest.raises(DataPlaneTimeout):
             await client.get_samples(["s1", "s2"], "p", ["x"], timeout_s=LIMIT_S)
@@ -187,7 +180,7 @@ class Deadlines(Contract):
 
     async def test_a_reply_that_is_there_is_returned_though_the_loop_was_blocked(self, rig: Rig) -> None:
         """T8: if the loop is blocked beyond the deadline just after the reply arrived, the call returns the reply."""
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         got: Any = None
         for timeout_s in (0.2, 2.0, 20.0):  # a busy machine may not have an answer in a short time
             hold = Hold(GET, after=True)
@@ -205,7 +198,7 @@ class Deadlines(Contract):
     async def test_the_default_timeout_is_the_configs(self, rig: Rig) -> None:
         """call_timeout_s of the config applies to a call without a timeout."""
         client = await rig.attach(Hold(GET, times=99), call_timeout_s=LIMIT_S)
-        await fill(rig, 1)
+        await put_floats(rig, 1)
         began = time.monotonic()
         with pytest.raises(DataPlaneTimeout):
             await client.get_samples(["a"], "p", ["x"])

@@ -18,20 +18,13 @@ from asyncdp import (
 from ..faults import PUT, Hold
 from ..rig import at_once, declare, table
 from ..same import check_same
+from ..steps import tags_of
 
 if TYPE_CHECKING:
     from ..rig import Rig
 from ..base import Contract
 
 __all__ = ["Puts"]
-
-
-async def tags_of(rig: Rig, sample_id: str) -> dict[str, Any]:
-    """Read the tags of one sample."""
-    for group in await rig.client.list_metadata("p"):
-        if sample_id in group.keys:
-            return dict(group.tags[group.keys.index(sample_id)])
-    raise AssertionError(sample_id)
 
 
 READ_TAGS = ["input_lengths", "weight_version", "created_at", "size_bytes", "expected_num_keys", "committed", "status"]

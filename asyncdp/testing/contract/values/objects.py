@@ -17,18 +17,9 @@ from asyncdp import DataPlaneBadRequest, DataPlaneReadError
 from ..base import Contract
 from ..rig import Rig, declare, table
 from ..same import check_same, jagged, rows_of
+from ..steps import THREE, back
 
 __all__ = ["Objects"]
-
-IDS = ["a", "b", "c"]
-
-
-async def back(rig: Rig, leaf: Any, ids: list[str] = IDS) -> Any:
-    """Put one field and return what a get returns."""
-    await declare(rig.client)
-    await rig.client.put_samples(ids, "p", {"x": leaf})
-    return (await rig.mate.get_samples(ids, "p", ["x"]))["x"]
-
 
 ODD_TENSORS: dict[str, Callable[[], torch.Tensor]] = {
     "strided": lambda: torch.arange(24.0).view(3, 8)[:, ::2],
@@ -292,7 +283,7 @@ class Objects(Contract):
             text=NonTensorStack(*(NonTensorData(t) for t in texts)),
             info=NonTensorStack(*(NonTensorData(i) for i in infos)),
         )
-        await rig.client.put_samples(IDS, "p", data)
+        await rig.client.put_samples(THREE, "p", data)
         got = await rig.client.get_samples(["c", "a"], "p", ["info", "x", "text"])
         check_same(got["x"], data["x"][[2, 0]])
         check_same(got.get("text"), ["w", "u"])
@@ -302,7 +293,7 @@ class Objects(Contract):
     async def test_one_value_for_the_whole_batch_is_one_per_row(self, rig: Rig) -> None:
         """R8: NonTensorData of a batch is treated like a stack of it."""
         await declare(rig.client)
-        await rig.client.put_samples(IDS, "p", TensorDict({"x": "all"}, batch_size=[3]))
+        await rig.client.put_samples(THREE, "p", TensorDict({"x": "all"}, batch_size=[3]))
         assert rows_of((await rig.client.get_samples(["b", "a"], "p", ["x"])).get("x")) == ["all", "all"]
 
     @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
@@ -311,7 +302,7 @@ class Objects(Contract):
         """R8: a value is kept unchanged, or raises DataPlaneBadRequest by name and nothing is put."""
         await declare(rig.client)
         with pytest.raises(DataPlaneBadRequest, match="'x'") as caught:
-            await rig.client.put_samples(IDS, "p", {"x": REFUSED[name]()})
+            await rig.client.put_samples(THREE, "p", {"x": REFUSED[name]()})
         assert caught.value.field == "x"
         assert caught.value.op == "put_samples"
         assert (await rig.client.describe("p")).size == 0
@@ -319,7 +310,7 @@ class Objects(Contract):
     async def test_enum_fields_come_back_as_their_words(self, rig: Rig) -> None:
         """Fields with a vocabulary are transferred as small ints and returned as strings, in any order."""
         await declare(rig.client, enums={"x": ["stop", "length", "abort"]})
-        await rig.client.put_samples(IDS, "p", {"x": ["abort", "stop", "abort"]})
+        await rig.client.put_samples(THREE, "p", {"x": ["abort", "stop", "abort"]})
         assert rows_of((await rig.mate.get_samples(["b", "a", "c"], "p", ["x"])).get("x")) == ["stop", "abort", "abort"]
         with pytest.raises(DataPlaneBadRequest, match=r"'x'.*'other'") as caught:
             await rig.client.put_samples(["d"], "p", {"x": ["other"]})

@@ -15,18 +15,9 @@ from ..base import Contract
 from ..faults import PUT, Hold
 from ..rig import Rig, at_once, declare, table
 from ..same import check_same, jagged, rows_of
+from ..steps import THREE, back
 
 __all__ = ["Rows"]
-
-IDS = ["a", "b", "c"]
-
-
-async def back(rig: Rig, leaf: Any, ids: list[str] = IDS) -> Any:
-    """Put one field and return what a get returns."""
-    await declare(rig.client)
-    await rig.client.put_samples(ids, "p", {"x": leaf})
-    return (await rig.mate.get_samples(ids, "p", ["x"]))["x"]
-
 
 DTYPES = [
     *(torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
@@ -47,8 +38,8 @@ class Rows(Contract):
         """R2: fields of shapes (N,) and (N, 1) with the same numbers keep their shapes."""
         await declare(rig.client, "flat", "wide")
         flat = torch.arange(3)
-        await rig.client.put_samples(IDS, "p", table(flat=flat, wide=flat[:, None]))
-        got = await rig.client.get_samples(IDS, "p", ["flat", "wide"])
+        await rig.client.put_samples(THREE, "p", table(flat=flat, wide=flat[:, None]))
+        got = await rig.client.get_samples(THREE, "p", ["flat", "wide"])
         check_same(got["flat"], flat)
         check_same(got["wide"], flat[:, None])
         assert got.batch_size == torch.Size([3])
@@ -60,7 +51,7 @@ class Rows(Contract):
     ) -> None:
         """R3, R4: ragged rows are returned jagged, also a single row, empty rows, and rows of equal length."""
         leaf = jagged(*(torch.rand(n, *rest) for n in lengths))
-        check_same(await back(rig, leaf, IDS[: len(lengths)]), leaf)
+        check_same(await back(rig, leaf, THREE[: len(lengths)]), leaf)
 
     @pytest.mark.parametrize("lengths", [(1, 5, 2), (3,), (2, 2, 2)], ids=str)
     async def test_a_nested_tensor_in_strided_layout_comes_back_jagged(
@@ -68,7 +59,7 @@ class Rows(Contract):
     ) -> None:
         """R3: the strided layout, which is torch's default, is accepted as well."""
         rows = [torch.rand(n, 2) for n in lengths]
-        check_same(await back(rig, torch.nested.nested_tensor(rows), IDS[: len(lengths)]), jagged(*rows))
+        check_same(await back(rig, torch.nested.nested_tensor(rows), THREE[: len(lengths)]), jagged(*rows))
 
     async def test_rows_may_differ_in_another_dimension_than_the_first(self, rig: Rig) -> None:
         """R3: rows of shapes (2, 1), (2, 4) and (2, 3) keep their shapes, also when read one by one."""
@@ -87,7 +78,7 @@ class Rows(Contract):
         await rig.client.put_samples(["a", "b"], "p", {"x": rows})
         row = torch.rand(2, 5)
         await rig.client.put_samples(["c"], "p", {"x": torch.nested.nested_tensor([row])})
-        got = (await rig.client.get_samples(IDS, "p", ["x"]))["x"]
+        got = (await rig.client.get_samples(THREE, "p", ["x"]))["x"]
         check_same(rows_of(got)[2], row)
 
     @pytest.mark.parametrize("per_put", [1, 2], ids=["one by one", "in batches of one length"])
@@ -124,7 +115,7 @@ class Rows(Contract):
         rows = [torch.rand(4, 5), torch.rand(4, 5), torch.rand(4, 2)]
         await rig.client.put_samples(["a", "b"], "p", {"x": jagged(*rows[:2])})
         await rig.client.put_samples(["c"], "p", {"x": jagged(rows[2])})
-        for one, other in zip(rows_of((await rig.mate.get_samples(IDS, "p", ["x"]))["x"]), rows, strict=True):
+        for one, other in zip(rows_of((await rig.mate.get_samples(THREE, "p", ["x"]))["x"]), rows, strict=True):
             check_same(one, other)
 
     async def test_a_jagged_tensor_with_holes_comes_back_whole(self, rig: Rig) -> None:
@@ -184,8 +175,8 @@ class Rows(Contract):
         """A TensorDict of batch size (N, T) has N rows of shape (T, ...)."""
         await declare(rig.client)
         leaf = torch.rand(3, 2, 4)
-        await rig.client.put_samples(IDS, "p", TensorDict({"x": leaf}, batch_size=[3, 2]))
-        check_same((await rig.client.get_samples(IDS, "p", ["x"]))["x"], leaf)
+        await rig.client.put_samples(THREE, "p", TensorDict({"x": leaf}, batch_size=[3, 2]))
+        check_same((await rig.client.get_samples(THREE, "p", ["x"]))["x"], leaf)
 
     @pytest.mark.parametrize(
         ("first", "second"),
