@@ -135,7 +135,7 @@ class Plane:
             client = stack(transport, attempt_timeout_s=ATTEMPT_S)
             await client.register_partition("p", ["x"], N, ["t"])
             await client.put_samples(ids, "p", fields)
-            (info,) = await transport._directory.hosts()  # noqa: SLF001 - to put a door before one of its ports
+            (info,) = await transport._directory.hosts()  # noqa: SLF001 - to put a proxy before one of its ports
             route = Route(info.ports[0])
             await route.open()
             told = replace(info, ports=(route.number, *info.ports[1:]))

@@ -17,7 +17,7 @@ import anyio
 from asyncdp.calls import RegisterPartition
 from asyncdp.calls.slots import HostRef, Publish, SlotRef
 from asyncdp.rows.block import FieldSpec
-from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, Op
+from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, OperationId
 
 HOST = HostRef("host", 1, (1, 2, 3, 4))
 FIELDS = ("input_ids", "logprobs", "reward", "mask")
@@ -32,10 +32,10 @@ class Bench:
         self.directory = directory
         self.count = 0
 
-    def op(self) -> Op:
+    def mutation(self) -> OperationId:
         """Name a mutation."""
         self.count += 1
-        return Op(f"op{self.count}", 60.0)
+        return OperationId(f"op{self.count}", 60.0)
 
     async def log_everything(self) -> None:
         """Let the server note how long each command takes."""
@@ -65,7 +65,7 @@ class Bench:
         tags = tuple({"weight_version": 3, "input_lengths": 100 + i, "reward": 0.25} for i in range(rows))
         ref = SlotRef(HOST, first, 1, FIELDS, range(rows), range(rows))
         nbytes = dict.fromkeys(FIELDS, (1024,) * rows)
-        await self.directory.publish(self.op(), Publish(ids, partition, (ref,), tags, SPECS, nbytes), "bench")
+        await self.directory.publish(self.mutation(), Publish(ids, partition, (ref,), tags, SPECS, nbytes), "bench")
 
 
 async def run(rounds: int, group: int | None) -> None:
@@ -83,26 +83,26 @@ async def run(rounds: int, group: int | None) -> None:
         print(f"{'grpo_group_size ' + str(group):44} {'wall ms':>9} {'server ms':>9} {'worst ms':>9} {'calls':>7}")
         await bench.measure("no-op (resolve)", 500, lambda _: directory.resolve("x", "p"))
         # a first look, so that publishing feeds an index, as it does in a running plane
-        await directory.claim(bench.op(), "p", "train", FIELDS, 256, 256, "bench")
+        await directory.claim(bench.mutation(), "p", "train", FIELDS, 256, 256, "bench")
         await bench.measure("publish 256 rows", size // 256, lambda i: bench.publish("p", 256 * i, 256))
         some = [f"prompt{i // 8}_g{i % 8}" for i in range(256)]
         await bench.measure("place 256 ids", rounds, lambda _: directory.place("p", some, FIELDS))
         await bench.measure("locate 256 ids, 4 fields", rounds, lambda _: directory.locate("p", some, FIELDS))
         await bench.measure("list_metadata, 10k rows", 5, lambda _: directory.list_metadata("p"))
         await bench.measure("depth, 10k rows", 5, lambda _: directory.depth("p"))
-        claim = lambda _: directory.claim(bench.op(), "p", "train", FIELDS, 256, 256, "bench")  # noqa: E731
+        claim = lambda _: directory.claim(bench.mutation(), "p", "train", FIELDS, 256, 256, "bench")  # noqa: E731
         await bench.measure("claim 256 of 10k", 30, claim)
         await bench.measure("claim, nothing ready", rounds, lambda _: directory.claim(
-            bench.op(), "p", "train", FIELDS, size, size, "bench"))  # fmt: skip
+            bench.mutation(), "p", "train", FIELDS, size, size, "bench"))  # fmt: skip
         await bench.measure("list_claims, 7.7k claimed rows", 5, lambda _: directory.list_claims("p", "train"))
         await bench.measure("first claim of a task, 10k rows", 1, lambda _: directory.claim(
-            bench.op(), "p", "score", FIELDS, 256, 256, "bench"))  # fmt: skip
+            bench.mutation(), "p", "score", FIELDS, 256, 256, "bench"))  # fmt: skip
         await bench.measure("claim 9984 of 10k", 1, lambda _: directory.claim(
-            bench.op(), "p", "score", FIELDS, 9984, 9984, "bench"))  # fmt: skip
+            bench.mutation(), "p", "score", FIELDS, 9984, 9984, "bench"))  # fmt: skip
         pops = [[f"prompt{i // 8}_g{i % 8}" for i in range(at, at + 256)] for at in range(0, size, 256)]
-        await bench.measure("pop 256 claimed rows", 20, lambda i: directory.clear(bench.op(), "p", pops[i]))
+        await bench.measure("pop 256 claimed rows", 20, lambda i: directory.clear(bench.mutation(), "p", pops[i]))
         await bench.measure("publish 10k rows at once", 1, lambda _: bench.publish("one", 0, size))
-        await bench.measure("drop 10k rows", 1, lambda _: directory.drop(bench.op(), "one"))
+        await bench.measure("drop 10k rows", 1, lambda _: directory.drop(bench.mutation(), "one"))
     finally:
         await directory.close()
         await server.stop()

@@ -202,7 +202,7 @@ async def _run(
 
 
 async def _kill(what: str, roles: _Roles, plane: Client, rng: random.Random) -> str:
-    """Kill something, start it again where it can be, and return its name."""
+    """Kill a process or a slot host, start it again if that is possible, and return its name."""
     if what in ("controller", "worker", "scorer", "trainer"):
         role = rng.choice([role for role in ROLES if role.startswith(what)])
         roles.kill(role)

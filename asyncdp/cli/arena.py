@@ -33,7 +33,7 @@ class Segment:
         size_bytes: Its size.
         silent_s: Seconds since its host's last heartbeat.
         state: ``served``: a host runs on it. ``unserved``: its host is gone; one that starts again under this name
-            adopts the rows. ``foreign``: it belongs to another user. ``unreadable``: it is no arena of this version.
+            recovers the rows. ``foreign``: it belongs to another user. ``unreadable``: it is no arena of this version.
     """
 
     name: str

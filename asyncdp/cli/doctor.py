@@ -164,7 +164,7 @@ def _segments() -> Iterator[Finding]:
     if unserved:
         total, silent = size(sum(one.size_bytes for one in unserved)), age(max(one.silent_s for one in unserved))
         text = f"{len(unserved)} segments of {total} that no slot host serves, the longest for {silent}"
-        remedy = "start their hosts again, which adopt the rows; or: asyncdp arena rm --all"
+        remedy = "start their hosts again, which recover the rows; or: asyncdp arena rm --all"
         yield Finding("note", "arenas", text, remedy)
     elif found:
         yield Finding("ok", "arenas", f"{len(found)}, each with its slot host or another user's")
@@ -174,7 +174,7 @@ def _segments() -> Iterator[Finding]:
 
 
 def of_config(file: Path, timeout_s: float, now: Callable[[], float] = time.time) -> list[Finding]:
-    """Look at a config, at what it needs, and at the plane that it names; ``now`` is this machine's clock."""
+    """Check a config, what it needs, and the plane that it names; ``now`` returns the unix seconds of this machine."""
     try:
         given = read_config(file)
         parsed, warned = checked(given)

@@ -77,7 +77,7 @@ class RetryBudget:
     def deposit(self, now: float) -> None:
         """Deposit the tokens of one user call; called once per call, however many slots and rounds it has."""
         if now >= self._turns_at:
-            self._turn(now)
+            self._next_window(now)
         self._fresh += self._ratio
 
     def withdraw(self, now: float, tokens: int = 1) -> bool:
@@ -100,14 +100,14 @@ class RetryBudget:
     def balance(self, now: float) -> float:
         """Return the number of tokens that could be withdrawn now."""
         if now >= self._turns_at:
-            self._turn(now)
+            self._next_window(now)
         if now > self._refilled_at:
             refilled = self._reserve + (now - self._refilled_at) * self._reserve_per_s
             self._reserve = min(self._reserve_cap, refilled)
             self._refilled_at = now
         return self._old + self._fresh + self._reserve
 
-    def _turn(self, now: float) -> None:
+    def _next_window(self, now: float) -> None:
         """Expire the tokens of the older window and begin a new one."""
         if now < self._turns_at + self._window_s:
             self._old = self._fresh

@@ -71,7 +71,7 @@ class Verbs:
 
     def loops(self) -> list[Any]:
         """What runs at the same time: one round each."""
-        return [self.reads, self.writes, self.life, self.removals, self.looks]
+        return [self.reads, self.writes, self.put_to_pop, self.removals, self.looks]
 
     async def until(self, over: asyncio.Event) -> None:
         """Run all of it until the event is set; rounds are finished."""
@@ -151,7 +151,7 @@ class Verbs:
 
     # -- claims
 
-    async def life(self) -> None:
+    async def put_to_pop(self) -> None:
         """Put, claim, give back, claim again, pop: nothing is claimed twice."""
         number = next(self._numbers)
         ids = [f"c{number}-{at}" for at in range(2)]

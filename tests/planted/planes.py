@@ -106,7 +106,7 @@ class ClaimsTwice(Plane):
         for name in got[1] if count % self.every == 0 and got[0] == "batch" else ():
             row = part.rows[name]
             row.claimed.clear()
-            part.touch(row, part.groups[row.group])
+            part.update_ready(row, part.groups[row.group])
         return got, changed
 
 
@@ -240,7 +240,7 @@ class ClaimsUncommitted(Plane):
     def _tag(self, part: Any, row: Any, tags: Any) -> None:
         super()._tag(part, row, tags)
         row.eligible = row.eligible or self.sequence
-        part.touch(row, part.groups[row.group])
+        part.update_ready(row, part.groups[row.group])
 
 
 class LooksAway(Plane):
@@ -307,7 +307,7 @@ class LookingConsumes(Plane):
         for row in part.rows.values():
             for task in part.tasks:
                 row.claimed.setdefault(task, "looked at")
-            part.touch(row, part.groups[row.group])
+            part.update_ready(row, part.groups[row.group])
         return listed
 
 
@@ -337,7 +337,7 @@ class RegisterResetsCursors(Plane):
         part = self.partitions[partition_id]
         for row in part.rows.values():
             row.claimed.clear()
-            part.touch(row, part.groups[row.group])
+            part.update_ready(row, part.groups[row.group])
 
 
 class LivesInChildren(Plane):

@@ -5,13 +5,13 @@ import pytest
 from asyncdp.middleware.policy.outage import PAUSE_S, Answer, Outage, Patience
 
 
-class Turn:
+class FakeEvent:
     """Stands for an event."""
 
 
 def test_one_of_those_who_wait_asks() -> None:
     """While one leads nobody else does; when it gives up without an answer another may, and all are woken."""
-    outage = Outage(Turn)
+    outage = Outage(FakeEvent)
     waiters = [outage.join() for _ in range(3)]
     assert outage.waiting == 3
     assert [outage.lead() for _ in waiters] == [True, False, False]
@@ -31,7 +31,7 @@ def test_one_of_those_who_wait_asks() -> None:
 
 def test_what_stops_being_expected_is_waited_for_by_those_who_wait() -> None:
     """A first answer decides whether a caller waits; who waits already does not mind that a heartbeat grew old."""
-    outage = Outage(Turn)
+    outage = Outage(FakeEvent)
     early = outage.join()
     outage.probed(Answer.NOT_YET)
     assert outage.verdict(early) is Answer.NOT_YET
@@ -44,7 +44,7 @@ def test_what_stops_being_expected_is_waited_for_by_those_who_wait() -> None:
 
 def test_what_answers_at_once_was_not_away() -> None:
     """A host that answers the first question was not away: what it answered was wrong, and attempts bound that."""
-    outage = Outage(Turn)
+    outage = Outage(FakeEvent)
     first = outage.join()
     outage.probed(Answer.BACK)
     assert outage.verdict(first) is Answer.UNEXPECTED
@@ -56,7 +56,7 @@ def test_what_answers_at_once_was_not_away() -> None:
 
 def test_pauses_grow_and_have_a_floor() -> None:
     """The first question comes at once, the second after 0.05 to 0.1 s, later ones after half to all of PAUSE_S."""
-    outage, rng = Outage(Turn), random.Random(1)
+    outage, rng = Outage(FakeEvent), random.Random(1)
     assert outage.pause_s(rng) == 0.0
     outage.asked = 1
     assert all(0.05 <= outage.pause_s(rng) <= 0.1 for _ in range(100))

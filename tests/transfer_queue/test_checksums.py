@@ -49,7 +49,7 @@ async def flip(client: Client, field: str, sample_id: str) -> None:
     """Flip a bit of one value where it lies in its storage unit."""
     transport: Any = TQTransport(client.attach_config(), bootstrap=False)
     deadline = anyio.current_time() + 60
-    link = await transport._session.link(deadline)
+    link = await transport._connection.link(deadline)
     groups, *_ = await link.ask("locate", ("p", [sample_id], (field,), None), deadline)
     unit, _, _, keys, _ = groups[0]
     values = await link.client.get(unit, keys, [field])

@@ -176,7 +176,7 @@ async def test_removing_the_rows_of_a_dead_unit_is_done(plane: Begin, servers: S
     client = await filled(plane, servers)
     other = servers.endpoints.units[1].id
     transport: Any = TQTransport(client.attach_config(), bootstrap=False)
-    link = await transport._session.link(anyio.current_time() + 5)
+    link = await transport._connection.link(anyio.current_time() + 5)
     groups, *_ = await link.ask("locate", ("p", IDS, ("x",), None), anyio.current_time() + 5)
     keys = {unit: keys for unit, _, _, keys, _ in groups}
     servers.kill(servers.endpoints.units[0])

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 
-class Op(NamedTuple):
+class OperationId(NamedTuple):
     """A mutation's name and how many seconds it has."""
 
     id: str
@@ -67,7 +67,7 @@ class OnController:
         config = {"capacity": capacity, "group_pattern": PATTERN, "strict_schema": False, "auto_register": False}
         self.real = UnitDirectory(units, config)
 
-    def until(self, op: Op) -> float:
+    def until(self, op: OperationId) -> float:
         """Return an operation's deadline."""
         return self.real.monotonic() + op.left_s
 
@@ -79,7 +79,7 @@ class OnController:
         args = (call.partition_id, call.fields, call.num_samples, call.consumer_tasks, call.grpo_group_size)
         served(lambda: self.real.register(*args, dict(call.enums)))
 
-    async def publish(self, op: Op, call: Publish, owner: str) -> Published:
+    async def publish(self, op: OperationId, call: Publish, owner: str) -> Published:
         """put_samples: what the transport asks for before and after it writes to the units."""
         p, ids, names = call.partition_id, call.sample_ids, list(call.specs)
         shares = []
@@ -106,7 +106,7 @@ class OnController:
 
     async def claim(
         self,
-        op: Op,
+        op: OperationId,
         p: str,
         task: str,
         fields: list[str],
@@ -123,11 +123,11 @@ class OnController:
         answer = served(lambda: self.real.claim(*args))
         return claim_try(TryClaim(p, task, tuple(fields), most, least), op.id, answer)
 
-    async def release(self, op: Op, p: str, ids: Sequence[str], held: Sequence[str | None], task: str) -> None:
+    async def release(self, op: OperationId, p: str, ids: Sequence[str], held: Sequence[str | None], task: str) -> None:
         """release_claim."""
         served(lambda: self.real.release(p, task, ids, held, op.id, self.until(op)))
 
-    async def release_owner(self, op: Op, p: str, owner: str) -> None:
+    async def release_owner(self, op: OperationId, p: str, owner: str) -> None:
         """release_claims."""
         served(lambda: self.real.release_owner(p, owner, op.id, self.until(op)))
 
@@ -135,11 +135,13 @@ class OnController:
         """Give back a claim that nobody got."""
         served(lambda: self.real.abandon(p, claim_id))
 
-    async def clear(self, op: Op, p: str, ids: Sequence[str] | None, owner: str, held: Any, lives: Any) -> Cleared:
+    async def clear(
+        self, op: OperationId, p: str, ids: Sequence[str] | None, owner: str, held: Any, lives: Any
+    ) -> Cleared:
         """clear_samples, pop."""
         return Cleared(served(lambda: self.real.clear(p, ids, op.id, self.until(op), owner, held, lives))[0])
 
-    async def drop(self, op: Op, p: str) -> tuple[()]:
+    async def drop(self, op: OperationId, p: str) -> tuple[()]:
         """drop_partition."""
         served(lambda: self.real.drop(p, op.id, self.until(op)))
         return ()
@@ -197,7 +199,7 @@ class TwinsOnController(Twins):
     def connect(self, url: str) -> OnController:
         """Begin with an empty directory."""
         del url
-        self.op = Op
+        self.op = OperationId
         return OnController(14, [host.id for host in self.hosts])
 
     def beat(self) -> None:

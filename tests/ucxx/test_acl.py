@@ -18,7 +18,7 @@ from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.transports.ucxx.directory import lua as library
 from asyncdp.transports.ucxx.directory.server import acl
 from asyncdp.transports.ucxx.directory.settings import DirectorySettings
-from tests.ucxx.test_directory import op, put
+from tests.ucxx.test_directory import mutation, put
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
@@ -65,7 +65,9 @@ async def test_the_least_rights_are_enough(plane: Directory, connect: Connect) -
         claimed: list[list[str]] = []
 
         async def claim() -> None:
-            claimed.append((await plane.claim(op("claim"), "p", "t", ["x"], 2, 1, "me", wait_s=50)).meta.sample_ids)
+            claimed.append(
+                (await plane.claim(mutation("claim"), "p", "t", ["x"], 2, 1, "me", wait_s=50)).meta.sample_ids
+            )
 
         group.start_soon(claim)
         await anyio.sleep(0.05)
@@ -78,8 +80,8 @@ async def test_the_least_rights_are_enough(plane: Directory, connect: Connect) -
     assert await plane.depth("p") == 1
     await plane.share_secret("secret")
     await plane.epoch()
-    assert (await plane.clear(op(), "p", ["g_g0", "g_g1"])).count == 2
-    await plane.drop(op(), "p")
+    assert (await plane.clear(mutation(), "p", ["g_g0", "g_g1"])).count == 2
+    await plane.drop(mutation(), "p")
     await plane.leave("host", 1)
     assert await connect()._link.command("ACL", "LOG") == []
     assert await plane.excess_rights() == []
@@ -212,10 +214,10 @@ async def test_what_was_done_is_no_error_where_notices_may_not_be_sent(worker: D
     """A notice only saves others a look: a mutation whose notice is refused has happened, and says so."""
     await worker.register(RegisterPartition("p", ("x",), 64, ("t",)))
     await put(worker, ["a"])
-    batch = await worker.claim(op("claim"), "p", "t", ["x"], 1, 1, "me")
+    batch = await worker.claim(mutation("claim"), "p", "t", ["x"], 1, 1, "me")
     assert batch.meta.sample_ids == ["a"]
     await worker.abandon("p", "claim")
-    assert (await worker.clear(op(), "p", ["a"])).count == 1
+    assert (await worker.clear(mutation(), "p", ["a"])).count == 1
 
 
 async def test_who_may_not_hear_notices_looks_by_itself(
@@ -225,7 +227,7 @@ async def test_who_may_not_hear_notices_looks_by_itself(
     monkeypatch.setattr("asyncdp.transports.ucxx.directory.server.notices.CONFIRM_S", 60.0)
     await worker.register(RegisterPartition("p", ("x",), 64, ("t",)))
     with anyio.fail_after(60):
-        assert (await worker.claim(op(), "p", "t", ["x"], 1, 1, "me", wait_s=0.2)).meta.size == 0
+        assert (await worker.claim(mutation(), "p", "t", ["x"], 1, 1, "me", wait_s=0.2)).meta.size == 0
     asked = (await worker._link.command("INFO", "commandstats")).decode().split("cmdstat_subscribe:")[1]
 
     async def soon() -> None:
@@ -235,6 +237,6 @@ async def test_who_may_not_hear_notices_looks_by_itself(
     async with anyio.create_task_group() as group:
         group.start_soon(soon)
         with anyio.fail_after(60):
-            assert (await worker.claim(op(), "p", "t", ["x"], 1, 1, "me", wait_s=50)).meta.sample_ids == ["a"]
+            assert (await worker.claim(mutation(), "p", "t", ["x"], 1, 1, "me", wait_s=50)).meta.sample_ids == ["a"]
     again = (await worker._link.command("INFO", "commandstats")).decode().split("cmdstat_subscribe:")[1]
     assert asked.split("rejected_calls=")[1].split(",")[0] == again.split("rejected_calls=")[1].split(",")[0]

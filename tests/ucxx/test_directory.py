@@ -21,18 +21,18 @@ from asyncdp.errors import (
 from asyncdp.rows.block import FieldSpec
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.directory import Directory, Op, Published
+    from asyncdp.transports.ucxx.directory import Directory, OperationId, Published
 
 pytestmark = pytest.mark.anyio
 HOST = HostRef("host", 1, (1,))
 _NEXT = iter(range(1, 1 << 30))
 
 
-def op(name: str = "", left_s: float = 10.0) -> "Op":
+def mutation(name: str = "", left_s: float = 10.0) -> "OperationId":
     """Name a mutation."""
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
-    return Op(name or f"op{next(_NEXT)}", left_s)
+    return OperationId(name or f"op{next(_NEXT)}", left_s)
 
 
 async def put(
@@ -41,7 +41,7 @@ async def put(
     """Publish one slot that holds field x of all ids."""
     ref = SlotRef(HOST, slot, 1, ("x",), range(len(ids)), range(len(ids)))
     spec = {"x": FieldSpec("object")}
-    named = how.get("op", op())
+    named = how.get("op", mutation())
     told = None if tags is None else tuple(tags)
     call = Publish(tuple(ids), how.get("p", "p"), (ref,), told, spec, {"x": (8,) * len(ids)}, **how.get("bound", {}))
     return await directory.publish(named, call, "me")
@@ -71,18 +71,18 @@ async def plane(directory: "Directory") -> "Directory":
 async def test_a_resent_clear_leaves_the_newer_row(plane: "Directory") -> None:
     """A clear's reply is lost, another put is acknowledged, the clear comes again: the new row lives."""
     await put(plane, ["a"], 1)
-    first = await plane.clear(op("clear"), "p", ["a"])
+    first = await plane.clear(mutation("clear"), "p", ["a"])
     await put(plane, ["a"], 2)
-    assert await plane.clear(op("clear"), "p", ["a"]) == first
+    assert await plane.clear(mutation("clear"), "p", ["a"]) == first
     assert first.freed[0].slot.slot == 1
     assert await slots(plane, ["a"]) == [2]
 
 
 async def test_a_resent_put_leaves_the_newer_value(plane: "Directory") -> None:
     """A put's reply is lost, a newer put is acknowledged, the old one comes again: the newer value stays."""
-    first = await put(plane, ["a"], 1, op=op("old"))
+    first = await put(plane, ["a"], 1, op=mutation("old"))
     newer = await put(plane, ["a"], 2)
-    assert await put(plane, ["a"], 1, op=op("old")) == first
+    assert await put(plane, ["a"], 1, op=mutation("old")) == first
     assert await slots(plane, ["a"]) == [2]
     assert [(cells.slot.slot, cells.index, cells.fields) for cells in newer.dead] == [(1, (0,), None)]
 
@@ -90,18 +90,18 @@ async def test_a_resent_put_leaves_the_newer_value(plane: "Directory") -> None:
 async def test_a_resolved_put_never_comes_back(plane: "Directory") -> None:
     """A put is cancelled and resolved, its id cleared; then the abandoned put arrives: refused."""
     assert await plane.resolve("gone", "p") == Resolved("refused")
-    await plane.clear(op(), "p", ["a"])
+    await plane.clear(mutation(), "p", ["a"])
     with pytest.raises(DataPlaneWriteError, match="given up"):
-        await put(plane, ["a"], 1, op=op("gone"))
+        await put(plane, ["a"], 1, op=mutation("gone"))
     assert await slots(plane, ["a"]) == [0]
 
 
 async def test_a_put_that_arrived_is_done(plane: "Directory") -> None:
     """Resolve of a put that did arrive says so, also where the partition is gone by then."""
-    first = await put(plane, ["a"], 1, op=op("there"))
+    first = await put(plane, ["a"], 1, op=mutation("there"))
     assert await plane.resolve("there", "p") == Resolved("done")
-    await plane.drop(op(), "p")
-    assert await put(plane, ["a"], 1, op=op("there")) == first
+    await plane.drop(mutation(), "p")
+    assert await put(plane, ["a"], 1, op=mutation("there")) == first
     assert await plane.resolve("there", "p", age_s=1e4) == Resolved("done")
     assert await plane.resolve("unknown", "p", age_s=1e4) == Resolved("forgotten")
 
@@ -109,9 +109,9 @@ async def test_a_put_that_arrived_is_done(plane: "Directory") -> None:
 async def test_what_comes_after_its_deadline_is_refused(plane: "Directory") -> None:
     """A mutation whose call is over by the server's clock changes nothing, and is not remembered."""
     with pytest.raises(DataPlaneTimeout, match="after its deadline"):
-        await put(plane, ["a"], 1, op=op("late", -1.0))
+        await put(plane, ["a"], 1, op=mutation("late", -1.0))
     with pytest.raises(DataPlaneTimeout):
-        await plane.claim(op("late claim", -1.0), "p", "t", ["x"], 1, 1, "me")
+        await plane.claim(mutation("late claim", -1.0), "p", "t", ["x"], 1, 1, "me")
     assert await slots(plane, ["a"]) == [0]
     assert await plane.resolve("late", "p") == Resolved("refused")
 
@@ -119,28 +119,28 @@ async def test_what_comes_after_its_deadline_is_refused(plane: "Directory") -> N
 async def test_a_repeated_claim_is_the_same_batch(plane: "Directory") -> None:
     """A claim's reply is lost: asked again it is the same batch, and the next claim gets others."""
     await put(plane, [f"s{i}" for i in range(6)])
-    first = await plane.claim(op("c"), "p", "t", ["x"], 4, 4, "me")
-    assert await plane.claim(op("c"), "p", "t", ["x"], 4, 4, "me") == first
+    first = await plane.claim(mutation("c"), "p", "t", ["x"], 4, 4, "me")
+    assert await plane.claim(mutation("c"), "p", "t", ["x"], 4, 4, "me") == first
     assert first.meta.sample_ids == ["s0", "s1", "s2", "s3"]
-    assert (await plane.claim(op(), "p", "t", ["x"], 4, 1, "me")).meta.sample_ids == ["s4", "s5"]
-    assert (await plane.claim(op(), "p", "u", ["x"], 9, 1, "me")).meta.size == 6
+    assert (await plane.claim(mutation(), "p", "t", ["x"], 4, 1, "me")).meta.sample_ids == ["s4", "s5"]
+    assert (await plane.claim(mutation(), "p", "u", ["x"], 9, 1, "me")).meta.size == 6
 
 
 async def test_an_ended_claim_takes_nothing_more(plane: "Directory") -> None:
     """A claim that was released, abandoned or emptied is refused when its request arrives once more."""
     await put(plane, ["a", "b", "c", "d"])
     for name, end in (
-        ("released", lambda ids: plane.release(op(), "p", ids, ["released"] * len(ids), "t")),
+        ("released", lambda ids: plane.release(mutation(), "p", ids, ["released"] * len(ids), "t")),
         ("abandoned", lambda _: plane.abandon("p", "abandoned")),
-        ("popped", lambda ids: plane.clear(op(), "p", ids)),
+        ("popped", lambda ids: plane.clear(mutation(), "p", ids)),
     ):
-        got = await plane.claim(op(name), "p", "t", ["x"], 2, 1, "me")
+        got = await plane.claim(mutation(name), "p", "t", ["x"], 2, 1, "me")
         await end(got.meta.sample_ids)
         with pytest.raises(DataPlaneWriteError):
-            await plane.claim(op(name), "p", "t", ["x"], 2, 1, "me")
+            await plane.claim(mutation(name), "p", "t", ["x"], 2, 1, "me")
     await plane.abandon("p", "never arrived")
     with pytest.raises(DataPlaneWriteError):
-        await plane.claim(op("never arrived"), "p", "t", ["x"], 2, 1, "me")
+        await plane.claim(mutation("never arrived"), "p", "t", ["x"], 2, 1, "me")
     assert await plane.list_claims("p", "t") == []
 
 
@@ -153,12 +153,12 @@ async def test_clearing_all_of_an_owner_spares_what_lives_anew(
 
     async def slowly(partition_id: str, owner: str) -> Any:
         found = await looked_up(partition_id, owner)
-        await plane.clear(op(), "p", ["a"])
+        await plane.clear(mutation(), "p", ["a"])
         await put(plane, ["a"], 2)
         return found
 
     monkeypatch.setattr(plane, "_owned", slowly)
-    assert (await plane.clear(op(), "p", None, "me")).count == 1
+    assert (await plane.clear(mutation(), "p", None, "me")).count == 1
     assert await slots(plane, ["a", "b"]) == [2, 0]
 
 
@@ -168,27 +168,27 @@ async def test_clearing_all_of_an_owner_spares_what_lives_anew(
 async def test_a_lease_that_is_over_is_lost(plane: "Directory") -> None:
     """A consumer outlives its lease and another claims: the first may neither release nor pop."""
     await put(plane, ["a"])
-    first = await plane.claim(op("first"), "p", "t", ["x"], 1, 1, "slow", lease_s=0.02)
-    again = await plane.claim(op("second"), "p", "t", ["x"], 1, 1, "quick", wait_s=60.0)
+    first = await plane.claim(mutation("first"), "p", "t", ["x"], 1, 1, "slow", lease_s=0.02)
+    again = await plane.claim(mutation("second"), "p", "t", ["x"], 1, 1, "quick", wait_s=60.0)
     assert first.meta.sample_ids == again.meta.sample_ids == ["a"]
     with pytest.raises(ClaimLost, match="'a' is not claimed"):
-        await plane.release(op(), "p", ["a"], ["first"], "t")
+        await plane.release(mutation(), "p", ["a"], ["first"], "t")
     with pytest.raises(ClaimLost):
-        await plane.clear(op(), "p", ["a"], "", [("first",)])
-    assert (await plane.clear(op(), "p", ["a"], "", [("second",)])).count == 1
+        await plane.clear(mutation(), "p", ["a"], "", [("first",)])
+    assert (await plane.clear(mutation(), "p", ["a"], "", [("second",)])).count == 1
     with pytest.raises(ClaimLost):  # gone, but as the other's
-        await plane.clear(op(), "p", ["a"], "", [("first",)])
+        await plane.clear(mutation(), "p", ["a"], "", [("first",)])
 
 
 async def test_claimable_again_only_after_a_clear(plane: "Directory") -> None:
     """A claimed sample that is put again is not claimable again; cleared and put again it is, as another one."""
     await put(plane, ["a"], 1)
-    meta = (await plane.claim(op(), "p", "t", ["x"], 1, 1, "me")).meta
+    meta = (await plane.claim(mutation(), "p", "t", ["x"], 1, 1, "me")).meta
     await put(plane, ["a"], 2)
-    assert (await plane.claim(op(), "p", "t", ["x"], 1, 1, "me")).meta.size == 0
-    await plane.clear(op(), "p", ["a"])
+    assert (await plane.claim(mutation(), "p", "t", ["x"], 1, 1, "me")).meta.size == 0
+    await plane.clear(mutation(), "p", ["a"])
     await put(plane, ["a"], 3)
-    anew = (await plane.claim(op(), "p", "t", ["x"], 1, 1, "me")).meta
+    anew = (await plane.claim(mutation(), "p", "t", ["x"], 1, 1, "me")).meta
     assert anew.sample_ids == ["a"]
     assert meta.handles is not None
     assert anew.handles is not None
@@ -204,10 +204,10 @@ async def test_whole_groups_in_the_order_in_which_they_became_whole(plane: "Dire
     await put(plane, ["b_g1"])
     await put(plane, ["a_g1", "c_g0"])
     with pytest.raises(DataPlaneBadRequest, match="below one group of 2"):
-        await plane.claim(op(), "p", "t", ["x"], 1, 1, "me")
-    got = await plane.claim(op(), "p", "t", ["x"], 3, 3, "me")
+        await plane.claim(mutation(), "p", "t", ["x"], 1, 1, "me")
+    got = await plane.claim(mutation(), "p", "t", ["x"], 3, 3, "me")
     assert got.meta.sample_ids == ["b_g0", "b_g1"]
-    assert (await plane.claim(op(), "p", "t", ["x"], 4, 1, "me")).meta.sample_ids == ["a_g0", "a_g1"]
+    assert (await plane.claim(mutation(), "p", "t", ["x"], 4, 1, "me")).meta.sample_ids == ["a_g0", "a_g1"]
     with pytest.raises(DataPlaneBadRequest, match="group 'a' would have 3 rows"):
         await put(plane, ["a_g2"])
 
@@ -217,7 +217,7 @@ async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") ->
     await plane.register(RegisterPartition("p", ("x",), 10, (), 2))
 
     async def waiting() -> tuple[int, tuple[str, ...]]:
-        seen = await plane.claim(op(), "p", "t", ["x"], 8, 8, "me")
+        seen = await plane.claim(mutation(), "p", "t", ["x"], 8, 8, "me")
         return seen.ready, seen.waiting_ids
 
     await put(plane, ["a_g0"], 1)
@@ -225,12 +225,12 @@ async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") ->
     await put(plane, ["a_g1"], 2)
     await put(plane, ["b_g0"], 3)
     assert await waiting() == (2, ("b_g0",))
-    await plane.clear(op(), "p", ["a_g0"])
+    await plane.clear(mutation(), "p", ["a_g0"])
     assert await waiting() == (0, ("a_g1", "b_g0"))
     await put(plane, ["b_g1"], 4)
-    got = await plane.claim(op("c"), "p", "t", ["x"], 2, 2, "me")
+    got = await plane.claim(mutation("c"), "p", "t", ["x"], 2, 2, "me")
     assert await waiting() == (0, ("a_g1",))
-    await plane.release(op(), "p", got.meta.sample_ids[:1], ["c"], "t")
+    await plane.release(mutation(), "p", got.meta.sample_ids[:1], ["c"], "t")
     assert await waiting() == (0, ("a_g1", got.meta.sample_ids[0]))
 
 
@@ -240,7 +240,7 @@ async def test_a_waiting_claim_is_woken_by_a_put(connect: Callable[..., "Directo
     got: list[Any] = []
 
     async def wait() -> None:
-        got.append(await waiter.claim(op(), "p", "t", ["x"], 2, 2, "me", wait_s=300.0))
+        got.append(await waiter.claim(mutation(), "p", "t", ["x"], 2, 2, "me", wait_s=300.0))
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:
@@ -251,7 +251,7 @@ async def test_a_waiting_claim_is_woken_by_a_put(connect: Callable[..., "Directo
             assert not got
             await put(plane, ["b"])
     assert got[0].meta.sample_ids == ["a", "b"]
-    nothing = await waiter.claim(op(), "p", "t", ["x"], 2, 1, "me", wait_s=0.05)
+    nothing = await waiter.claim(mutation(), "p", "t", ["x"], 2, 1, "me", wait_s=0.05)
     assert nothing.meta.size == 0
 
 
@@ -263,7 +263,7 @@ async def test_every_sample_once(connect: Callable[..., "Directory"], plane: "Di
 
     async def take(client: "Directory") -> None:
         while True:
-            meta = (await client.claim(op(), "p", "t", ["x"], 7, 1, "me")).meta
+            meta = (await client.claim(mutation(), "p", "t", ["x"], 7, 1, "me")).meta
             if not meta.size:
                 return
             seen.extend(meta.sample_ids)
@@ -303,17 +303,17 @@ async def test_an_index_that_is_built_while_others_write(
 
     async def claim() -> None:
         for _ in range(15):
-            got.extend((await plane.claim(op(), "p", "t", ["x"], 200, 1, "me")).meta.sample_ids)
+            got.extend((await plane.claim(mutation(), "p", "t", ["x"], 200, 1, "me")).meta.sample_ids)
 
     async def write() -> None:
         for i in range(20):
             await put(other, [f"new{i}_g0", f"new{i}_g1"])
-            await other.clear(op(), "p", [f"{2499 - i}_g0"])
+            await other.clear(mutation(), "p", [f"{2499 - i}_g0"])
 
     async with anyio.create_task_group() as group:
         group.start_soon(claim)
         group.start_soon(write)
-    got.extend((await plane.claim(op(), "p", "t", ["x"], 9999, 1, "me")).meta.sample_ids)
+    got.extend((await plane.claim(mutation(), "p", "t", ["x"], 9999, 1, "me")).meta.sample_ids)
     groups = [f"{i}" for i in range(2480)] + [f"new{i}" for i in range(20)]
     assert len(got) == len(set(got))
     assert {f"{name}_g{i}" for name in groups for i in range(2)} <= set(got)
@@ -328,7 +328,7 @@ async def test_a_typo_is_told_at_once(plane: "Directory") -> None:
     await put(plane, ["a"])
     for args in (("nope", "t", ["x"]), ("p", "nope", ["x"]), ("p", "t", ["nope"])):
         with pytest.raises(DataPlaneBadRequest, match="nope"):
-            await plane.claim(op(), *args, 1, 1, "me")
+            await plane.claim(mutation(), *args, 1, 1, "me")
     found = await plane.locate("p", ["a"], ["nope"])
     assert isinstance(found.missing[0], SampleNotFound)
 
@@ -376,7 +376,7 @@ async def test_two_clients_that_widen_one_schema_at_once(connect: Callable[..., 
         for i in range(10):
             ref = SlotRef(HOST, 1, 1, (f"{name}{i}",), [0], [0])
             spec = {f"{name}{i}": FieldSpec("object")}
-            await client.publish(op(), Publish((name,), "p", (ref,), None, spec), "me")
+            await client.publish(mutation(), Publish((name,), "p", (ref,), None, spec), "me")
 
     async with anyio.create_task_group() as group:
         for at, client in enumerate(clients):
@@ -402,20 +402,20 @@ async def test_ten_thousand_ids_in_one_call(plane: "Directory") -> None:
     metas = await plane.list_metadata("p")
     assert [meta.keys[0] for meta in metas] == ids
     assert [type(meta.tags[0]["f"]) for meta in metas[:3]] == [float] * 3
-    claimed = await plane.claim(op("all"), "p", "t", ["x"], 20_000, 10_001, "me")
+    claimed = await plane.claim(mutation("all"), "p", "t", ["x"], 20_000, 10_001, "me")
     assert claimed.meta.sample_ids == ids
     await plane.beat(HostInfo(HOST.id, HOST.epoch, ports=HOST.ports))  # all of that may take long on a busy machine
     assert await plane.depth("p") == len(ids)
-    await plane.release(op(), "p", ids, ["all"] * len(ids), "t")
-    assert (await plane.clear(op(), "p", ids)).freed[0].index == tuple(range(len(ids)))
+    await plane.release(mutation(), "p", ids, ["all"] * len(ids), "t")
+    assert (await plane.clear(mutation(), "p", ids)).freed[0].index == tuple(range(len(ids)))
     assert (await plane.describe("p")).size == 0
 
 
 async def test_nothing_is_left_of_a_dropped_partition(plane: "Directory", namespace: str) -> None:
     """After a drop only what remembers outcomes is left, and that expires."""
     await put(plane, ["a", "b"])
-    await plane.claim(op(), "p", "t", ["x"], 1, 1, "me")
-    freed = await plane.drop(op(), "p")
+    await plane.claim(mutation(), "p", "t", ["x"], 1, 1, "me")
+    freed = await plane.drop(mutation(), "p")
     assert [(cells.slot.slot, cells.index) for cells in freed] == [(1, (0, 1))]
     for key in await plane._link.command("KEYS", f"{namespace}:{{p}}:*"):
         assert await plane._link.command("TTL", key) > 0, key

@@ -21,11 +21,13 @@ pytestmark = pytest.mark.anyio
 
 async def publish(directory: "Directory", refs: Any, ids: tuple[str, ...]) -> Any:
     """Make slots of float rows the content of samples."""
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
     specs = rows(1).observed()
     nbytes = {"a": (32,) * len(ids)}
-    return await directory.publish(Op(f"publish-{ids[0]}", 30.0), Publish(ids, "p", refs, None, specs, nbytes), "me")
+    return await directory.publish(
+        OperationId(f"publish-{ids[0]}", 30.0), Publish(ids, "p", refs, None, specs, nbytes), "me"
+    )
 
 
 async def register(directory: "Directory") -> None:
@@ -36,7 +38,7 @@ async def register(directory: "Directory") -> None:
 async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Callable[..., Directory]") -> None:
     """Its report is in the directory; what was published is kept, unpublished and cleared rows go, by that clock."""
     from asyncdp.transports.ucxx.client.directory_entry import HostEntry
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
     directory = connect()
     await register(directory)
@@ -59,7 +61,7 @@ async def test_a_host_is_found_and_what_is_nobody_s_is_taken_back(connect: "Call
                 await asyncio.sleep(0.02)
             slot = table.slots[kept[0].slot]
             assert slot.live(host.arena)[:, 0].tolist() == [1, 1]
-            await directory.clear(Op("clear", 30.0), "p", ("s",))
+            await directory.clear(OperationId("clear", 30.0), "p", ("s",))
             while slot.live(host.arena)[:, 0].tolist() != [0, 1]:  # noqa: ASYNC110 - as above
                 await asyncio.sleep(0.02)
     assert not await directory.hosts()

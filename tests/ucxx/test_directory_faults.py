@@ -19,21 +19,21 @@ from asyncdp.calls.slots import Publish
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneClosed, DataPlaneUnavailable
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer, Op
+    from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer, OperationId
 
 pytestmark = pytest.mark.anyio
 
 
-def op(name: str, left_s: float = 10.0) -> "Op":
+def mutation(name: str, left_s: float = 10.0) -> "OperationId":
     """Name a mutation."""
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
-    return Op(name, left_s)
+    return OperationId(name, left_s)
 
 
 async def tag(directory: "Directory", name: str, ids: list[str]) -> None:
     """Put samples that are tags only."""
-    await directory.publish(op(name), Publish(tuple(ids), "p", (), ({"k": 1},) * len(ids), {}), "me")
+    await directory.publish(mutation(name), Publish(tuple(ids), "p", (), ({"k": 1},) * len(ids), {}), "me")
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ async def test_what_was_acknowledged_survives_a_kill(
     assert acknowledged
     assert acknowledged <= puts.keys()
     assert set(puts.values()) == {4}
-    claimed = await directory.claim(op("c"), "p", "t", [], len(rows), 1, "me")
+    claimed = await directory.claim(mutation("c"), "p", "t", [], len(rows), 1, "me")
     assert sorted(claimed.meta.sample_ids) == sorted(rows)
 
 
@@ -94,7 +94,7 @@ async def test_one_client_goes_on_after_a_restart(frail: "EmbeddedServer", conne
     directory = connect(frail.url)
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
     await tag(directory, "put", ["a", "b"])
-    first = await directory.claim(op("c"), "p", "t", [], 1, 1, "me")
+    first = await directory.claim(mutation("c"), "p", "t", [], 1, 1, "me")
     epoch = await directory.epoch()
     frail.kill()
     with pytest.raises((RedisConnectionError, ConnectionRefusedError)):
@@ -102,7 +102,7 @@ async def test_one_client_goes_on_after_a_restart(frail: "EmbeddedServer", conne
     with pytest.raises(ConnectionRefusedError):  # nothing was sent
         await directory.depth("p")
     await frail.start()
-    assert await directory.claim(op("c"), "p", "t", [], 1, 1, "me") == first
+    assert await directory.claim(mutation("c"), "p", "t", [], 1, 1, "me") == first
     assert await directory.epoch() == epoch
     await tag(directory, "put", ["a", "b"])
     assert (await directory.describe("p")).size == 2
@@ -157,7 +157,7 @@ async def test_a_paused_server_hangs_nobody(frail: "EmbeddedServer", connect: Ca
     assert frail.pid is not None
     os.kill(frail.pid, signal.SIGSTOP)
     with anyio.move_on_after(0.1) as scope:
-        await directory.publish(op("put", 0.1), Publish(("a",), "p", (), ({"k": 1},), {}), "me")
+        await directory.publish(mutation("put", 0.1), Publish(("a",), "p", (), ({"k": 1},), {}), "me")
     assert scope.cancelled_caught
     with anyio.fail_after(60), pytest.raises(ConnectionRefusedError, match="cannot be reached"):
         await late.depth("p")  # a new connection: the greeting is not answered
@@ -171,7 +171,7 @@ async def test_cancelled_at_random_everybody_gets_his_own_reply(directory: "Dire
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
     ids = [f"s{i}" for i in range(20)]
     made = await directory.publish(
-        op("put"), Publish(tuple(ids), "p", (), tuple({"k": i} for i in range(20)), {}), "me"
+        mutation("put"), Publish(tuple(ids), "p", (), tuple({"k": i} for i in range(20)), {}), "me"
     )
     rng = random.Random(1)
     answered = 0
@@ -203,13 +203,15 @@ async def test_cancelled_claims_are_resolved(directory: "Directory") -> None:
     await tag(directory, "put", ids)
     rng = random.Random(2)
     for i in range(60):
-        task = asyncio.create_task(directory.claim(op(f"c{i}"), "p", "t", [], 3, 1, "me", wait_s=rng.choice([0, 1])))
+        task = asyncio.create_task(
+            directory.claim(mutation(f"c{i}"), "p", "t", [], 3, 1, "me", wait_s=rng.choice([0, 1]))
+        )
         await asyncio.sleep(rng.random() * 0.001)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await directory.abandon("p", f"c{i}")
     assert await directory.list_claims("p", "t") == []
-    left = await directory.claim(op("rest"), "p", "t", [], 99, 1, "me")
+    left = await directory.claim(mutation("rest"), "p", "t", [], 99, 1, "me")
     assert sorted(left.meta.sample_ids) == sorted(ids)
 
 
@@ -220,7 +222,7 @@ async def test_close_wakes_who_waits(connect: Callable[..., "Directory"]) -> Non
 
     async def wait() -> None:
         with pytest.raises(DataPlaneClosed):
-            await directory.claim(op("c"), "p", "t", [], 1, 1, "me", wait_s=300.0)
+            await directory.claim(mutation("c"), "p", "t", [], 1, 1, "me", wait_s=300.0)
 
     with anyio.fail_after(60):
         async with anyio.create_task_group() as group:

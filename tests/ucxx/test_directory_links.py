@@ -25,11 +25,11 @@ pytestmark = pytest.mark.anyio
 Connect = Callable[..., "Directory"]
 
 
-def op(name: str) -> Any:
+def mutation(name: str) -> Any:
     """Name a mutation."""
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
-    return Op(name, 10.0)
+    return OperationId(name, 10.0)
 
 
 @pytest.fixture(scope="module")
@@ -121,11 +121,11 @@ async def test_a_user_over_tls(server: "EmbeddedServer", connect: Connect, certi
     async with tunnel(server, certificates) as door:
         directory = connect(f"rediss://tls:pw@localhost:{door.port}/0?ssl_ca_certs={certificates / 'ca.crt'}")
         await directory.register(RegisterPartition("p", (), 1, ("t",)))
-        await directory.publish(op("put"), Publish(("a", "b"), "p", (), ({"k": 1},) * 2, {}), "me")
-        waits = asyncio.ensure_future(directory.claim(op("c"), "p", "t", [], 3, 3, "me", wait_s=60.0))
-        await directory.publish(op("more"), Publish(("c",), "p", (), ({"k": 1},), {}), "me")
+        await directory.publish(mutation("put"), Publish(("a", "b"), "p", (), ({"k": 1},) * 2, {}), "me")
+        waits = asyncio.ensure_future(directory.claim(mutation("c"), "p", "t", [], 3, 3, "me", wait_s=60.0))
+        await directory.publish(mutation("more"), Publish(("c",), "p", (), ({"k": 1},), {}), "me")
         assert (await waits).meta.sample_ids == ["a", "b", "c"]  # the notice came over TLS as well
-        assert (await directory.clear(op("clear"), "p", ["a"])).count == 1
+        assert (await directory.clear(mutation("clear"), "p", ["a"])).count == 1
         await directory.close()
 
 

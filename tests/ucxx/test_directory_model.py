@@ -86,9 +86,9 @@ class Twins:
 
     def connect(self, url: str) -> Any:
         """Return a client of an empty directory."""
-        from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, Op
+        from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, HostInfo, OperationId
 
-        self.host_info, self.op = HostInfo, Op
+        self.host_info, self.op = HostInfo, OperationId
         chosen = DirectorySettings(namespace=f"model{next(_RUNS)}", capacity_age_s=0.0, host_timeout_s=600.0)
         return Directory(url, capacity=14, group_pattern=PATTERN, settings=chosen)
 

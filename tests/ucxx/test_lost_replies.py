@@ -7,7 +7,7 @@ import pytest
 from asyncdp.calls import RegisterPartition
 from asyncdp.calls.slots import Resolved
 from asyncdp.errors import DataPlaneBadRequest
-from tests.ucxx.test_directory import op, put, slots
+from tests.ucxx.test_directory import mutation, put, slots
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.anyio
 async def remove(directory: "Directory", how: str) -> Any:
     """Send one and the same removal."""
     if how == "drop":
-        return await directory.drop(op("again"), "p")
+        return await directory.drop(mutation("again"), "p")
     if how == "owner":
-        return await directory.clear(op("again"), "p", None, "me")
+        return await directory.clear(mutation("again"), "p", None, "me")
     if how == "release":
-        return await directory.release_owner(op("again"), "p", "me")
-    return await directory.clear(op("again"), "p", ["a"])
+        return await directory.release_owner(mutation("again"), "p", "me")
+    return await directory.clear(mutation("again"), "p", ["a"])
 
 
 @pytest.mark.parametrize("registered", [True, False])
@@ -38,7 +38,7 @@ async def test_a_removal_that_found_nothing_is_not_done_again(
     first = await remove(directory, how)
     await directory.register(declare)
     await put(directory, ["a"], 2)
-    claimed = await directory.claim(op("claim"), "p", "t", ["x"], 1, 1, "me")
+    claimed = await directory.claim(mutation("claim"), "p", "t", ["x"], 1, 1, "me")
     assert claimed.meta.size == 1
     assert await remove(directory, how) == first
     assert await slots(directory, ["a"]) == [2]
@@ -56,4 +56,4 @@ async def test_whole_groups_cannot_be_declared_where_a_group_is_larger(directory
     there = await directory.describe("p")
     assert (there.grpo_group_size, there.consumer_tasks) == (None, ("t",))
     await directory.register(RegisterPartition("p", (), 10, (), 3))
-    assert (await directory.claim(op(), "p", "t", ["x"], 9, 1, "me")).meta.size == 6
+    assert (await directory.claim(mutation(), "p", "t", ["x"], 9, 1, "me")).meta.size == 6

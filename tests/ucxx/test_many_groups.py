@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from asyncdp.calls import RegisterPartition
-from tests.ucxx.test_directory import op, put
+from tests.ucxx.test_directory import mutation, put
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.directory import Directory
@@ -23,15 +23,15 @@ async def test_thousands_of_groups_in_one_call(directory: "Directory", first: st
     """Groups that all lose their oldest row in one clear; an error in mid-function would leave half of it done."""
     await directory.register(RegisterPartition("p", ("x",), 64, ("t",), 2))
     ids = [f"{at}_g{i}" for at in range(GROUPS) for i in range(2)]
-    assert (await directory.claim(op(), "p", "t", ["x"], 2, 1, "me")).meta.size == 0  # from now on there is an index
+    assert (await directory.claim(mutation(), "p", "t", ["x"], 2, 1, "me")).meta.size == 0  # makes an index
     await put(directory, ids)
     if first == "claim":
-        assert (await directory.claim(op(), "p", "t", ["x"], 2 * GROUPS, 1, "me")).meta.size == 2 * GROUPS
-    assert (await directory.clear(op(), "p", ids[::2])).count == GROUPS
-    assert (await directory.clear(op(), "p", ids)).count == GROUPS
+        assert (await directory.claim(mutation(), "p", "t", ["x"], 2 * GROUPS, 1, "me")).meta.size == 2 * GROUPS
+    assert (await directory.clear(mutation(), "p", ids[::2])).count == GROUPS
+    assert (await directory.clear(mutation(), "p", ids)).count == GROUPS
     assert (await directory.describe("p")).size_bytes == 0
     await put(directory, ids[:2])
-    assert (await directory.claim(op(), "p", "t", ["x"], 2, 1, "me")).meta.sample_ids == ids[:2]
+    assert (await directory.claim(mutation(), "p", "t", ["x"], 2, 1, "me")).meta.sample_ids == ids[:2]
     assert await directory.consumed("p", ["t"])
 
 
@@ -43,7 +43,7 @@ async def test_what_a_host_still_holds_is_found_in_pages(connect: Callable[..., 
     for slot in (1, 2, 3):
         await put(directory, [f"{slot}_{at}" for at in range(1500)], slot)
     await put(directory, ["q0", "q1"], 9, p="q")
-    await directory.clear(op(), "p", [f"1_{at}" for at in range(10)])
+    await directory.clear(mutation(), "p", [f"1_{at}" for at in range(10)])
     await put(directory, [f"2_{at}" for at in range(1500)], 4)
     found = await directory.cells_of("host", 1, ["p", "q", "never"])
     assert found == {

@@ -57,7 +57,7 @@ async def fill(directory: "Directory", namespace: str) -> None:
 
 async def test_a_directory_of_an_older_release_is_served(connect: Callable[..., "Directory"], namespace: str) -> None:
     """Rows, groups, tags, claims and ready indexes are what they were; puts and removals are bound to their lives."""
-    from asyncdp.transports.ucxx.directory import Op
+    from asyncdp.transports.ucxx.directory import OperationId
 
     directory = connect()
     await fill(directory, namespace)
@@ -68,14 +68,14 @@ async def test_a_directory_of_an_older_release_is_served(connect: Callable[..., 
     ]
     assert [str(handle.incarnation).encode() for group in groups for handle in group.handles if handle] == RIDS
     assert [info.sample_ids for info in await directory.list_claims("p", "score")] == [("g_g0", "g_g1")]
-    claimed = await directory.claim(Op("c2", 10.0), "p", "score", ["x"], 4, 1, "me")
+    claimed = await directory.claim(OperationId("c2", 10.0), "p", "score", ["x"], 4, 1, "me")
     assert claimed.meta.sample_ids == ["h_g0", "h_g1"]
-    cleared = await directory.clear(Op("clear", 10.0), "p", ["g_g0"], lives=[int(RIDS[0])])
+    cleared = await directory.clear(OperationId("clear", 10.0), "p", ["g_g0"], lives=[int(RIDS[0])])
     assert (cleared.count, [(cell.slot.slot, cell.index) for cell in cleared.freed]) == (1, [(3, (0,))])
     late: dict[str, Any] = {"only": "existing", "lives": (int(RIDS[0]), int(RIDS[1]))}
     call = Publish(("g_g0", "g_g1"), "p", (), ({"n": 9}, {"n": 9}), {}, **late)
     with pytest.raises(StaleSlotError) as caught:
-        await directory.publish(Op("late", 10.0), call, "me")
+        await directory.publish(OperationId("late", 10.0), call, "me")
     assert caught.value.sample_ids == ("g_g0",)
 
 

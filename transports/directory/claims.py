@@ -49,7 +49,7 @@ class Claims(Core):
             part.lost[claim.id, sample_id] = now
             if row.claimed.get(claim.task) == claim.id:
                 del row.claimed[claim.task]
-            part.touch(row, part.groups[row.group])
+            part.update_ready(row, part.groups[row.group])
         if not claim.rows:
             part.claims.pop(claim.id, None)
             self.refuse(claim.id)
@@ -131,7 +131,7 @@ class Claims(Core):
         part.claims[claim_id] = claim
         for row in rows:
             row.claimed[task] = claim_id
-            part.touch(row, part.groups[row.group])
+            part.update_ready(row, part.groups[row.group])
         return _batch(claim), True
 
     def _unready(self, part: Partition, task: str, index: ReadyIndex) -> tuple[Any, ...]:

@@ -286,7 +286,7 @@ class Directory(Claims):
             row.eligible = None
         elif row.eligible is None:
             row.eligible = self.sequence
-        part.touch(row, group)
+        part.update_ready(row, group)
 
     # -- removals
 

@@ -72,7 +72,7 @@ class Partition:
         row = self.rows.get(sample_id)
         return row is not None and life in (None, row.incarnation)
 
-    def touch(self, row: Row, group: Group) -> None:
+    def update_ready(self, row: Row, group: Group) -> None:
         """Update the ready indexes after a change of a sample."""
         for index in self.indexes.values():
             index.update(row, group)
@@ -81,7 +81,7 @@ class Partition:
         """Remove a sample from its group, and the group if it is then empty."""
         group = self.groups[row.group]
         group.rows.pop(row.id, None)
-        self.touch(row, group)
+        self.update_ready(row, group)
         if not group.rows:
             self.groups.pop(group.id, None)
 

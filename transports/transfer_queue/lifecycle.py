@@ -18,7 +18,7 @@ from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.service import Service
 
 from .connection.link import Link
-from .connection.session import Session, in_a_loop_of_its_own
+from .connection.plane_connection import PlaneConnection, in_a_loop_of_its_own
 from .controller.directory_server import DirectoryServer
 from .endpoints import Endpoints, Server
 from .private import META, prepare_environment
@@ -76,7 +76,7 @@ class Lifecycle(Service):
             elif endpoints is None:
                 self._cluster.check_named()
         self._server: DirectoryServer | None = None
-        self._session = Session(
+        self._connection = PlaneConnection(
             self._settings, endpoints, find, None if self._cluster is None else self._cluster.described
         )
         if bootstrap:
@@ -96,8 +96,8 @@ class Lifecycle(Service):
         if self._cluster is not None:
             config["controller_address"] = self._cluster.address
         own = dict(config.get("transfer_queue") or {})
-        if self._session.endpoints is not None:
-            own["endpoints"] = self._session.endpoints.to_config()
+        if self._connection.endpoints is not None:
+            own["endpoints"] = self._connection.endpoints.to_config()
         config["transfer_queue"] = own
         return config
 
@@ -119,13 +119,13 @@ class Lifecycle(Service):
         if len(units) < parsed.num_storage_units:
             msg = f"num_storage_units: {parsed.num_storage_units} are wanted, TransferQueue runs {len(units)} here"
             raise ValueError(msg)
-        link = await Link.open(endpoints, self._settings, self._session.infos)
+        link = await Link.open(endpoints, self._settings, self._connection.infos)
         try:
             deadline = anyio.current_time() + self._settings.bootstrap_timeout_s
             await link.client.reserve(link.partition)
             if not await link.find_directory(deadline):
                 await self._serve_directory(link)
-            self._session.endpoints = link.endpoints
+            self._connection.endpoints = link.endpoints
             new = await link.ask("open", (units, wanted), deadline)
             if new:
                 self._owned_epoch = link.epoch
@@ -166,35 +166,35 @@ class Lifecycle(Service):
     async def _ask(self, op: str, args: Sequence[Any], ctx: CallContext, partition_id: str | None = None) -> Any:
         """Send a request that is read-only or idempotent."""
         try:
-            return await self._session.ask(op, args, ctx.deadline, partition_id)
+            return await self._connection.ask(op, args, ctx.deadline, partition_id)
         except DataPlaneError as err:
             err.ambiguous = False
             raise
 
     async def _mutate(self, op: str, args: Sequence[Any], ctx: CallContext, partition_id: str | None = None) -> Any:
         """Send a request that changes something."""
-        return await self._session.ask(op, args, ctx.deadline, partition_id)
+        return await self._connection.ask(op, args, ctx.deadline, partition_id)
 
     async def _not_after(self, ctx: CallContext) -> float:
         """Return the deadline by the directory's clock, plus 0.5 s for the error of the measured clock offset."""
-        link = await self._session.link(ctx.deadline)
+        link = await self._connection.link(ctx.deadline)
         return ctx.deadline + link.offset_s + 0.5
 
     # -- closing
 
     async def on_close(self) -> None:
         """Close the plane if this client opened it, and stop the actors if it started them."""
-        session = self._session
+        connection = self._connection
         started = self._cluster is not None and self._cluster.started
         if self._owned_epoch is not None and not started:
             with anyio.move_on_after(CLOSE_S):
                 try:
-                    link = await session.link(anyio.current_time() + CLOSE_S)
+                    link = await connection.link(anyio.current_time() + CLOSE_S)
                     keys = await link.ask("close", (self._owned_epoch,), anyio.current_time() + CLOSE_S)
                     await link.clear(keys, anyio.current_time() + CLOSE_S)
                 except DataPlaneError:
                     pass  # the plane is closed already
-        session.close()
+        connection.close()
         self._pool.clear()
         if self._cluster is not None or self._server is not None:
             await anyio.to_thread.run_sync(self._stop_servers)

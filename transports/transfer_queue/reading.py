@@ -47,7 +47,7 @@ class Reading(Lifecycle):
         meant = None if call.handles is None else [None if h is None else h.incarnation for h in call.handles]
         args = (call.partition_id, call.sample_ids, call.fields, meant)
         groups, missing, found, specs, layouts, version = await self._ask("locate", args, ctx, call.partition_id)
-        link = await self._session.link(ctx.deadline)
+        link = await self._connection.link(ctx.deadline)
         epoch = int((link.epoch or "0")[:15], 16)
         for layout, forms in layouts.items():
             self._forms.setdefault((epoch, layout), dict(forms))
@@ -79,7 +79,7 @@ class Reading(Lifecycle):
     @handles(s.ReadSlots)
     async def _read(self, call: s.ReadSlots, ctx: CallContext) -> s.ReadResult:
         """Read rows of one unit, with one request per set of fields and per set of fields with checksums."""
-        link = await self._session.link(ctx.deadline)
+        link = await self._connection.link(ctx.deadline)
         by_fields: dict[tuple[tuple[str, ...], ...], list[int]] = {}
         for at, ref in enumerate(call.refs):
             by_fields.setdefault((ref.fields, self._summed(ref)), []).append(at)

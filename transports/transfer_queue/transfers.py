@@ -55,7 +55,7 @@ class Transfers(Reading):
         shares: list[Share] = []
         block = Block(n, {})
         if call.fields is not None and names:
-            wanted = len((await self._session.link(ctx.deadline)).units) if self._is_big(call) else 1
+            wanted = len((await self._connection.link(ctx.deadline)).units) if self._is_big(call) else 1
             try:
                 placed = await self._place(call.sample_ids, call, names, wanted, ctx)
                 if placed[0] == "done":
@@ -99,7 +99,7 @@ class Transfers(Reading):
     async def _place(
         self, ids: Sequence[str], call: c.PutSamples, names: tuple[str, ...], wanted: int, ctx: CallContext
     ) -> tuple[Any, ...]:
-        silent = (await self._session.link(ctx.deadline)).silent()
+        silent = (await self._connection.link(ctx.deadline)).silent()
         args = (call.partition_id, ids, names, ctx.op_id, wanted, tuple(silent), max(0.0, ctx.remaining()), call.only)
         placed: tuple[Any, ...] = await self._ask("place", args, ctx, call.partition_id)
         return placed
@@ -137,7 +137,7 @@ class Transfers(Reading):
         self, block: Block, spans: Sequence[tuple[int, Share]], ctx: CallContext
     ) -> list[DataPlaneError | None]:
         """Write spans of rows to their units concurrently; return the error of each, or None."""
-        link = await self._session.link(ctx.deadline)
+        link = await self._connection.link(ctx.deadline)
         problems: list[DataPlaneError | None] = [None] * len(spans)
 
         async def one(at: int, start: int, share: Share) -> None:
@@ -200,7 +200,7 @@ class Transfers(Reading):
     async def _sweep(
         self, ticket: int, garbage: Mapping[str, Sequence[tuple[int, int]]], deadline: float
     ) -> dict[str, DataPlaneError]:
-        link = await self._session.link(deadline)
+        link = await self._connection.link(deadline)
         failed = await link.clear(garbage, deadline)
         if not any(err.retryable for err in failed.values()):
             link.finished.append(ticket)

@@ -102,7 +102,7 @@ class TQTransport(Transfers):
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
         await self._removed("drop", (call.partition_id, ctx.op_id, await self._not_after(ctx)), ctx)
-        self._session.forget(call.partition_id)
+        self._connection.forget(call.partition_id)
 
     # -- declarations and recovery
 
@@ -131,7 +131,7 @@ class TQTransport(Transfers):
 
     async def _silent(self, ctx: CallContext) -> frozenset[str]:
         """Return the ids of the storage units that do not answer; waits until the state of each is known."""
-        link = await self._session.link(ctx.deadline)
+        link = await self._connection.link(ctx.deadline)
         await link.heard()
         return link.silent()
 
@@ -163,7 +163,7 @@ class TQTransport(Transfers):
         with suppress(DataPlaneUnsupported):  # a directory that an earlier release started does not know the request
             rows = await self._ask("rows_by_unit", (), ctx)
         silent = await self._silent(ctx)
-        units = (await self._session.link(ctx.deadline)).endpoints.units
+        units = (await self._connection.link(ctx.deadline)).endpoints.units
         return [
             HostStatus(
                 *(unit.id, 0, unit.id not in silent, unit.ip, tuple(sorted(set(unit.ports.values())))),

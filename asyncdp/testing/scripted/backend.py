@@ -155,7 +155,7 @@ class Scripted(Service):
         return super().attach_config() if self.behind is None else self.behind.attach_config()
 
     async def execute(self, call: Call[Any], ctx: CallContext) -> Any:
-        """Have the test or the transport behind answer the call."""
+        """Wait for the answer that the test gives, or pass the call on to the transport behind, if there is one."""
         onward = None if self.behind is None else self.behind.execute
         if type(call) is Probe and not (self.only and Probe in self.only):  # by default the test gets no probes
             return await (super().execute(call, ctx) if onward is None else onward(call, ctx))

@@ -214,7 +214,7 @@ class HostResolver:
     async def moved(self, host: HostRef, before: HostAddress) -> bool:
         """Return whether a host at whose port another host answers has another place by now.
 
-        A host that was killed and adopted its arena may have new ports, and another host may have its old ones.
+        A host that was killed and started again may have new ports, and another host may have its old ones.
         """
         self.forget(host)
         try:

@@ -11,7 +11,7 @@ from asyncdp.compose.invalidations import record
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
 from asyncdp.service import Service
 
-from ..directory import Op
+from ..directory import OperationId
 from ..slots.writer_process import this_machine
 from ..wire.messages import LONGEST_PUT_S
 from .invalidation import invalidations
@@ -30,9 +30,9 @@ FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
 
 
-def op_of(ctx: CallContext) -> Op:
+def op_of(ctx: CallContext) -> OperationId:
     """Return the operation id and remaining time by which the directory identifies the user's call."""
-    return Op(ctx.op_id, ctx.remaining())
+    return OperationId(ctx.op_id, ctx.remaining())
 
 
 class SlotCalls(Service):
@@ -193,7 +193,7 @@ class SlotCalls(Service):
         left_s = ctx.remaining()
         if call.refs and ctx.began:  # later the host may have reused the slots, so the directory refuses the put
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
-        done = await self._directory.publish(Op(ctx.op_id, left_s), call, self._owner)
+        done = await self._directory.publish(OperationId(ctx.op_id, left_s), call, self._owner)
         record(invalidations(done.dead, self._directory), ctx)
         return s.Published(done.handles, done.created)
 

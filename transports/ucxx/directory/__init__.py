@@ -2,7 +2,7 @@
 
 from .directory import Directory
 from .encoding.cells import DeadCells, SlotName
-from .encoding.operation_ids import Op
+from .encoding.operation_ids import OperationId
 from .requests.clearing import Cleared
 from .requests.hosts import HostInfo
 from .requests.publishing import Places, Published
@@ -18,7 +18,7 @@ __all__ = [
     "DirectorySettings",
     "EmbeddedServer",
     "HostInfo",
-    "Op",
+    "OperationId",
     "Places",
     "Published",
     "SlotName",

@@ -22,9 +22,10 @@ __all__ = ["Directory"]
 class Directory(Publishing, Locating, Clearing, Claiming):
     """Client of a plane's metadata: samples, their places and claims, on a Valkey or Redis server, 7.0 or newer.
 
-    Every call is one atomic function on the server. Every mutation carries an :class:`~.operation_ids.Op`: sent twice
-    under one id it is executed once, and both replies are those of the first; after its deadline, or once it was
-    resolved as not executed, it is refused. The client runs on asyncio.
+    Every call is one atomic function on the server. Every mutation carries an
+    :class:`~.encoding.operation_ids.OperationId`: sent twice under one id it is executed once, and both replies are
+    those of the first; after its deadline, or once it was resolved as not executed, it is refused. The client runs on
+    asyncio.
 
     Errors of the connection (redis-py's ConnectionError, TimeoutError, ...) are raised unchanged, for the layer that
     translates them by ``ERROR_TABLE``. A request that could not be sent at all is ConnectionRefusedError.

@@ -310,7 +310,7 @@ class Host:
                 self._log.exception("a host's own work failed; serving goes on")
 
     async def _beat(self, report: HostReport) -> None:
-        self.arena.touch()
+        self.arena.mark_alive()
         before = time.monotonic()
         told = await self._directory.beat(report)
         self._ahead_s = told - (before + time.monotonic()) / 2

@@ -35,7 +35,7 @@ class MemoryShare:
             yield
             return
         if self._waiting or not self._fits(nbytes):
-            await self._turn(nbytes)
+            await self._wait_for(nbytes)
         else:
             self.held += nbytes
         try:
@@ -43,7 +43,7 @@ class MemoryShare:
         finally:
             self._give(nbytes)
 
-    async def _turn(self, nbytes: int) -> None:
+    async def _wait_for(self, nbytes: int) -> None:
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((nbytes, turn))
         try:

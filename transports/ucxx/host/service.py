@@ -25,7 +25,7 @@ from ..payload.gather import Gather, Selection, gathers
 from ..payload.layout import spans
 from ..payload.payload import Payload
 from ..slots.header import State
-from ..slots.slot_split import Share, cut
+from ..slots.slot_split import RowRange, cut
 from ..wire.failures import describe
 from ..wire.messages import (
     LONGEST_PUT_S,
@@ -108,19 +108,19 @@ class Service:
         self._freed = asyncio.Event()
 
     async def sweep(self) -> None:
-        """Free slots whose writers are gone or late; one look at all slots at a time, in turns with other work."""
+        """Free slots whose writers are gone or late; one look at all slots at a time, in slices between other work."""
         if self._sweeping is not None:
             await asyncio.shield(self._sweeping)
             return
         self._sweeping = asyncio.get_running_loop().create_future()
         try:
-            await self._in_turns(self.table.sweep_in_steps(self.clock()))
+            await self._in_slices(self.table.sweep_in_steps(self.clock()))
         finally:
             self._sweeping.set_result(None)
             self._sweeping = None
 
-    async def _in_turns(self, steps: Iterable[bool]) -> int:
-        """Carry out all steps, in turns with other work; return how many of them yielded True."""
+    async def _in_slices(self, steps: Iterable[bool]) -> int:
+        """Carry out all steps, in slices between other work; return how many of them yielded True."""
         work, count = self.turns.begin(), 0
         for step in steps:
             count += step
@@ -327,7 +327,7 @@ class Service:
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
     async def _reserve(
-        self, request: Reserve, shares: Sequence[Share], writer: Process | None, owner: str
+        self, request: Reserve, shares: Sequence[RowRange], writer: Process | None, owner: str
     ) -> list[Grant]:
         """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
         key = (request.op_id, request.first_row)
@@ -428,7 +428,7 @@ class Service:
             keep = {(slot.number, slot.generation) for slot in slots} & set(live)
         own = all(slot.header.writer in (None, client) for slot in slots)
         idle = request.idle and own
-        return await self._in_turns(table.abort_in_steps(request.op_id, self.clock(), idle=idle, keep=keep))
+        return await self._in_slices(table.abort_in_steps(request.op_id, self.clock(), idle=idle, keep=keep))
 
     async def drop(self, request: Drop) -> int:
         """End the life of rows; return how many were found."""

@@ -214,7 +214,7 @@ class Arena:
             _posixshmem.shm_unlink("/" + self.name)
         self.close()
 
-    def touch(self) -> None:
+    def mark_alive(self) -> None:
         """Set the segment's modification time to now, as a sign that its host runs."""
         if self._fd is not None:
             os.utime(self._fd)

@@ -9,10 +9,10 @@ from asyncdp.errors import DataPlaneBadRequest
 
 from ..payload.layout import ALIGN, bound
 
-__all__ = ["Share", "cut"]
+__all__ = ["RowRange", "cut"]
 
 
-class Share(NamedTuple):
+class RowRange(NamedTuple):
     """Rows ``first`` to ``stop`` (exclusive) of a put, and an upper bound of their payload in bytes."""
 
     first: int
@@ -20,7 +20,7 @@ class Share(NamedTuple):
     capacity: int
 
 
-def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_per_slot: int | None) -> list[Share]:
+def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_per_slot: int | None) -> list[RowRange]:
     """Split rows into as few slots as the limits allow, in order.
 
     Args:
@@ -35,7 +35,7 @@ def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_p
     most = rows_per_slot or max(1, len(sizes))
     whole = bound(fields, sizes)
     if len(sizes) <= most and whole <= max_slot_bytes:
-        return [Share(0, len(sizes), whole)]
+        return [RowRange(0, len(sizes), whole)]
     # Alignment may add up to ALIGN - 1 bytes to the sums below.
     fixed, per_row, room = bound(fields, ()), 8 * len(fields), max_slot_bytes - ALIGN + 1
     shares, start, used = [], 0, fixed
@@ -44,7 +44,7 @@ def cut(fields: Sequence[str], sizes: Sequence[int], max_slot_bytes: int, rows_p
             msg = f"a row of {size} bytes is larger than the largest slot (max_slot_bytes={max_slot_bytes})"
             raise DataPlaneBadRequest(msg)
         if at - start == most or (at > start and used + per_row + size > room):
-            shares.append(Share(start, at, bound(fields, sizes[start:at])))
+            shares.append(RowRange(start, at, bound(fields, sizes[start:at])))
             start, used = at, fixed
         used += per_row + size
-    return [*shares, Share(start, len(sizes), bound(fields, sizes[start:]))]
+    return [*shares, RowRange(start, len(sizes), bound(fields, sizes[start:]))]

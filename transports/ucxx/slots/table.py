@@ -24,7 +24,7 @@ from .header import (
     write_state,
 )
 from .slot import Grant, ReadAttempt, Slot
-from .slot_split import Share, cut
+from .slot_split import RowRange, cut
 from .store import SlotStore
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class SlotTable(SlotStore):
         not_after: float,
         writer: Process | None = None,
         *,
-        shares: Sequence[Share] | None = None,
+        shares: Sequence[RowRange] | None = None,
         admit: Callable[[int], None] = lambda _: None,
         owner: str = "",
     ) -> Generator[list[Grant] | None, None, None]:
@@ -145,7 +145,7 @@ class SlotTable(SlotStore):
         first_row: int,
         not_after: float,
         writer: Process | None,
-        shares: Sequence[Share] | None,
+        shares: Sequence[RowRange] | None,
         admit: Callable[[int], None],
     ) -> Iterator[None]:
         if shares is None:

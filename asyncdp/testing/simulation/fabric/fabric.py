@@ -21,7 +21,7 @@ from asyncdp.transports.memory.plane import Plane
 
 from ..recording.history import Budgets, Event, History
 from ..recording.recorded import Recorded
-from .link import Link, Tap
+from .link import NetworkLink, Tap
 from .network import Conditions, Network
 from .serving import slow_to_serve
 from .simulated_clock import SimulatedClock
@@ -53,7 +53,7 @@ class Simulated:
         alive: Whether it still runs; False once it was killed.
     """
 
-    def __init__(self, name: str, client: Client, link: Link) -> None:
+    def __init__(self, name: str, client: Client, link: NetworkLink) -> None:
         """Start alive."""
         self.name = name
         self.client = client
@@ -166,10 +166,10 @@ class Fabric:
         if unknown := chosen.keys() - DEFAULT_LAYERS.keys():
             raise ValueError(f"unknown layers {sorted(unknown)}; there are {sorted(DEFAULT_LAYERS)}")
         transport = self._transport({**self.transport.attach_config(), "owner": name}, bootstrap=False)
-        link: list[Link] = []
+        link: list[NetworkLink] = []
 
-        def linked(inner: Client) -> Link:
-            link.append(Link(inner, self, name))
+        def linked(inner: Client) -> NetworkLink:
+            link.append(NetworkLink(inner, self, name))
             return link[0]
 
         factories: list[Any] = []

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from .fabric import Fabric
 
-__all__ = ["Link", "Tap"]
+__all__ = ["NetworkLink", "Tap"]
 
 R = TypeVar("R")
 
@@ -49,7 +49,7 @@ def _subject(call: Any) -> object:
     return None if host is None else host.id, rows, refs, getattr(call, "sample_ids", None)
 
 
-class Link(Layer):
+class NetworkLink(Layer):
     """Delivers the requests of one client over the simulated network: late, twice, or not at all.
 
     A request in transit is not stopped when its sender gives up: it may arrive and be executed much later.
@@ -197,7 +197,7 @@ class Transit(Fault):
         flight_s: Latency of the request in seconds.
     """
 
-    def __init__(self, link: Link, flight_s: float) -> None:
+    def __init__(self, link: NetworkLink, flight_s: float) -> None:
         super().__init__()
         self.link = link
         self.flight_s = flight_s
@@ -234,7 +234,7 @@ class Tap:
         link: Link of the client.
     """
 
-    def __init__(self, sink: Sink, link: Link) -> None:
+    def __init__(self, sink: Sink, link: NetworkLink) -> None:
         """Store the sink and the link."""
         self.sink = sink
         self.link = link

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Op"]
+__all__ = ["OperationId"]
 
 
 @dataclass(frozen=True, slots=True)
-class Op:
+class OperationId:
     """Identifies a mutation, and limits the time in which it may be executed.
 
     Attributes:

@@ -16,7 +16,7 @@ from asyncdp.errors import (
 )
 
 from ..encoding.msgpack_codec import load
-from ..encoding.operation_ids import Op
+from ..encoding.operation_ids import OperationId
 from ..encoding.schema import ABSENT, Schema
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = range(7)
 MOST_TURNS = 64
 #: A version that no schema has: the server replies with the remembered outcome of the op_id, or that it has none.
 NO_VERSION = b"?"
-NO_OP = Op("", 0.0)
+NO_OP = OperationId("", 0.0)
 
 
 class Answer(NamedTuple):
@@ -71,12 +71,12 @@ class Base:
 
     # -- requests
 
-    async def _send(self, verb: str, partition_id: str, payload: bytes, version: bytes, op: Op) -> list[Any]:
+    async def _send(self, verb: str, partition_id: str, payload: bytes, version: bytes, op: OperationId) -> list[Any]:
         not_after = self._link.server_us(op.left_s) if op.id else 0
         reply: list[Any] = await self._link.function(verb, self._key(partition_id), op.id, not_after, version, payload)
         return reply
 
-    async def _ask(self, verb: str, partition_id: str, payload: bytes = b"", op: Op = NO_OP) -> bytes:
+    async def _ask(self, verb: str, partition_id: str, payload: bytes = b"", op: OperationId = NO_OP) -> bytes:
         """Send a request that does not depend on the schema; an unknown partition is an error."""
         await self._open()
         reply = await self._send(verb, partition_id, payload, NO_VERSION, op)
@@ -90,7 +90,7 @@ class Base:
         verb: str,
         partition_id: str,
         make: Callable[[Schema], bytes],
-        op: Op = NO_OP,
+        op: OperationId = NO_OP,
         *,
         create: bool = False,
         wrong: Callable[[list[Any]], DataPlaneError] | None = None,
@@ -153,7 +153,7 @@ class Base:
         self._known[partition_id] = self._link.epoch
         return schema
 
-    async def _remembered(self, verb: str, partition_id: str, op: Op) -> bytes | None:
+    async def _remembered(self, verb: str, partition_id: str, op: OperationId) -> bytes | None:
         """Return the server's remembered reply to a mutation that the current schema forbids, or None."""
         if not op.id:
             return None

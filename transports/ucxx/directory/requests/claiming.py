@@ -9,7 +9,7 @@ from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 
 from ..encoding.msgpack_codec import load, pack, text
-from ..encoding.operation_ids import Op
+from ..encoding.operation_ids import OperationId
 from ..encoding.rows import full_tags
 from .waiting import Waiting
 
@@ -28,7 +28,7 @@ class Claiming(Waiting):
 
     async def claim(  # noqa: PLR0913 - one request
         self,
-        op: Op,
+        op: OperationId,
         partition_id: str,
         task: str,
         fields: Sequence[str],
@@ -66,14 +66,14 @@ class Claiming(Waiting):
         """
 
         async def look(passed_s: float) -> tuple[ClaimTry, float | None]:
-            mine = Op(op.id, op.left_s - passed_s)
+            mine = OperationId(op.id, op.left_s - passed_s)
             return await self._look(mine, partition_id, task, fields, most, least, owner, lease_s, explain)
 
         return await self._until(partition_id, wait_s, look, lambda seen: seen.meta.size > 0)
 
     async def _look(
         self,
-        op: Op,
+        op: OperationId,
         partition_id: str,
         task: str,
         fields: Sequence[str],
@@ -112,7 +112,7 @@ class Claiming(Waiting):
         return seen, None if ends is False else float(ends)
 
     async def release(
-        self, op: Op, partition_id: str, sample_ids: Sequence[str], claim_ids: Sequence[str | None], task: str
+        self, op: OperationId, partition_id: str, sample_ids: Sequence[str], claim_ids: Sequence[str | None], task: str
     ) -> None:
         """Make claimed samples claimable again; all of them, or none.
 
@@ -131,7 +131,7 @@ class Claiming(Waiting):
 
         await self._serve("release", partition_id, make, op, wrong=wrong)
 
-    async def release_owner(self, op: Op, partition_id: str, owner: str) -> None:
+    async def release_owner(self, op: OperationId, partition_id: str, owner: str) -> None:
         """Make all samples that an owner claimed claimable again."""
         await self._ask("release_owner", partition_id, pack(owner), op)
 

@@ -17,7 +17,7 @@ from .listing import Listing
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..encoding.operation_ids import Op
+    from ..encoding.operation_ids import OperationId
 
 __all__ = ["Cleared", "Clearing"]
 
@@ -38,7 +38,7 @@ class Clearing(Listing):
 
     async def clear(
         self,
-        op: Op,
+        op: OperationId,
         partition_id: str,
         sample_ids: Sequence[str] | None,
         owner: str = "",

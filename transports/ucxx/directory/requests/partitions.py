@@ -16,7 +16,7 @@ from .base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
 if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
 
-    from ..encoding.operation_ids import Op
+    from ..encoding.operation_ids import OperationId
 
 __all__ = ["Partitions"]
 
@@ -97,7 +97,7 @@ class Partitions(Base):
             int(nbytes),
         )
 
-    async def drop(self, op: Op, partition_id: str) -> tuple[DeadCells, ...]:
+    async def drop(self, op: OperationId, partition_id: str) -> tuple[DeadCells, ...]:
         """Remove a partition with all its samples.
 
         Returns:

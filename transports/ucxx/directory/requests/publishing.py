@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from asyncdp.calls.slots import Publish
     from asyncdp.rows.block import FieldSpec
 
-    from ..encoding.operation_ids import Op
+    from ..encoding.operation_ids import OperationId
     from ..encoding.schema import Schema
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
@@ -142,7 +142,7 @@ class Publishing(Partitions, Hosts):
         hosts.sort(key=lambda host: host.load)
         return Places(tuple(hosts), specs, new)
 
-    async def publish(self, op: Op, call: Publish, owner: str) -> Published:
+    async def publish(self, op: OperationId, call: Publish, owner: str) -> Published:
         """Publish the written slots of all samples, with their tags, atomically: all of them, or an error and none.
 
         The server decides here, once, which lives of the rows still exist, and remembers that with the reply.

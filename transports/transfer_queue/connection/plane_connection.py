@@ -1,4 +1,4 @@
-"""The session of a client: it connects to a plane, detects its end, and reconnects to the next one."""
+"""The connection of a client to planes: it connects to a plane, detects its end, and reconnects to the next one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..endpoints import Endpoints
 
-__all__ = ["Session", "in_a_loop_of_its_own"]
+__all__ = ["PlaneConnection", "in_a_loop_of_its_own"]
 
 R = TypeVar("R")
 
@@ -33,7 +33,7 @@ R = TypeVar("R")
 SEARCH_PAUSE_S = 0.5
 
 
-class Session:
+class PlaneConnection:
     """Holds the link of one client; opens it on first use and again after the controller has died.
 
     Args:
