@@ -10,18 +10,9 @@ pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]
 pytest.importorskip("msgpack", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 
 from asyncdp.config import UcxxSettings
-from asyncdp.transports.ucxx.host import endpoint_tokens as claims
-from asyncdp.transports.ucxx.host import (
-    host,
-    memory_share,
-    operator_log,
-    pending_connections,
-    reply_room,
-    service,
-    session,
-    time_slices,
-    ucx_watchdog,
-)
+from asyncdp.transports.ucxx.host import host, operator_log, service, session, ucx_watchdog
+from asyncdp.transports.ucxx.host.limits import endpoint_tokens as claims
+from asyncdp.transports.ucxx.host.limits import memory_share, pending_connections, reply_room, time_slices
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload import objects
 from asyncdp.transports.ucxx.slots import header

@@ -14,8 +14,8 @@ from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotRead
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.host import host as hosts
-from asyncdp.transports.ucxx.host import time_slices
-from asyncdp.transports.ucxx.host.memory_share import SMALL_BYTES, MemoryShare
+from asyncdp.transports.ucxx.host.limits import time_slices
+from asyncdp.transports.ucxx.host.limits.memory_share import SMALL_BYTES, MemoryShare
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
 from asyncdp.transports.ucxx.wire.messages import (
@@ -191,7 +191,7 @@ async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:
 
 async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """A5: a request of some bytes makes no reply of a gigabyte: the first repeats come, the rest has to ask again."""
-    from asyncdp.transports.ucxx.host import reply_room
+    from asyncdp.transports.ucxx.host.limits import reply_room
 
     monkeypatch.setattr(reply_room, "REPEATED_BYTES", 4 << 20)
     async with hosted(inline_bytes=0) as host:

@@ -22,8 +22,8 @@ from ..wire.control import LARGE_BYTES
 from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .advertised_address import advertised_address
-from .endpoint_tokens import Claims
-from .pending_connections import PendingConnections
+from .limits.endpoint_tokens import Claims
+from .limits.pending_connections import PendingConnections
 from .port import Port, open_ports
 from .recovery import recover_slots
 from .registration import HostDirectory, HostReport, NoDirectory

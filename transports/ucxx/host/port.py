@@ -16,7 +16,7 @@ from asyncdp.errors import DataPlaneUnavailable
 
 if TYPE_CHECKING:
     from ..wire.control import Control
-    from .pending_connections import PendingConnections
+    from .limits.pending_connections import PendingConnections
 
 __all__ = ["Port", "open_ports"]
 

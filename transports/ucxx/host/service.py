@@ -39,9 +39,9 @@ from ..wire.messages import (
     WireError,
     Write,
 )
-from .memory_share import MemoryShare
-from .reply_room import ASK_AGAIN, ReplyRoom
-from .time_slices import TimeSlices
+from .limits.memory_share import MemoryShare
+from .limits.reply_room import ASK_AGAIN, ReplyRoom
+from .limits.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -51,9 +51,9 @@ if TYPE_CHECKING:
     from ..slots.slot import Grant, ReadAttempt, Slot
     from ..slots.table import SlotTable
     from ..slots.writer_process import Process
+    from .limits.time_slices import Work
     from .registration import HostDirectory
     from .settings import HostSettings
-    from .time_slices import Work
 
     Bytes = npt.NDArray[np.uint8]
 

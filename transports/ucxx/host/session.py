@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from ..wire.control import Control
     from ..wire.engine import Engine, Operation
-    from .endpoint_tokens import Claims
+    from .limits.endpoint_tokens import Claims
     from .service import Service
 
 __all__ = ["Session"]

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ..wire.control import Control
-from ..wire.messages import Challenge, pack_frame
+from ...wire.control import Control
+from ...wire.messages import Challenge, pack_frame
 
 __all__ = ["PendingConnections"]
 

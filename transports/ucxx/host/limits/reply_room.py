@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 
 if TYPE_CHECKING:
-    from ..payload.gather import Selection
+    from ...payload.gather import Selection
 
 __all__ = ["ASK_AGAIN", "MOST_NAMED", "REPEATED_BYTES", "ReplyRoom"]
 

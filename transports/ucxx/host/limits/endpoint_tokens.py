@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 if TYPE_CHECKING:
-    from ..wire.engine import Engine
+    from ...wire.engine import Engine
 
 __all__ = ["Claims"]
 
