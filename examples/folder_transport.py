@@ -18,22 +18,13 @@ from typing import IO, Any, ClassVar
 
 from anyio import to_thread
 
-from asyncdp import (
-    ClaimInfo,
-    DataPlaneCapabilities,
-    DataPlaneError,
-    DataPlaneUnavailable,
-    KVBatchMeta,
-    PartitionInfo,
-    RowHandle,
-    Service,
-    StaleSlotError,
-)
+from asyncdp import ClaimInfo, DataPlaneCapabilities, KVBatchMeta, PartitionInfo, RowHandle, Service
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
 from asyncdp.calls.answers import claim_try, group_meta, published, refusal, written
 from asyncdp.config import Config, parse_config, shared_config
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
 from asyncdp.rows import Block, FieldSpec, field_names
 from asyncdp.transports.directory.directory import Directory
 from asyncdp.transports.directory.listing import find, page
