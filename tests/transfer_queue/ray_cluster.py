@@ -7,8 +7,8 @@ import gc
 import warnings
 from typing import Any
 
+from asyncdp.transports.transfer_queue.cluster.ray_connection import workers_not_niced
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
-from asyncdp.transports.transfer_queue.ray_connection import workers_not_niced
 
 __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]
 

@@ -89,7 +89,7 @@ class TransferQueuePlane(RealPlane):
         import ray
 
         from asyncdp.transports.transfer_queue import TQTransport
-        from asyncdp.transports.transfer_queue.ray_connection import workers_not_niced
+        from asyncdp.transports.transfer_queue.cluster.ray_connection import workers_not_niced
 
         if not ray.is_initialized():
             with workers_not_niced():
