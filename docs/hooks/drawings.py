@@ -50,48 +50,30 @@ def arrow(*points: tuple[float, float], kind: str = "") -> str:
 
 
 def stack() -> str:
-    """Draw the default stack, with what the modules of the layers say."""
-    from asyncdp.compose.composition import SlotMapping
+    """Draw the default stack, with what the layers say of themselves."""
     from asyncdp.factory import _BELOW_MAPPING, DEFAULT_LAYERS
     from asyncdp.middleware.metrics import Metrics
 
-    above = [kind for kind in DEFAULT_LAYERS.values() if kind not in _BELOW_MAPPING]
+    above = [Metrics, *(kind for kind in DEFAULT_LAYERS.values() if kind not in _BELOW_MAPPING)]
     below = [kind for kind in DEFAULT_LAYERS.values() if kind in _BELOW_MAPPING]
-    parts, y = [], 8.0
-
-    def row(name: str, said: str, kind: str = "box") -> None:
-        nonlocal y
-        parts.append(box(96, y, 190, 34, name, kind))
-        parts.extend(
-            text(300, y + 21 - 8 * (len(lines) - 1) + 16 * i, line)
-            for lines in [wrapped(said)]
-            for i, line in enumerate(lines)
-        )
-        y += 46
-        parts.append(arrow((191, y - 12), (191, y)))
-
-    row("Client", "Checks the arguments of a verb, and makes a call with a deadline and an op_id of it.", "end")
-    top = y
-    for kind in (Metrics, *above, SlotMapping):
-        row(kind.__name__, sentence(kind))
-    middle = y
-    for kind in below:
-        row(kind.__name__, sentence(kind))
-    parts += [
-        box(96, y, 190, 34, "the transport", "end"),
-        text(300, y + 21, "Talks to real storage: memory, TransferQueue, UCXX, or one of your own."),
+    rows = [
+        ("Client", "Checks the arguments of a verb, and makes a call of it, with a deadline and an op_id."),
+        *((kind.__name__, sentence(kind)) for kind in (*above, *below)),
+        ("the transport", "Talks to real storage: memory, TransferQueue, UCXX, or one of your own."),
     ]
-    for start, end, said in ((top, middle, "samples"), (middle, y, "slots")):
-        parts += [
-            f'<path d="M88 {start}H80V{end - 12}H88" class="line"/>',
-            text(72, (start + end) / 2, said, "", "end"),
-        ]
-    return figure(900, int(y) + 44, "The stack: each layer is a service around the one below it", parts)
-
-
-def wrapped(said: str, width: int = 84) -> list[str]:
-    """Return a sentence in lines."""
-    return textwrap.wrap(said, width)
+    parts, step = [], 60
+    for i, (name, said) in enumerate(rows):
+        y, lines = 8 + step * i, textwrap.wrap(said, 62)
+        parts.append(box(74, y, 136, 36, name, "end" if i in (0, len(rows) - 1) else "box"))
+        parts += [text(224, y + 23 - 8 * (len(lines) - 1) + 16 * j, line) for j, line in enumerate(lines)]
+        if i:
+            parts.append(arrow((142, y - step + 36), (142, y)))
+    ends = (1, len(above) + 1, len(rows) - 1)
+    for start, end, said in zip(ends, ends[1:], ("samples", "slots"), strict=False):
+        top, bottom = 8 + step * start, 8 + step * (end - 1) + 36
+        parts.append(f'<path d="M68 {top}H60V{bottom}H68" class="line"/>')
+        parts.append(text(54, (top + bottom) / 2, said, "", "end"))
+    return figure(690, 8 + step * len(rows), "The stack: each layer is a service around the one below it", parts)
 
 
 def sentence(kind: type) -> str:
@@ -102,11 +84,11 @@ def sentence(kind: type) -> str:
 
 def sequence(title: str, who: Sequence[str], steps: Sequence[tuple[int, int, str]]) -> str:
     """Draw who sends what to whom; a step from one to itself is work."""
-    gap, left = 190, 90
+    left, gap = 66, 600 // (len(who) - 1)
     at = [left + gap * i for i in range(len(who))]
     height = 56 + 36 * len(steps)
     parts = [f'<path d="M{x} 40V{height}" class="life"/>' for x in at]
-    parts += [box(x - 75, 6, 150, 34, name, "end") for x, name in zip(at, who, strict=True)]
+    parts += [box(x - 62, 6, 124, 34, name, "end") for x, name in zip(at, who, strict=True)]
     for i, (start, end, said) in enumerate(steps):
         y = 70 + 36 * i
         if start == end:
@@ -116,8 +98,8 @@ def sequence(title: str, who: Sequence[str], steps: Sequence[tuple[int, int, str
             ]
         else:
             parts += [arrow((at[start], y), (at[end], y), kind="" if start < end else "back")]
-            parts += [text((at[start] + at[end]) / 2, y - 5, said, "", "middle")]
-    return figure(left + gap * (len(who) - 1) + 170, height + 6, title, parts)
+            parts += [text((at[start] + at[end]) / 2, y - 5, said, "over", "middle")]
+    return figure(max(690, left + gap * (len(who) - 1) + 66), height + 6, title, parts)
 
 
 def get() -> str:
@@ -133,7 +115,7 @@ def get() -> str:
             (1, 4, "ReadSlots"),
             (3, 1, "payload, or errors per slot"),
             (4, 1, "payload, or errors per slot"),
-            (1, 1, "verify: length, schema, checksum; put together"),
+            (1, 1, "verify length, schema, checksum; put together"),
             (1, 0, "TensorDict"),
         ),
     )
@@ -163,30 +145,30 @@ def put() -> str:
 def slot() -> str:
     """Draw the states of a slot."""
     return figure(
-        820,
-        270,
+        700,
+        280,
         "The life of a slot: it is never taken back by time alone",
         [
-            box(20, 60, 110, 44, "FREE", "end"),
-            box(270, 60, 120, 44, "WRITING"),
-            box(590, 60, 110, 44, "READY"),
-            box(270, 200, 120, 44, "GIVEN_UP"),
-            arrow((130, 82), (270, 82)),
-            text(200, 74, "Reserve", "", "middle"),
-            arrow((390, 82), (590, 82)),
-            text(490, 58, "the writer is done;", "", "middle"),
-            text(490, 74, "lengths and schema fit", "", "middle"),
-            arrow((645, 60), (645, 20), (75, 20), (75, 60)),
-            text(360, 14, "all rows died, and no read attempt is left", "", "middle"),
-            arrow((350, 104), (350, 200)),
-            text(360, 150, "Abort, while it may still be written"),
-            arrow((300, 104), (300, 130), (100, 130), (100, 104)),
-            text(200, 146, "its writer can write no more", "", "middle"),
-            arrow((270, 222), (55, 222), (55, 104)),
-            text(160, 214, "the writer is done, or dead", "", "middle"),
-            arrow((700, 72), (740, 72), (740, 94), (702, 94)),
-            text(748, 80, "read attempts,"),
-            text(748, 96, "each ends once"),
+            box(10, 64, 100, 44, "FREE", "end"),
+            box(230, 64, 110, 44, "WRITING"),
+            box(510, 64, 100, 44, "READY"),
+            box(230, 214, 110, 44, "GIVEN_UP"),
+            arrow((110, 86), (230, 86)),
+            text(170, 78, "Reserve", "", "middle"),
+            arrow((340, 86), (510, 86)),
+            text(425, 62, "the writer is done;", "", "middle"),
+            text(425, 78, "lengths and schema fit", "", "middle"),
+            arrow((560, 64), (560, 24), (60, 24), (60, 64)),
+            text(310, 17, "all rows died, and no read attempt is left", "", "middle"),
+            arrow((305, 108), (305, 214)),
+            text(314, 165, "Abort, while it may still be written"),
+            arrow((262, 108), (262, 140), (84, 140), (84, 108)),
+            text(173, 156, "its writer can write no more", "", "middle"),
+            arrow((230, 236), (36, 236), (36, 108)),
+            text(134, 228, "the writer is done, or dead", "", "middle"),
+            arrow((610, 76), (640, 76), (640, 98), (612, 98)),
+            text(600, 130, "read attempts, each", "", "middle"),
+            text(600, 146, "of which ends once", "", "middle"),
         ],
     )
 
@@ -195,43 +177,43 @@ def slot() -> str:
 DEATHS: tuple[tuple[str, tuple[tuple[str, int, str], ...], str], ...] = (
     (
         "rollout worker",
-        (("its group is incomplete", 190, "away"), ("evicted; rolled out again", 190, "good")),
-        "nothing that was committed is lost",
+        (("its group is incomplete", 166, "away"), ("evicted; rolled out again", 166, "good")),
+        "nothing that was committed",
     ),
     (
         "consumer with claims",
-        (("its claims stay", 190, "away"), ("released: others claim", 190, "good")),
-        "nothing is lost",
+        (("its claims stay", 166, "away"), ("released: others claim", 166, "good")),
+        "nothing",
     ),
     (
         "trainer after its journal",
-        (("its groups stay", 190, "away"), ("popped by the controller", 190, "good")),
-        "nothing is trained on twice",
+        (("its groups stay", 166, "away"), ("popped by the controller", 166, "good")),
+        "nothing, and no step is made twice",
     ),
-    ("a port of a slot host", (("other ports", 380, "good"),), "nothing is lost"),
+    ("a port of a slot host", (("other ports", 332, "good"),), "nothing"),
     (
         "slot host, started again",
-        (("calls wait", 190, "away"), ("the same rows", 190, "good")),
-        "nothing acknowledged is lost",
+        (("calls wait", 166, "away"), ("the same rows", 166, "good")),
+        "nothing acknowledged",
     ),
     (
         "slot host, for good",
-        (("calls wait", 190, "away"), ("its rows are lost_keys", 190, "bad")),
-        "its rows are lost, by name",
+        (("calls wait", 166, "away"), ("its rows are lost_keys", 166, "bad")),
+        "its rows, by name",
     ),
-    ("TransferQueue storage unit", (("its rows are lost_keys", 380, "bad"),), "its rows are lost, by name"),
+    ("TransferQueue unit", (("its rows are lost_keys", 332, "bad"),), "its rows, by name"),
     (
         "directory, with its log",
-        (("calls wait", 190, "away"), ("rows, claims, tags", 190, "good")),
-        "nothing acknowledged is lost",
+        (("calls wait", 166, "away"), ("rows, claims, tags", 166, "good")),
+        "nothing acknowledged",
     ),
-    ("TransferQueue controller", (("all calls: DataPlaneUnavailable", 380, "bad"),), "all rows are lost"),
+    ("TransferQueue controller", (("all calls: DataPlaneUnavailable", 332, "bad"),), "all rows"),
 )
 
 
 def deaths() -> str:
     """Draw what died and what comes back."""
-    parts = [text(210, 20, "it dies", "", "middle"), text(610, 20, "then"), '<path d="M210 26V356" class="life"/>']
+    parts = [text(210, 20, "it dies", "", "middle"), text(552, 20, "lost is"), '<path d="M210 26V356" class="life"/>']
     for i, (who, spans, rest) in enumerate(DEATHS):
         y, x = 34 + 36 * i, 210.0
         parts += [text(150, y + 18, who, "", "end"), f'<rect x="158" y="{y}" width="52" height="26" class="good"/>']
@@ -241,8 +223,9 @@ def deaths() -> str:
                 text(x + width / 2, y + 18, said, "", "middle"),
             ]
             x += width
-        parts.append(text(610, y + 18, rest))
-    return figure(830, 366, "What died, and what comes back; time goes to the right", parts)
+        parts.append(text(552, y + 18, rest))
+    parts = ['<g transform="translate(16 0)">', *parts, "</g>"]
+    return figure(780, 366, "What died, and what comes back; time goes to the right", parts)
 
 
 def bars(what: str) -> str:
@@ -267,9 +250,9 @@ def bars(what: str) -> str:
             label = row[0] if len(columns) == 1 else f"{row[0]}, {head[i - 1]}"
             value = max(0.0, float(row[i]))
             parts += [
-                text(250, y + 14, label, "", "end"),
-                f'<rect x="258" y="{y:g}" width="{value / most * 420:.0f}" height="18" class="bar{number}"/>',
+                text(230, y + 14, label, "", "end"),
+                f'<rect x="238" y="{y:g}" width="{value / most * 380:.0f}" height="18" class="bar{number}"/>',
             ]
-            parts.append(text(264 + value / most * 420, y + 14, row[i]))
+            parts.append(text(244 + value / most * 380, y + 14, row[i]))
             y += 24
-    return figure(760, int(y) + 4, f"{wanted[0]}, from the table in {page}", parts)
+    return figure(690, int(y) + 4, f"{wanted[0]}, from the table in {page}", parts)

@@ -25,10 +25,10 @@ def table(what: str) -> str:
     return makers[what]() if what in makers else settings(what)
 
 
-def rows(head: str, body: Iterator[tuple[str, ...]]) -> str:
-    """Return a table of cells; a bar within a cell does not end it."""
-    names = head.split(", ")
-    lines = [names, ["---"] * len(names), *body]
+def rows(body: Iterator[tuple[str, str, str, str]]) -> str:
+    """Return a table of keys, each with its type, default and sentence; a bar within a cell does not end it."""
+    lines = [("key", "default", "is"), ("---",) * 3]
+    lines += [(f"`{key}`<br>{kind}", default, sentence) for key, kind, default, sentence in body]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
@@ -46,13 +46,8 @@ def settings(path: str) -> str:
     module, _, name = path.rpartition(".")
     kind = getattr(importlib.import_module(module), name)
     sentences = described(kind)
-    return rows(
-        "key, type, default, is",
-        (
-            (f"`{one.name}`", kind_of(one), "required" if one.required else value_of(one), sentences[one.name])
-            for one in msgspec.inspect.type_info(kind).fields
-        ),
-    )
+    fields = msgspec.inspect.type_info(kind).fields
+    return rows((one.name, kind_of(one), value_of(one), sentences[one.name]) for one in fields)
 
 
 def config() -> str:
@@ -62,17 +57,13 @@ def config() -> str:
     sentences = described(DataPlaneConfig)
     fields = {one.name: one for one in msgspec.inspect.type_info(Config).fields}
 
-    def cells(name: str) -> tuple[str, ...]:
+    def cells(name: str) -> tuple[str, str]:
         if name not in fields:
             return "mapping", "none"
-        one = fields[name]
-        required = "by impl" if name not in ("enabled", "impl") else "required"
-        return kind_of(one), required if one.required else value_of(one)
+        required_here = name not in ("enabled", "impl") and fields[name].required
+        return kind_of(fields[name]), "by impl" if required_here else value_of(fields[name])
 
-    return rows(
-        "key, type, default, is",
-        ((f"`{name}`", *cells(name), sentences[name]) for name in DataPlaneConfig.__annotations__),
-    )
+    return rows((name, *cells(name), sentences[name]) for name in DataPlaneConfig.__annotations__)
 
 
 def layers() -> str:
@@ -80,15 +71,15 @@ def layers() -> str:
     from asyncdp.factory import DEFAULT_LAYERS
     from asyncdp.middleware.policy.budget import RetryBudget
 
-    def body() -> Iterator[tuple[str, ...]]:
+    def body() -> Iterator[tuple[str, str, str, str]]:
         for layer, kind in {**DEFAULT_LAYERS, "retry_budget": RetryBudget}.items():
             sentences = described(kind)
             for one in inspect.signature(kind).parameters.values():
                 if one.kind is one.KEYWORD_ONLY:
                     default = f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
-                    yield f"`{layer}.{one.name}`", str(one.annotation), default, sentences[one.name]
+                    yield f"{layer}.{one.name}", str(one.annotation), default, sentences[one.name]
 
-    return rows("setting, type, default, is", body())
+    return rows(body())
 
 
 def kind_of(field: Any, kind: Any = None) -> str:
@@ -116,6 +107,8 @@ def size_of(name: str, number: float) -> str:
 
 def value_of(field: Any) -> str:
     """Return the default of a field as text."""
+    if field.required:
+        return "required"
     value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
     if value is None:
         return "none"

@@ -23,8 +23,12 @@ def rows(what: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
         lines = tables.table(what).splitlines()[2:]
     finally:
         sys.modules.pop("tables", None)
-    cells = [[cell.strip(" `") for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
-    return {row[0]: row[1:] for row in cells}
+    found = {}
+    for line in lines:
+        key, default, sentence = (cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1])
+        name, kind = key.split("<br>")
+        found[name.strip("`")] = [kind, default, sentence]
+    return found
 
 
 @pytest.mark.parametrize("what", TABLES)
