@@ -81,7 +81,7 @@ async def _run(config: DemoConfig, view: View | None, plane: Client) -> Report:
 @contextmanager
 def ray_for_the_plane() -> Generator[None]:
     """Run a small Ray for the plane, unless this process is connected to one already."""
-    from asyncdp.transports.transfer_queue.cluster.ray_connection import workers_not_niced
+    from asyncdp.process.ray_niceness import workers_not_niced
 
     ray: Any = importlib.import_module("ray")
     if ray.is_initialized():

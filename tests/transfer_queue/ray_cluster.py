@@ -7,7 +7,7 @@ import gc
 import warnings
 from typing import Any
 
-from asyncdp.transports.transfer_queue.cluster.ray_connection import workers_not_niced
+from asyncdp.process.ray_niceness import workers_not_niced
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 
 __all__ = ["LOOPBACK", "RayCluster", "base_config", "start_ray"]

@@ -88,8 +88,8 @@ class TransferQueuePlane(RealPlane):
         """Start Ray, unless it runs already, with a controller and storage units."""
         import ray
 
+        from asyncdp.process.ray_niceness import workers_not_niced
         from asyncdp.transports.transfer_queue import TQTransport
-        from asyncdp.transports.transfer_queue.cluster.ray_connection import workers_not_niced
 
         if not ray.is_initialized():
             with workers_not_niced():

@@ -6,37 +6,16 @@ import atexit
 import os
 import socket
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
+from asyncdp.process.ray_niceness import workers_not_niced
 
-__all__ = ["RayConnection", "workers_not_niced"]
-
-#: Setting of a Ray that starts: how nice its workers are.
-_NICENESS = "RAY_worker_niceness"
+__all__ = ["RayConnection"]
 
 #: Where Ray keeps another native object.
 _KV, _KV_CLIENT = ".experimental.internal_kv", "global_gcs_client"
-
-
-@contextmanager
-def workers_not_niced() -> Iterator[None]:
-    """Let a Ray that is started meanwhile run its actors at the priority of this process.
-
-    By default Ray's workers have a niceness of 15. The controller and the storage units then get 1/28 of the processor
-    time of each other process that is busy, and beside four of those they take minutes to start.
-    """
-    if _NICENESS in os.environ:
-        yield
-        return
-    os.environ[_NICENESS] = "0"
-    try:
-        yield
-    finally:
-        del os.environ[_NICENESS]
 
 
 class RayConnection:
