@@ -14,7 +14,8 @@ import os
 import threading
 import warnings
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import anyio
@@ -43,6 +44,8 @@ R = TypeVar("R")
 
 #: Seconds that the end of the interpreter waits for a client that was not closed.
 EXIT_S = 4.0
+#: Seconds between two looks of a loop that ends at whether a thread is handing a call over to it.
+HAND_OVER_S = 0.001
 #: What the portal of a loop that ends or has ended raises.
 ENDED = (RuntimeError, concurrent.futures.CancelledError, asyncio.CancelledError)
 
@@ -56,6 +59,8 @@ class _Loop:
         self.pid = os.getpid()
         self.ended = False
         self._lock = threading.Lock()
+        self._counting = threading.Lock()
+        self._handing_over = 0
         self._portal: BlockingPortal | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -85,6 +90,21 @@ class _Loop:
             msg = "the client is closed"
             raise DataPlaneClosed(msg)
         return portal
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """Keep the loop running while a thread hands a call over to it, also if it is closed meanwhile.
+
+        A portal waits for the loop to take a call. If the loop ended between the portal's look at whether it runs and
+        its request, that wait would have no end.
+        """
+        with self._counting:
+            self._handing_over += 1
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._handing_over -= 1
 
     def _start(self) -> None:
         thread = self._thread
@@ -121,14 +141,18 @@ class _Loop:
         """Keep the loop until the client is to be closed; then close it."""
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         on_fork_of_loop(self._loop)
-        async with BlockingPortal() as portal:
-            started.set_result(portal)
-            await self._stop.wait()
-            try:
-                await self.client.close()
-            except Exception as err:  # noqa: BLE001 - close() raises it to its caller
-                self._error = err
-            await portal.stop(cancel_remaining=True)
+        try:
+            async with BlockingPortal() as portal:
+                started.set_result(portal)
+                await self._stop.wait()
+                try:
+                    await self.client.close()
+                except Exception as err:  # noqa: BLE001 - close() raises it to its caller
+                    self._error = err
+                await portal.stop(cancel_remaining=True)
+        finally:
+            while started.done() and self._handing_over:  # noqa: ASYNC110 - other threads count
+                await asyncio.sleep(HAND_OVER_S)
 
     def end(self) -> None:
         """Begin to close the client, from any thread, without waiting. In a forked child it does nothing."""
@@ -293,12 +317,13 @@ class BlockingClient:
 
     def _run(self, verb: str, call: Callable[[], Awaitable[R]]) -> R:
         """Have the loop make a call, and wait for its end; an interrupt of the waiting thread cancels it."""
-        portal = self._portal(verb)
-        try:
-            future = portal.start_task_soon(_awaited, call)
-        except RuntimeError as err:  # it was closed between the look and the call
-            msg = "the client is closed"
-            raise DataPlaneClosed(msg, op=verb) from err
+        with self._loop.handing_over():
+            portal = self._portal(verb)
+            try:
+                future = portal.start_task_soon(_awaited, call)
+            except RuntimeError as err:  # it was closed between the look and the call
+                msg = "the client is closed"
+                raise DataPlaneClosed(msg, op=verb) from err
         try:
             return future.result()
         except concurrent.futures.CancelledError as err:
@@ -334,15 +359,16 @@ class BlockingBatches:
 
     def __enter__(self) -> Self:
         """Begin to claim and read ahead, if ``prefetch`` is above 0."""
-        portal = self._client._portal("batches")  # noqa: SLF001 - made by it
-        entered = portal.wrap_async_context_manager(self._batches)
-        try:
-            entered.__enter__()
-        except ENDED as err:
-            if not self._client._loop.ended:  # noqa: SLF001 - made by it
-                raise
-            msg = "the client is closed"
-            raise DataPlaneClosed(msg, op="batches") from err
+        with self._client._loop.handing_over():  # noqa: SLF001 - made by it
+            portal = self._client._portal("batches")  # noqa: SLF001 - made by it
+            entered = portal.wrap_async_context_manager(self._batches)
+            try:
+                entered.__enter__()
+            except ENDED as err:
+                if not self._client._loop.ended:  # noqa: SLF001 - made by it
+                    raise
+                msg = "the client is closed"
+                raise DataPlaneClosed(msg, op="batches") from err
         self._entered = entered
         return self
 
@@ -353,7 +379,8 @@ class BlockingBatches:
         entered, self._entered = self._entered, None
         if entered is not None:
             try:
-                entered.__exit__(kind, err, trace)
+                with self._client._loop.handing_over():  # noqa: SLF001 - made by it
+                    entered.__exit__(kind, err, trace)
             except ENDED:
                 if not self._client._loop.ended:  # noqa: SLF001 - made by it
                     raise

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+from anyio.from_thread import BlockingPortal
 
 import asyncdp.blocking
 from asyncdp import (
@@ -279,6 +280,34 @@ def test_it_may_be_closed_in_any_order_and_at_once(client: BlockingClient) -> No
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda _: crowd.close(), range(8)))
     assert threads() == 0
+
+
+def test_a_call_that_races_with_the_close_ends(client: BlockingClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop goes on while a thread hands a call over to it: its portal would wait for the loop for ever."""
+    between, go = threading.Event(), threading.Event()
+    hand_over = BlockingPortal._spawn_task_from_thread
+
+    def late(*args: Any) -> None:
+        between.set()
+        assert go.wait(60)
+        hand_over(*args)
+
+    client.ping()
+    portal: Any = client._loop._portal
+    monkeypatch.setattr(BlockingPortal, "_spawn_task_from_thread", late)
+    with ThreadPoolExecutor() as pool:
+        call = pool.submit(client.ping)
+        assert between.wait(60)
+        closing = pool.submit(client.close)
+        try:
+            until(lambda: portal._event_loop_thread_id is None)  # it takes no more calls
+            with pytest.raises(TimeoutError):
+                closing.result(0.3)
+        finally:
+            go.set()
+        with pytest.raises(DataPlaneClosed):
+            call.result(60)
+        closing.result(60)
 
 
 def test_the_last_reference_ends_its_thread() -> None:
