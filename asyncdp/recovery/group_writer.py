@@ -10,6 +10,8 @@ import anyio
 
 from asyncdp.errors import DataPlaneError
 
+from .reservations import WRITER
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
@@ -26,8 +28,6 @@ __all__ = ["GroupWriter"]
 
 #: Seconds that the rollback of a group may take.
 ROLLBACK_S = 10.0
-#: Tag of rows of a group that is being written: tells them from rows that others put under the same ids.
-WRITER = "group_writer"
 
 
 class GroupWriter:

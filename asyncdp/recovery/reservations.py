@@ -22,6 +22,8 @@ FOR = "reservation_for"
 OWNER = "reservation_owner"
 #: Tag of a reservation: tells it from any other reservation of the same group.
 TOKEN = "reservation_token"  # noqa: S105 - no secret
+#: Tag of rows that a GroupWriter puts: tells them from rows that others put under the same ids.
+WRITER = "group_writer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +103,22 @@ class Listing:
         return [version for version in found if version is not None]
 
     def finished(self) -> list[str]:
-        """Return the reserved groups whose rows are all there: their reservations are not needed any more."""
-        whole = {group.group_id for group in self.groups if group.committed and group.is_complete}
-        return [group_id for group_id in self.reservations if group_id in whole]
+        """Return the reserved groups to which nothing will be added: their reservations are not needed any more.
+
+        They are complete; or a GroupWriter has committed them, which it does at its end, also if rows failed.
+        """
+        done = {group.group_id for group in self.groups if group.committed and (group.is_complete or _written(group))}
+        return [group_id for group_id in self.reservations if group_id in done]
 
     def drop(self, group_ids: Collection[str]) -> None:
         """Forget the reservations of these groups, which were removed from the plane."""
         for group_id in group_ids:
             del self.reservations[group_id]
+
+
+def _written(group: DataPlaneGroupMeta) -> bool:
+    """Return whether all rows of a group are of a GroupWriter."""
+    return bool(group.tags) and all(WRITER in row for row in group.tags)
 
 
 class Ages:

@@ -151,9 +151,14 @@ def test_a_rollback_leaves_the_group_of_another_writer_committed() -> None:
     on_a_plane(check, plan)
 
 
+@pytest.mark.parametrize("failed", [False, True], ids=["fit", "all failed"])
 @pytest.mark.parametrize("with_ledger", [True, False])
 @pytest.mark.parametrize("ends", ["fails", "is cancelled"])
-def test_a_committed_group_stays_whatever_becomes_of_its_reservation(ends: str, with_ledger: bool) -> None:  # noqa: FBT001
+def test_a_committed_group_stays_whatever_becomes_of_its_reservation(
+    ends: str,
+    with_ledger: bool,  # noqa: FBT001
+    failed: bool,  # noqa: FBT001
+) -> None:
     """The block does not fail with the removal of the reservation; the next listing removes it, the place stays."""
     plan = FaultPlan().on("clear_samples")
     plan = plan.silent(for_s=5.0) if ends == "is cancelled" else plan.error(DataPlaneUnavailable, "away", for_s=30.0)
@@ -171,9 +176,9 @@ def test_a_committed_group_stays_whatever_becomes_of_its_reservation(ends: str, 
                 reservation=place,
                 ledger=ledger if with_ledger else None,
             ) as group:
-                await group.put(["a"], x(1.0))
+                await (group.fail("a", "it crashed") if failed else group.put(["a"], x(1.0)))
         assert limit.cancelled_caught is (ends == "is cancelled")
-        assert (await client.depth("p"), ledger.used) == (1, 1)
+        assert (await client.depth("p"), ledger.used) == (0 if failed else 1, 1)
         await anyio.sleep(60.0)
         await ledger.rebuild()
         assert (await keys(client), ledger.used) == (["a"], 1)

@@ -67,10 +67,16 @@ def test_a_reservation_says_for_what_and_whose_it_is() -> None:
 
 
 def test_a_listing_is_sorted() -> None:
-    """Reservations are apart; those of whole groups are not needed any more."""
+    """Reservations are apart; those of whole groups are not needed any more, nor where a GroupWriter has ended."""
     half = group("half", rows=1)
     uncommitted = group("uncommitted", committed=False)
+    ended = group("ended", failed=2, group_writer="t")
+    mixed = replace(group("mixed", failed=2), tags=({"group_writer": "t"}, {"status": "failed"}))
+    tagless = replace(group("tagless", rows=1), tags=())
     listed = [
+        *(ended, reservation("ended", None)),
+        *(mixed, reservation("mixed", None)),
+        *(tagless, reservation("tagless", None)),
         group("whole"),
         reservation("whole", token="t1", owner="w1"),
         half,
@@ -82,13 +88,14 @@ def test_a_listing_is_sorted() -> None:
         group("free"),
     ]
     listing = Listing(listed)
-    assert names(listing.groups) == ["whole", "half", "uncommitted", "free"]
-    assert list(listing.reservations) == ["whole", "half", "uncommitted", "alone", "untagged"]
+    assert names(listing.groups) == ["ended", "mixed", "tagless", "whole", "half", "uncommitted", "free"]
+    others = ["mixed", "tagless"]
+    assert list(listing.reservations) == ["ended", *others, "whole", "half", "uncommitted", "alone", "untagged"]
     assert (listing.owner("whole"), listing.token("whole")) == ("w1", "t1")
     assert listing.versions() == [7]
-    assert listing.finished() == ["whole"]
-    listing.drop(["whole", "half"])
-    assert list(listing.reservations) == ["uncommitted", "alone", "untagged"]
+    assert listing.finished() == ["ended", "whole"]
+    listing.drop(["ended", "whole", "half"])
+    assert list(listing.reservations) == [*others, "uncommitted", "alone", "untagged"]
     assert listing.versions() == [7]
 
 
