@@ -131,7 +131,7 @@ class Reconcile(Layer):
         ids = getattr(call, "sample_ids", None)
         hosts = {ref.host.id: ref.host for ref in call.refs} if isinstance(call, Publish) else {}
         outcome = PendingOutcome(
-            Resolve(ctx.op_id, partition_id),
+            Resolve(ctx.op_id, partition_id, of=call),
             ctx.op_id,
             ctx.deadline,
             partition_id,
@@ -155,8 +155,11 @@ class Reconcile(Layer):
 
     async def _resolve_all(self, ctx: CallContext) -> None:
         """Resolve what can be resolved; emit an event for each outcome that cannot."""
-        for outcome in ctx.env.pending_outcomes:
-            try:
-                await self._resolve(outcome, ctx)
-            except DataPlaneError as err:
-                ctx.emit("unsettled", what=type(outcome.call).__name__, reason=type(err).__name__)
+        tried: set[PendingOutcome] = set()
+        while todo := [outcome for outcome in ctx.env.pending_outcomes if outcome not in tried]:
+            for outcome in todo:  # to resolve a removal may leave something to be told to hosts
+                tried.add(outcome)
+                try:
+                    await self._resolve(outcome, ctx)
+                except DataPlaneError as err:
+                    ctx.emit("unsettled", what=type(outcome.call).__name__, reason=type(err).__name__)

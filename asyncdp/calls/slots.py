@@ -204,6 +204,8 @@ class Resolved:
     """
 
     state: str
+    answer: bytes | None = field(default=None, compare=False, repr=False)
+    """What a mutation that is done was answered, for the transport that encoded it."""
 
 
 # --- the calls ------------------------------------------------------------------------------------------------------
@@ -391,13 +393,19 @@ class AbandonClaim(Call[None]):
 class Resolve(Call[Resolved]):
     """Find out the outcome of a mutation; if the mutation arrives later than this call, it is refused.
 
-    ``age_s`` is the number of seconds since the mutation's deadline: if the backend keeps records for a shorter time,
-    the outcome is ``"forgotten"``.
+    A transport whose hosts are told of dead rows records the :class:`Invalidate` calls of a mutation that is done, as
+    it does when the mutation itself is answered.
+
+    Attributes:
+        age_s: Seconds since the mutation's deadline: if the backend keeps records for a shorter time, the outcome is
+            ``"forgotten"``.
+        of: The mutation, as far as it is known.
     """
 
     op_id: str
     partition_id: str
     age_s: float = 0.0
+    of: Call[Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

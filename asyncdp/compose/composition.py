@@ -59,7 +59,7 @@ class SlotMapping(Layer):
         """Remove, then tell slot hosts which of their rows are gone, if the transport needs that."""
         result = await self.inner.execute(call, ctx)
         if len(ctx.env.pending_outcomes):
-            await invalidate(self.inner.execute, ctx)
+            await invalidate(self.inner.execute, call, ctx)
         return result
 
     @handles(ClaimMeta)

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
+from asyncdp.calls.slots import Invalidate
+
 if TYPE_CHECKING:
     from asyncdp.calls import Call, CallContext
 
@@ -51,7 +53,8 @@ class PendingOutcome:
         call: Call to send.
         op_id: op_id of the user call that left the outcome open.
         deadline: Deadline of that user call, on the client's clock.
-        partition_id: Partition concerned; None: the outcome is resolved before any mutation.
+        partition_id: Partition concerned; None: the outcome is resolved before any mutation. An Invalidate is sent
+            before any mutation as well, but only a mutation of the ids concerned fails if the host cannot be told.
         sample_ids: Ids concerned; None: the whole partition.
         task_name: Task concerned; None: any.
         on_refused: Further calls to send if the mutation turns out not to have happened.
@@ -113,7 +116,8 @@ class PendingOutcomes:
         return [
             outcome
             for outcome in self._open.values()
-            if outcome.op_id not in self._under_way and outcome.concerns(partition_id, ids, task_name)
+            if outcome.op_id not in self._under_way
+            and (isinstance(outcome.call, Invalidate) or outcome.concerns(partition_id, ids, task_name))
         ]
 
     @contextmanager

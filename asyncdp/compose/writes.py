@@ -78,7 +78,7 @@ async def write_rows(send: Send, call: PutSamples, ctx: CallContext) -> KVBatchM
         if isinstance(outcome.call, Abort) and outcome.call.host.id not in used:
             ctx.env.pending_outcomes.record(outcome)
     if len(ctx.env.pending_outcomes):
-        await invalidate(send, ctx)
+        await invalidate(send, call, ctx)
     return written(call, names, done)
 
 

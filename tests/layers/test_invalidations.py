@@ -7,8 +7,8 @@ import anyio
 import pytest
 
 from asyncdp import DataPlaneUnavailable, MemoryTransport
-from asyncdp.calls import CallContext, ClearSamples, EvictSamples, PopSamples, handles
-from asyncdp.calls.slots import HostRef, Invalidate, SlotRef
+from asyncdp.calls import Call, CallContext, ClearSamples, EvictSamples, PopSamples, handles
+from asyncdp.calls.slots import HostRef, Invalidate, Resolve, Resolved, SlotRef
 from asyncdp.compose.invalidations import record
 from asyncdp.errors import DataPlaneError
 from tests.layers.rig import Rig, rows, virtual
@@ -24,6 +24,9 @@ class Telling(MemoryTransport):
         super().__init__(*args, **kwargs)
         self.hears: dict[str, Hears] = {}
         self.told: list[tuple[str, int]] = []
+        self.gone: set[str] = set()
+        self.killed: dict[str, list[str]] = {}
+        self.lost = False
 
     def hosts_of(self, sample_id: str) -> list[HostRef]:
         """Hosts with a part of the row: one, or two where its name says so."""
@@ -32,17 +35,29 @@ class Telling(MemoryTransport):
 
     @handles(ClearSamples, PopSamples, EvictSamples)
     async def removed(self, call: ClearSamples, ctx: CallContext) -> int:
-        """Remove, and say whom to tell."""
+        """Remove, and say whom to tell; if the answer is lost, nobody is."""
         count = await self._clear(call, ctx)
-        for at, sample_id in enumerate(call.sample_ids or ()):
-            record(
-                [
-                    Invalidate(host, (SlotRef(host, int(sample_id[1]), 1, (), (at,), ()),))
-                    for host in self.hosts_of(sample_id)
-                ],
-                ctx,
-            )
+        new = [sample_id for sample_id in call.sample_ids or () if sample_id not in self.gone]
+        self.gone.update(new)
+        self.killed[ctx.op_id] = new
+        if self.lost:
+            raise DataPlaneUnavailable("the answer is lost", ambiguous=True)
+        self.record(ctx.op_id, call, ctx)
         return count
+
+    @handles(Resolve)
+    async def resolved(self, call: Resolve, ctx: CallContext) -> Resolved:
+        """Say what became of a removal, and whom to tell of it."""
+        resolved = await self._resolve(call, ctx)
+        if call.of is not None:
+            self.record(call.op_id, call.of, ctx)
+        return resolved
+
+    def record(self, op_id: str, mutation: Call[Any], ctx: CallContext) -> None:
+        """Record the rows that a removal has removed."""
+        for at, sample_id in enumerate(self.killed[op_id]):
+            hosts, slot = self.hosts_of(sample_id), int(sample_id[1])
+            record([Invalidate(host, (SlotRef(host, slot, 1, (), (at,), ()),)) for host in hosts], ctx, mutation)
 
     @handles(Invalidate)
     async def hear(self, call: Invalidate, ctx: CallContext) -> None:
@@ -177,6 +192,58 @@ async def test_a_host_that_was_told_late_fails_nobody_elses_call() -> None:
             await world.client.evict([f"g{number}"], "p")
         assert anyio.current_time() == began
         assert [slot for host, slot in world.transport.told if host == "g"] == [1, 2, 3, 4, 5]
+
+
+@virtual
+async def test_a_removal_that_is_made_again_returns_only_once_the_host_was_told() -> None:
+    """Whichever removal names the rows, or the whole partition; one of other rows goes on."""
+    async with rig() as world:
+        world.transport.hears["h"] = dead
+        again = (
+            lambda: world.client.evict(["h1"], "p"),
+            lambda: world.client.pop(["h1", "g1"], "p"),
+            lambda: world.client.drop_partition("p"),
+        )
+        for call in (again[0], *again):
+            with pytest.raises(DataPlaneUnavailable, match="slot host 'h' may still serve them") as caught:
+                await call()
+            assert caught.value.ambiguous
+            await anyio.sleep(60)  # ports are out of quarantine
+        await world.client.evict(["g2"], "p")
+        assert world.transport.told == [("g", 1), ("g", 2)]
+        world.transport.hears.clear()
+        await again[0]()
+        assert world.transport.told == [("g", 1), ("g", 2), ("h", 1)]
+        assert not len(world.client.env.pending_outcomes)
+
+
+@virtual
+async def test_hosts_are_told_of_a_removal_that_turns_out_to_have_happened() -> None:
+    """Its answer was lost, so the client learns only later which hosts to tell: before the repetition returns."""
+    async with rig(max_attempts=1) as world:
+        world.transport.lost = True
+        with pytest.raises(DataPlaneUnavailable) as caught:
+            await world.client.evict(["h1", "g1"], "p")
+        assert caught.value.ambiguous
+        world.transport.lost = False
+        world.transport.hears["h"] = dead
+        with pytest.raises(DataPlaneUnavailable, match="slot host 'h' may still serve them"):
+            await world.client.evict(["h1", "g1"], "p")
+        assert world.transport.told == [("g", 1)]
+        await anyio.sleep(60)
+        world.transport.hears.clear()
+        await world.client.evict(["h1"], "p")
+        assert world.transport.told == [("g", 1), ("h", 1)]
+
+
+@virtual
+async def test_close_tells_hosts_of_a_removal_that_turns_out_to_have_happened() -> None:
+    """The close finds out about the removal, and then tells its hosts."""
+    async with rig(max_attempts=1) as world:
+        world.transport.lost = True
+        with pytest.raises(DataPlaneUnavailable):
+            await world.client.evict(["h1"], "p")
+    assert world.transport.told == [("h", 1)]
 
 
 @virtual

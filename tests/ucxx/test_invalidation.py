@@ -163,6 +163,38 @@ async def test_a_host_that_did_not_answer_in_time_is_looked_up_again() -> None:
     assert not transport.told
 
 
+async def test_a_host_that_answers_nothing_is_waited_for_until_it_counts_as_dead(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A paused host; the next caller asks the directory first, and tells the host once that is alive again."""
+    monkeypatch.setattr(host_resolver, "LOOK_S", 0.01)
+    transport = Transport(lambda _: None, here())
+    paused = asyncio.Event()
+
+    async def drop(*_: Any) -> None:
+        paused.set()
+        await asyncio.sleep(600)
+
+    async def pause() -> None:
+        await paused.wait()
+        seen = transport.looked
+        while transport.looked < seen + 2:  # noqa: ASYNC110 - it is alive still, as far as its heartbeats tell
+            await asyncio.sleep(0)
+        transport.infos = (here(alive=False),)
+
+    resolver: Any = type(transport._resolver)
+    with monkeypatch.context() as patch:
+        patch.setattr(resolver, "host_client", SimpleNamespace(drop=drop))
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            tasks.create_task(pause())
+            await transport._invalidate(invalidate(), CTX)
+        await transport._invalidate(invalidate(), CTX)
+    assert not transport.told
+    transport.infos = (here(),)
+    await transport._invalidate(invalidate(), CTX)
+    assert len(transport.told) == 1
+
+
 def test_dead_cells_become_one_call_for_each_host() -> None:
     """With the ports that are known."""
     directory: Any = SimpleNamespace(host_ref=lambda name, epoch: HostRef(name, epoch, (5,) if name == "h" else ()))

@@ -163,6 +163,58 @@ async def test_when_a_removal_returns_no_old_reference_reads(owner: UCXXTranspor
             await made.drop_partition("q")
 
 
+@pytest.mark.parametrize("verb", ["clear", "publish", "drop"])
+async def test_hosts_are_told_of_a_removal_that_turns_out_to_have_happened(
+    owner: UCXXTransport, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    """S: its answer was lost for good; once the mutation is made again, no old reference reads."""
+    transport = UCXXTransport(owner.attach_config(), bootstrap=False)
+    done = getattr(transport._directory, verb)
+
+    async def lost(*args: Any, **kwargs: Any) -> None:
+        await done(*args, **kwargs)
+        raise ConnectionResetError
+
+    async with stack(transport, max_attempts=1) as made:
+        mutate = {
+            "clear": lambda: made.clear_samples(["a"], "q"),
+            "publish": lambda: made.put_samples(["a"], "q", {"x": torch.ones(1)}),
+            "drop": lambda: made.drop_partition("q"),
+        }[verb]
+        await made.register_partition("q", ["x", "y"], 64, ["train"])
+        await made.put_samples(["a", "b"], "q", {"x": torch.arange(2.0), "y": torch.arange(2.0)})
+        located = await made.execute(Locate(("a",), "q", ("x",)), context(made))
+        read = ReadSlots(located.refs[0].host, located.refs)
+        with monkeypatch.context() as patch:
+            patch.setattr(transport._directory, verb, lost)
+            with pytest.raises(DataPlaneUnavailable) as caught:
+                await mutate()
+        assert caught.value.ambiguous
+        assert (await transport.execute(read, context(made))).parts
+        await mutate()
+        (problem,) = (await transport.execute(read, context(made))).errors.values()
+        assert isinstance(problem, StaleSlotError)
+        if verb == "publish":
+            assert (await made.get_samples(["a", "b"], "q", ["y"]))["y"].tolist() == [0.0, 1.0]
+        await made.drop_partition("q")
+
+
+async def test_a_removal_waits_for_a_paused_host_until_it_counts_as_dead() -> None:
+    """S: attempts may take long, but its heartbeats are missed sooner; the next removal does not wait for it at all."""
+    transport = UCXXTransport(config(ucxx={"directory": {"host_timeout_s": 2.0}}))
+    pid = plane_of(transport).pids[0]
+    async with stack(transport, attempt_timeout_s=100.0) as made:
+        await made.register_partition("p", ["x"], 64, ["train"])
+        await made.put_samples(["a", "b"], "p", {"x": torch.arange(2.0)})
+        await made.evict(["a"], "p")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            with anyio.fail_after(60):
+                await made.evict(["b"], "p", timeout_s=100)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+
+
 def context(made: Any) -> CallContext:
     """A user call's."""
     env = made.env

@@ -182,18 +182,21 @@ class UCXXTransport(SlotCalls):
     async def _clear(self, call: c.ClearSamples, ctx: CallContext) -> int:
         named = (call.partition_id, call.sample_ids, call.owner, call.claims, call.lives)
         cleared = await self._directory.clear(op_of(ctx), *named)
-        record(invalidations(cleared.freed, self._directory), ctx)
+        record(invalidations(cleared.freed, self._directory), ctx, call)
         return cleared.count
 
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
         dropped = await self._directory.drop(op_of(ctx), call.partition_id)
-        record(invalidations(dropped, self._directory), ctx)
+        record(invalidations(dropped, self._directory), ctx, call)
 
     @handles(s.Resolve)
     async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
-        del ctx
-        return await self._directory.resolve(call.op_id, call.partition_id, call.age_s)
+        resolved = await self._directory.resolve(call.op_id, call.partition_id, call.age_s)
+        if call.of is not None and resolved.answer is not None:
+            dead = await self._directory.dead_of(call.of, resolved.answer)
+            record(invalidations(dead, self._directory), ctx, call.of)
+        return resolved
 
     # -- declarations and recovery
 

@@ -8,9 +8,16 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
+import anyio
 from redis.exceptions import RedisError
 
-from asyncdp.errors import DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, StaleSlotError
+from asyncdp.errors import (
+    DataPlaneClosed,
+    DataPlaneError,
+    DataPlaneUnavailable,
+    DataPlaneUnsupported,
+    StaleSlotError,
+)
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.process.forks import on_fork, on_fork_of_loop
 from asyncdp.process.loop_end import at_loop_end
@@ -22,7 +29,7 @@ from .greeting import accepts, greets
 from .host_client import HostClient, Lanes, Route
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Awaitable, Callable
 
     from asyncdp.calls.slots import HostRef
     from asyncdp.config import UcxxSettings
@@ -35,6 +42,9 @@ __all__ = ["HostAddress", "HostResolver"]
 
 #: Seconds that the directory may take to answer a probe.
 DIRECTORY_S: Final = 1.0
+#: Seconds between two looks at whether a host that does not answer is alive. Most answer within a millisecond, and then
+#: nobody looks.
+LOOK_S: Final = 0.5
 
 
 class HostAddress:
@@ -203,13 +213,48 @@ class HostResolver:
 
     async def serves(self, host: HostRef) -> bool:
         """Return whether a host may serve its slots: as far as is cached, else as the directory and its ports say."""
-        if (host.id, host.epoch) in self._addresses:
+        place = self._addresses.get((host.id, host.epoch))
+        if place is not None and place.info.alive:
             return True
+        self.forget(host)  # it may be alive again
         try:
             place = await self.find(host)
         except StaleSlotError:
             return False
         return place is not None and place.info.alive and await accepts(place.route.address, place.info.ports)
+
+    async def while_alive(self, host: HostRef, request: Callable[[], Awaitable[None]]) -> bool:
+        """Make a request to a host; return False if the directory counts the host as dead before it has answered.
+
+        A host that is paused does not answer, and its connections do not break. No caller waits longer for it than
+        until its heartbeats have been missing for ``host_timeout_s``.
+        """
+
+        async def watch() -> None:
+            while True:
+                await asyncio.sleep(LOOK_S)
+                self.forget(host)
+                try:
+                    place = await self.find(host)
+                except StaleSlotError:
+                    place = None
+                except (DataPlaneError, RedisError, OSError):
+                    continue
+                if place is None or not place.info.alive:
+                    scope.cancel()
+                    return
+
+        tasks: list[asyncio.Task[None]] = []
+        loop = asyncio.get_running_loop()
+        late = loop.call_later(LOOK_S, lambda: tasks.append(loop.create_task(watch())))
+        try:
+            with anyio.CancelScope() as scope:
+                await request()
+        finally:
+            late.cancel()
+            for task in tasks:
+                task.cancel()
+        return not scope.cancelled_caught
 
     async def moved(self, host: HostRef, before: HostAddress) -> bool:
         """Return whether a host at whose port another host answers has another place by now.

@@ -167,7 +167,11 @@ class SlotCalls(Service):
 
     @handles(s.Invalidate)
     async def _invalidate(self, call: s.Invalidate, ctx: CallContext) -> None:
-        """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself."""
+        """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself.
+
+        So does one that is paused. No caller waits for it longer than until the directory counts it as dead: from then
+        on its rows are lost to all clients, and if it goes on, it compares its slots with the directory.
+        """
         rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
 
         async def drop(place: HostAddress, port: int | None) -> None:
@@ -178,7 +182,7 @@ class SlotCalls(Service):
 
         try:
             if await self._resolver.serves(call.host):
-                await self._at(call.host, call.port, drop)
+                await self._resolver.while_alive(call.host, lambda: self._at(call.host, call.port, drop))
         except StaleSlotError:
             return
         except DataPlaneUnavailable:
@@ -194,7 +198,7 @@ class SlotCalls(Service):
         if call.refs and ctx.began:  # later the host may have reused the slots, so the directory refuses the put
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
         done = await self._directory.publish(OperationId(ctx.op_id, left_s), call, self._owner)
-        record(invalidations(done.dead, self._directory), ctx)
+        record(invalidations(done.dead, self._directory), ctx, call)
         return s.Published(done.handles, done.created)
 
 

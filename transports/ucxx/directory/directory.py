@@ -5,6 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from asyncdp.calls import ClearSamples, DropPartition
+from asyncdp.calls.slots import Publish
+from asyncdp.errors import DataPlaneBadRequest
+
+from .encoding.cells import dead_cells, replaced_cells
+from .encoding.msgpack_codec import load
 from .requests.claiming import Claiming
 from .requests.clearing import Clearing
 from .requests.locating import Locating
@@ -15,6 +21,11 @@ from .settings import DirectorySettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
+
+    from asyncdp.calls import Call
+
+    from .encoding.cells import DeadCells
 
 __all__ = ["Directory"]
 
@@ -61,6 +72,21 @@ class Directory(Publishing, Locating, Clearing, Claiming):
             strict_schema=strict_schema,
             auto_register=auto_register,
         )
+
+    async def dead_of(self, mutation: Call[Any], answer: bytes) -> tuple[DeadCells, ...]:
+        """Return the cells that died in a mutation that is done; ``answer`` is what :meth:`resolve` found."""
+        found = load(answer)
+        if isinstance(mutation, ClearSamples):
+            return dead_cells(found[1])
+        if isinstance(mutation, DropPartition):
+            return dead_cells(found)
+        if not isinstance(mutation, Publish) or not found[4]:
+            return ()
+        try:
+            schema = await self._fetch(mutation.partition_id)
+        except DataPlaneBadRequest:  # the partition was dropped since, and with it the whole rows
+            return replaced_cells(found[4], ())
+        return replaced_cells(found[4], tuple(schema.fields))
 
     async def ping(self) -> None:
         """Check that the server answers, by a call of a function."""

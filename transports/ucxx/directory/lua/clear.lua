@@ -110,11 +110,13 @@ local function drop(K, P)
   return { OK, pack(freed) }, true
 end
 
--- ARGV[1] is the op_id; ARGV[2] is '1' where it is past what is remembered.
+-- ARGV[1] is the op_id; ARGV[2] is '1' where it is past what is remembered. With 'done' comes the mutation's answer: of
+-- the rows that it removed the client has told nobody yet.
 local function resolve(keys, args)
   local K = keys[1]
   local old = redis.call('GET', K .. 'o:' .. args[1])
-  if old then return { OK, old == '!' and 'refused' or 'done' } end
+  if old == '!' then return { OK, 'refused' } end
+  if old then return { OK, 'done', old } end
   if args[2] == '1' then return { OK, 'forgotten' } end
   refuse(K, args[1])
   return { OK, 'refused' }

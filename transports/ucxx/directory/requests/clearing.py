@@ -92,4 +92,4 @@ class Clearing(Listing):
         await self._open()
         late = b"1" if age_s > KEEP_S else b"0"
         reply = await self._link.function("resolve", self._key(partition_id), op_id, late)
-        return Resolved(reply[1].decode())
+        return Resolved(reply[1].decode(), *reply[2:])
