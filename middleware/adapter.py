@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import anyio
 import anyio.to_thread
-import structlog
 from tensordict import TensorDictBase
 
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.client import CALLER, Caller
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneReadError, DataPlaneUnsupported
+from asyncdp.log_line import log_line
 from asyncdp.meta import DataPlaneCapabilities, KVBatchMeta, RowHandle
 from asyncdp.rows.block import field_names
 from asyncdp.service import Service
@@ -262,7 +262,7 @@ class Adapter(Service):
             await self.inner.close()
 
     async def _close_client(self, close: Any) -> None:
-        log = structlog.get_logger("asyncdp").bind(client=type(self.client).__name__)
+        name = type(self.client).__name__
         try:
             with anyio.move_on_after(self.close_timeout_s) as scope:
                 if inspect.iscoroutinefunction(close):
@@ -272,10 +272,10 @@ class Adapter(Service):
                     if inspect.isawaitable(result):
                         await result
         except Exception as err:  # noqa: BLE001 - code of another project may raise anything
-            log.warning("client_close_failed", error=f"{type(err).__name__}: {err}")
+            log_line("warning", "client_close_failed", client=name, error=f"{type(err).__name__}: {err}")
         else:
             if scope.cancelled_caught:
-                log.warning("client_close_timed_out", close_timeout_s=self.close_timeout_s)
+                log_line("warning", "client_close_timed_out", client=name, close_timeout_s=self.close_timeout_s)
 
 
 def _meta(got: Any) -> KVBatchMeta:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
+
+from asyncdp.log_line import log_line
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext
@@ -55,7 +56,6 @@ class FaultLog:
     def __init__(self, client: str = "") -> None:
         """Start with no lines written."""
         self._client = client
-        self._log = structlog.get_logger("asyncdp", client=client)
         self._written: dict[tuple[Any, ...], tuple[float, int]] = {}
 
     def write(self, name: str, labels: Mapping[str, Any], ctx: CallContext) -> None:
@@ -69,8 +69,7 @@ class FaultLog:
             more = 0 if level == "debug" else self._repeated(name, labels, now)
             if more is not None:
                 line = {**_about(labels, ctx, now), **({"repeated": more} if more else {})}
-                log = self._log if configured else _on_stderr(self._client)
-                getattr(log, level)(name, **line)
+                log_line(level, name, client=self._client, **line)
 
     def _repeated(self, name: str, labels: Mapping[str, Any], now: float) -> int | None:
         """Return how many lines of this kind were left out since the last one; None: this one is left out too."""
@@ -83,11 +82,6 @@ class FaultLog:
             self._written.clear()
         self._written[key] = now, 0
         return last[1] if last is not None else 0
-
-
-def _on_stderr(client: str) -> Any:
-    """Return a logger with structlog's default form that writes to what is standard error now."""
-    return structlog.wrap_logger(structlog.PrintLogger(sys.stderr), client=client)
 
 
 def _about(labels: Mapping[str, Any], ctx: CallContext, now: float) -> dict[str, Any]:

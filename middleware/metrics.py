@@ -11,6 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from asyncdp.calls import PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
+from asyncdp.log_line import log_line
 from asyncdp.meta import KVBatchMeta
 from asyncdp.metrics.histogram import Histogram
 from asyncdp.metrics.observer import CallEnded
@@ -156,9 +157,7 @@ class Metrics(Layer):
         except Exception as err:  # noqa: BLE001 - an error of the callback must not fail the call
             self._callback_errors += 1
             if self._callback_errors == 1:
-                structlog.get_logger("asyncdp").warning(
-                    "on_event raised; further errors are only counted", error=repr(err)
-                )
+                log_line("warning", "on_event raised; further errors are only counted", error=repr(err))
 
     def snapshot(self) -> Snapshot:
         """Return what the stack has counted so far: totals, calls by op and status, durations, events, ports."""

@@ -7,7 +7,7 @@ import queue
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import structlog
+from asyncdp.log_line import log_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,10 +128,8 @@ class Observers(Observer):
     def _failed(self, one: Observer, err: Exception) -> None:
         self.errors += 1
         if self.errors == 1:
-            with contextlib.suppress(Exception):
-                structlog.get_logger("asyncdp").warning(
-                    "observer_raised", observer=type(one).__name__, error=repr(err), further="are only counted"
-                )
+            named = {"observer": type(one).__name__, "error": repr(err), "further": "are only counted"}
+            log_line("warning", "observer_raised", **named)
 
 
 def observe(client: Client, observer: Observer) -> None:

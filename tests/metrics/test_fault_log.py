@@ -1,7 +1,10 @@
 """One log line for each fault, at the right level, with what it is about; and no harm if it cannot be written."""
 
+import contextlib
+import sys
 from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import pytest
 import structlog
@@ -9,8 +12,9 @@ import torch
 from structlog.testing import capture_logs
 from tensordict import TensorDict
 
-from asyncdp import DataPlaneUnavailable
+from asyncdp import DataPlaneUnavailable, Metrics
 from asyncdp.calls import CallContext, PutSamples
+from asyncdp.metrics.observer import Observer, observe
 from asyncdp.middleware.fault_log import LEVELS, FaultLog
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, virtual
@@ -116,15 +120,39 @@ async def test_no_tensor_is_ever_in_a_line() -> None:
         assert max(map(len, line["ids"])) <= 64
 
 
+@pytest.fixture
+def full_disk() -> Iterator[TextIO]:
+    """A file that takes no line: each write raises that no space is left."""
+    file = Path("/dev/full").open("w", buffering=1)  # noqa: SIM115 - closing it raises
+    yield file
+    with contextlib.suppress(OSError):
+        file.close()
+
+
 @virtual
-async def test_a_log_that_cannot_be_written_harms_no_call() -> None:
-    """As on a full disk."""
+@pytest.mark.parametrize("where", ["file", "stderr", "closed"])
+async def test_a_log_that_cannot_be_written_harms_no_call(
+    where: str, full_disk: TextIO, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk below the program's log, or below standard error, or none: calls, sinks and observers go on."""
 
-    def full(*_: Any) -> Any:
-        raise OSError(28, "No space left on device")
+    def angry(*_: Any) -> None:
+        raise RuntimeError
 
-    structlog.configure(processors=[full])
+    class Bad(Observer):
+        call_ended = angry
+
+    structlog.reset_defaults()
+    if where == "file":
+        structlog.configure(logger_factory=structlog.PrintLoggerFactory(full_disk))
+    else:
+        monkeypatch.setattr(sys, "stderr", full_disk if where == "stderr" else None)
     async with Rig(FaultPlan().on("get_samples", call="ReadSlots").refuse(times=1)) as rig:
+        rig.layer(Metrics).on_event = angry
+        observe(rig.client, Bad())
         ids = await rig.fill(1)
         assert (await rig.get(ids))["x"].shape == (1, 2)
-        assert rig.events["quarantine"] == 1
+        seen = rig.client.snapshot()
+        assert seen["events"]["quarantine"] == 1
+        assert min(seen["callback_errors"], seen["observer_errors"]) > 0
+        assert capsys.readouterr().out == ""

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-import structlog
-
 from asyncdp.calls.slots import HostRef, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError, StaleSlotError
+from asyncdp.log_line import log_line
 
 if TYPE_CHECKING:
     from asyncdp.rows.block import Block
@@ -128,7 +127,6 @@ class Host:
         self.reserved: dict[tuple[str, int], tuple[SlotRef, ...]] = {}
         self.refused: dict[str, float] = {}
         self._attempts = 0
-        self._log = structlog.get_logger("asyncdp.memory")
 
     # -- connectivity
 
@@ -289,7 +287,7 @@ class Host:
         """End a read attempt; a second end, or one after the slot was recycled, changes nothing and warns."""
         slot = attempt.slot
         if slot.generation != attempt.generation or attempt.number not in slot.readers:
-            self._log.warning("late finish of a read changes nothing", host=self.id, slot=slot.number)
+            log_line("warning", "late finish of a read changes nothing", host=self.id, slot=slot.number)
             return False
         slot.readers.discard(attempt.number)
         if slot.state is State.READY and not slot.live and not slot.readers:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 import anyio.to_thread
-import structlog
 
 from asyncdp.config import Config, TransferQueueSettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneError
+from asyncdp.log_line import log_line
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.service import Service
 
@@ -148,7 +148,7 @@ class Lifecycle(Service):
             why = f"TransferQueue lacks {link.client.missing[META]}"
         elif self._cluster is not None and self._cluster.lacking:
             why = f"TransferQueue lacks {self._cluster.lacking}"
-        structlog.get_logger("asyncdp").warning("transfer_queue_directory_beside_the_controller", why=why)
+        log_line("warning", "transfer_queue_directory_beside_the_controller", why=why)
         self._server = DirectoryServer(_address_towards(link.endpoints.controller))
         await link.client.publish_directory(link.partition, self._server.server.to_config())
         link.move_to(self._server.server)

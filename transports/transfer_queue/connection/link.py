@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import structlog
 from zmq.constants import SocketOption, SocketType
 
 from asyncdp.calls.answers import refusal
 from asyncdp.errors import DataPlaneClearError, DataPlaneError, DataPlaneUnavailable
+from asyncdp.log_line import log_line
 from asyncdp.process.forks import never_destroy, on_fork
 
 from ..controller.directory_server import PORT
@@ -101,8 +101,8 @@ class Link:
         """
         client = await connect(endpoints, settings, infos)
         if client.missing:
-            log = structlog.get_logger("asyncdp")
-            log.warning("transfer_queue_lacks", calls=list(client.missing.values()), instead="its public calls")
+            lacks = list(client.missing.values())
+            log_line("warning", "transfer_queue_lacks", calls=lacks, instead="its public calls")
         return cls(client, endpoints, settings)
 
     # -- the directory

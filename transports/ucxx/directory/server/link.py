@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import anyio
-import structlog
 from redis.asyncio import ConnectionPool
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -21,6 +20,7 @@ from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError,
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneUnsupported
+from asyncdp.log_line import log_line
 from asyncdp.process.forks import on_fork, on_fork_of_loop, replace_by_unconnected
 from asyncdp.process.loop_end import abort, at_loop_end
 
@@ -338,7 +338,8 @@ class DirectoryLink:
             )
             raise DataPlaneUnsupported(msg, capability=NO_EVICTION)
         if evicting is not None and evicting != self._evicting:
-            structlog.get_logger("asyncdp.ucxx").error(
+            log_line(
+                "error",
                 "the directory may remove rows, claims and outcomes without a word: its maxmemory-policy was changed",
                 directory=self._place, maxmemory_policy=policy, set_it_to=NO_EVICTION,
             )  # fmt: skip
