@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 from typing import Any
@@ -283,8 +285,65 @@ def test_a_span_per_call_and_one_per_attempt() -> None:
     assert (telemetry.errors, telemetry.dropped) == (0, 0)
 
 
+@pytest.mark.parametrize("how", ["raises", "hangs"])
+def test_an_exporter_that_is_down_harms_no_call(how: str) -> None:
+    """Of spans and of metrics: calls go on, spans that do not fit are dropped, and closing ends in time."""
+    pytest.importorskip("opentelemetry.sdk", reason="needs the extra: pip install 'asyncdp[otel]'")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter
+
+    from asyncdp.metrics.opentelemetry import OpenTelemetry
+
+    back = threading.Event()
+
+    class Down(SpanExporter):
+        def export(self, spans: Any) -> Any:
+            if how == "hangs":
+                back.wait(300)
+            raise ConnectionRefusedError
+
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(Down()))
+    meters = MeterProvider(metric_readers=[InMemoryMetricReader()])
+    telemetry = OpenTelemetry(meter_provider=meters, tracer_provider=tracers, queue_size=10)
+
+    async def main() -> None:
+        async with stack(MemoryTransport()) as client:
+            telemetry.add(client)
+            for _ in range(100):
+                await client.ping()
+            assert client.snapshot()["ops"]["ping"] == {"ok": 100}
+            assert client.snapshot()["observer_errors"] == 0
+
+    anyio.run(main)
+    if how == "hangs":
+        assert telemetry.dropped >= 100
+        telemetry.close(0.01)
+        back.set()
+    else:
+        telemetry.close(60)
+    meters.shutdown()
+
+
 def test_every_layer_finds_the_counters() -> None:
     """snapshot() of a client is that of its Metrics layer."""
     client = stack(MemoryTransport())
     (metrics,) = [layer for layer in layers_of(client) if isinstance(layer, Metrics)]
     assert client.snapshot() == metrics.snapshot()
+
+
+# -- alert rules
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool: apt-get install prometheus")
+def test_each_alert_fires_in_trouble_and_none_in_a_plane_that_is_well(tmp_path: Path) -> None:
+    """By promtool: the rules are valid, and what alerts_test.yml has counted fires each, with its words."""
+    rules = Path(shutil.copy(GRAFANA / "alerts.yml", tmp_path))
+    cases = Path(shutil.copy(Path(__file__).with_name("alerts_test.yml"), tmp_path))
+    for words in (("check", "rules", rules), ("test", "rules", cases)):
+        done = subprocess.run(["promtool", *words], capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    named = re.findall(r"alert: (\w+)", rules.read_text())
+    assert [cases.read_text().count(f"alertname: {name}") for name in named] == [2] * len(named)
