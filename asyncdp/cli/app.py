@@ -5,9 +5,8 @@ Needs the extra ``asyncdp[cli]``; :mod:`asyncdp.cli.main` says so where it is mi
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Callable, Mapping
+from typing import Annotated, Final
 
 import typer
 
@@ -17,21 +16,16 @@ from .arena import arena
 from .bench import bench
 from .claims import claims, release
 from .config import config
+from .demo import demo
 from .describe import depth, describe
 from .directory import directory
 from .doctor import doctor
 from .evict import evict
 from .hosts import hosts
 from .ls import ls
-from .output_file import can_be_plotted, can_be_written
 from .ping import ping
 from .serve import serve
 from .top.command import top
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from asyncdp.examples.async_grpo import DemoConfig, Report
 
 __all__ = ["app"]
 
@@ -48,111 +42,24 @@ def _top(
         raise typer.Exit
 
 
-@app.command()
-def demo(
-    seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
-    transport: Annotated[
-        str, typer.Option(help="Backend: 'memory' runs in one process; 'transfer_queue' and 'ucxx' in several.")
-    ] = "memory",
-    seconds: Annotated[
-        float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
-    ] = 45.0,
-    faults: Annotated[bool, typer.Option(help="Whether to inject faults.")] = True,  # noqa: FBT002
-    chaos: Annotated[bool, typer.Option("--chaos", help="Kill processes on the way.")] = False,  # noqa: FBT002
-    controller: Annotated[  # noqa: FBT002
-        bool, typer.Option("--controller", help="A controller that recovers, in place of the training of a policy.")
-    ] = False,
-    kill: Annotated[
-        str | None,
-        typer.Option(
-            help="With --controller: controller, worker, scorer, trainer, host, directory, storage or random."
-        ),
-    ] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
-    ] = None,
-    plot_file: Annotated[
-        Path | None, typer.Option("--plot", callback=can_be_plotted, help="Write a PNG of reward, depth and age.")
-    ] = None,
-) -> None:
-    """Train a small policy by asynchronous GRPO over a data plane, with faults injected, and account for every sample.
-
-    Ends with code 1 if a sample was lost or trained on twice, if the reward did not rise, or if a process failed.
-    """
-    import anyio
-    from rich.console import Console
-
-    from asyncdp.examples import async_grpo, grpo_processes
-    from asyncdp.examples.async_grpo import DemoConfig, be_small
-    from asyncdp.examples.grpo_failure import said
-    from asyncdp.examples.grpo_plane import plane_config
-    from asyncdp.examples.grpo_view import LiveView, PlainView
-
-    config = DemoConfig(seed=seed, transport=transport, seconds=seconds, faults=faults, chaos=chaos)
-    try:
-        plane_config(config)
-    except ValueError as err:
-        raise typer.BadParameter(str(err)) from err
-    be_small()
-    console = Console()
-    if kill is not None and not controller:
-        raise typer.BadParameter("--kill goes with --controller")
-    if controller:
-        _demo_controller(config, kill, console, json_file)
-    view = LiveView(console, config) if console.is_terminal else PlainView(console)
-    example = async_grpo if transport == "memory" else grpo_processes
-    if transport != "memory":
-        console.print("starting the plane and the processes: half a minute or so", highlight=False)
-    try:
-        report = anyio.run(example.run, config, view)
-    except Exception as err:
-        typer.echo(f"asyncdp demo: {said(err)}", err=True)
-        raise typer.Exit(1) from err
-    _print_report(console, report)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
-    if plot_file is not None:
-        from asyncdp.examples.grpo_plot import plot
-
-        plot(report, plot_file)
-    raise typer.Exit(0 if report.balance.adds_up and report.rose else 1)
-
-
-def _demo_controller(config: DemoConfig, kill: str | None, console: Console, json_file: Path | None) -> NoReturn:
-    """Run the controller example; code 1 if the account does not add up or training did not go on."""
-    import anyio
-
-    from asyncdp.examples import single_controller
-    from asyncdp.examples.grpo_failure import said
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False)
-
-    try:
-        report = anyio.run(single_controller.run, config, kill, say)
-    except ValueError as err:
-        raise typer.BadParameter(str(err)) from err
-    except Exception as err:
-        typer.echo(f"asyncdp demo: {said(err)}", err=True)
-        raise typer.Exit(1) from err
-    for line in report.lines():
-        say(line)
-    if json_file is not None:
-        json_file.write_text(json.dumps(report.as_dict(), indent=2) + "\n")
-    raise typer.Exit(0 if report.tally.adds_up and report.went_on else 1)
-
-
-def _print_report(console: Console, report: Report) -> None:
-    verdict = "it rose" if report.rose else "IT DID NOT RISE"
-    for line in (
-        *report.balance.lines(),
-        f"reward on held-out prompts {report.reward_start:.2f} -> {report.reward_end:.2f}: {verdict}",
-    ):
-        console.print(line, highlight=False)
-
-
-for command in (ping, ls, describe, depth, claims, release, evict, hosts, top, doctor, serve):
-    app.command()(command)
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(bench)
+#: The commands in the order of the help, each with what a line of 80 columns has room for.
+COMMANDS: Final[Mapping[Callable[..., None], str]] = {
+    ping: "Check that a plane answers.",
+    ls: "List the partitions, or the groups of one.",
+    describe: "Show what a partition declares and holds.",
+    depth: "Print how many groups are ready to train on.",
+    claims: "List the claims of a partition.",
+    release: "Release the claims of a consumer that died.",
+    evict: "Remove groups that are too old, lost or incomplete.",
+    hosts: "List the slot hosts or storage units.",
+    top: "Show what a plane does, live; --web: as a page.",
+    doctor: "Look for what keeps a plane from working.",
+    serve: "Serve a slot host, or a whole plane on this machine.",
+    demo: "Train a small policy over a plane with faults.",
+}
+for command, text in COMMANDS.items():
+    app.command(short_help=text)(command)
+ignored = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(context_settings=ignored, short_help="Run a benchmark of a checkout.")(bench)
 for commands in (config, arena, directory):
     app.add_typer(commands)

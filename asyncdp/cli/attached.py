@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MISTAKE",
+    "NO_ANSWER",
     "WRONG",
     "ConfigFile",
     "Json",
@@ -37,6 +38,7 @@ __all__ = [
     "Yes",
     "ask",
     "attach",
+    "code_of",
     "confirmed",
     "fail",
     "print_json",
@@ -116,7 +118,7 @@ def attach(command: str, config_file: Path | None) -> Client:
     except (ValueError, TypeError, ImportError, DataPlaneBadRequest) as err:
         fail(command, err if str(config_file) in str(err) else f"{config_file}: {err}", MISTAKE)
     except DataPlaneError as err:
-        fail(command, err, _code(err))
+        fail(command, err, code_of(err))
     for warning in told:
         if issubclass(warning.category, UserWarning):
             typer.echo(f"asyncdp {command}: {config_file}: {warning.message}", err=True)
@@ -134,12 +136,13 @@ def ask(command: str, config_file: Path | None, work: Callable[[Client], Awaitab
     try:
         return anyio.run(main)
     except DataPlaneError as err:
-        fail(command, err, _code(err))
+        fail(command, err, code_of(err))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
-def _code(err: DataPlaneError) -> int:
+def code_of(err: DataPlaneError) -> int:
+    """Return the exit code of an error of the plane."""
     if isinstance(err, (DataPlaneUnavailable, DataPlaneTimeout)):
         return NO_ANSWER
     return MISTAKE if isinstance(err, DataPlaneBadRequest) and not isinstance(err, DataPlaneUnsupported) else WRONG

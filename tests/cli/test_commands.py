@@ -249,6 +249,19 @@ def test_yaml_is_read(plane: SimpleNamespace, tmp_path: Path) -> None:
     assert run(f"depth p --config {file}").stdout == "2\n"
 
 
+def test_the_list_of_commands_fits_80_columns() -> None:
+    """No help is cut off; each command has one, with every option in it."""
+    lines = run("--help").stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    told_of = [line for line in lines[lines.index("Commands:") + 1 :] if line.strip()]
+    assert not [line for line in told_of if line.endswith("...")]
+    commands = [line.split()[0] for line in told_of]
+    assert len(commands) >= 16
+    for name in commands:
+        shown = run(f"{name} --help", columns=80)
+        assert (shown.exit_code, max(map(len, shown.stdout.splitlines())) <= 80) == (0, True), name
+
+
 # -- configs
 
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from asyncdp import Client, MemoryTransport, default_layers, layers_of, stack
 from asyncdp.cli.app import app
 from asyncdp.cli.tables import console
-from asyncdp.cli.top.overview import Overviews
+from asyncdp.cli.top.overview import Overviews, _wrong
 from asyncdp.cli.top.page import PAGE, serve_page
 from asyncdp.cli.top.terminal import screen
 from asyncdp.metrics.plane import PlaneWatch
@@ -88,6 +88,22 @@ async def test_rates_are_of_the_time_between_two_reports() -> None:
 
 
 @pytest.mark.anyio
+async def test_waiting_is_no_failure_and_clients_that_are_silent_are_one_line() -> None:
+    """A claim that found too little in its time is no failed call; who published nothing is told last, by name."""
+    async with stack(MemoryTransport()) as client:
+        overviews = Overviews(client)
+        overviews._of_clients([ClientReport(name, at=1e10) for name in "ab"])
+        ops = {"claim_meta": {"ok": 1, "timeout": 9}, "depth": {"timeout": 4}}
+        seen = overviews._of_clients([ClientReport(name, at=1e10 + 2, ops=ops) for name in "ab"])
+        assert {one["op"]: one["failed_per_s"] for one in seen["ops"]} == {"claim_meta": 0, "depth": 4}
+        seen = {**overviews.latest, **seen, "plane": {"answers": True}}
+        assert _wrong(seen) == ["4 calls of depth fail each second, of 4."]
+        for silent in seen["clients"]:
+            silent["silent_s"] = 30.0
+        assert _wrong(seen)[1:] == ["2 clients have published nothing for 30 s: a, b."]
+
+
+@pytest.mark.anyio
 async def test_a_plane_that_ends_is_told_beside_the_last_view() -> None:
     """It goes on looking."""
     transport = MemoryTransport()
@@ -144,7 +160,7 @@ def test_the_page_holds_all_it_needs_and_is_served_on_loopback() -> None:
 
 
 def test_the_command_prints_once(tmp_path: Path) -> None:
-    """As a table or as JSON; a plane that is not there is told on the screen, by code 3 never hidden."""
+    """As a table or as JSON; a plane that is not there is told, and the code is 3."""
     client = stack(MemoryTransport())
     file = tmp_path / "plane.json"
     file.write_text(json.dumps(client.attach_config()))
@@ -158,6 +174,10 @@ def test_the_command_prints_once(tmp_path: Path) -> None:
     assert (done.exit_code, "nothing is wrong" in done.stdout, "host-1" in done.stdout) == (0, True, True)
     assert json.loads(CliRunner().invoke(app, ["top", "--json"], env=env).stdout)["wrong"] == []
     anyio.run(client.close)
+    for option in ("--once", "--json"):
+        done = CliRunner().invoke(app, ["top", option], env=env)
+        said = (done.stdout + done.stderr).replace("DOES NOT ANSWER", "does not answer")
+        assert (done.exit_code, "Traceback" in said, "no memory plane answers" in said) == (3, False, True)
 
 
 # -- what clients publish

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import anyio
 import typer
 
-from asyncdp.cli.attached import ConfigFile, Json, TimeoutS, attach, fail, print_json
+from asyncdp.cli.attached import NO_ANSWER, ConfigFile, Json, TimeoutS, attach, code_of, fail, print_json
 from asyncdp.cli.tables import console
+from asyncdp.errors import DataPlaneError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +33,8 @@ def top(
 ) -> None:
     """Show what a plane does, live: what is wrong first, then calls, partitions, hosts, claims and clients.
 
-    Calls, ports and retries are known of clients that publish them (asyncdp.metrics.published.Publisher).
+    Calls, ports and retries are known of clients that publish them (asyncdp.metrics.published.Publisher). With --once
+    or --json it ends with code 3 if the plane does not answer.
     """
     client = attach("top", config)
     view: Callable[[Overviews], Awaitable[None]]
@@ -43,18 +45,24 @@ def top(
     else:
         view = partial(_live, every_s=every)
 
-    async def main() -> None:
+    async def main() -> bool:
         from .overview import Overviews
 
         async with client:
-            await view(Overviews(client, timeout))
+            overviews = Overviews(client, timeout)
+            await view(overviews)
+        return bool(overviews.latest["plane"]["answers"])
 
     try:
-        anyio.run(main)
+        answers = anyio.run(main)
+    except DataPlaneError as err:
+        fail("top", err, code_of(err))
     except OSError as err:
         fail("top", f"{bind}:{port}: {err.strerror or err}")
     except KeyboardInterrupt:
         return
+    if not answers:
+        raise typer.Exit(NO_ANSWER)
 
 
 async def _once(overviews: Overviews, *, as_json: bool) -> None:

@@ -23,6 +23,8 @@ LISTED = 20_000
 FULL = 0.9
 #: Seconds after which a claim is old, and after which the report of a client is.
 OLD_CLAIM_S, SILENT_S = 600.0, 15.0
+#: Calls that may wait; that their time is over, since too little came, is no failure.
+WAITING = ("claim_meta", "wait_partition")
 
 Overview = dict[str, Any]
 
@@ -182,7 +184,7 @@ class _Rates:
             for status, number in by.items():
                 new = max(0, number - before.ops.get(op, {}).get(status, 0)) / seconds
                 rates.calls[op] += new
-                if status in ("error", "timeout"):
+                if status == "error" or (status == "timeout" and op not in WAITING):
                     rates.failed[op] += new
         for reason, number in now.retries.items():
             rates.retries[reason] += max(0, number - before.retries.get(reason, 0)) / seconds
@@ -268,10 +270,14 @@ def _wrong_of_clients(seen: Overview) -> list[str]:
     ]
     failing = (one for one in seen["ops"] if one["failed_per_s"])
     out += [f"{one['failed_per_s']:g} calls of {one['op']} fail each second, of {one['per_s']:g}." for one in failing]
-    silent = (one for one in seen["clients"] if one["silent_s"] > SILENT_S)
-    out += [f"Client {one['owner']} has said nothing for {age(one['silent_s'])}." for one in silent]
     for claim in seen["claims"]:
         if claim["oldest_s"] > OLD_CLAIM_S:
             held = f"{claim['owner']} has held samples of {claim['partition']} for {age(claim['oldest_s'])}"
             out.append(f"{held}: asyncdp release {claim['partition']} --owner {claim['owner']}, if it is dead.")
+    silent = [one for one in seen["clients"] if one["silent_s"] > SILENT_S]
+    if silent:
+        names = ", ".join(one["owner"] for one in silent)
+        least = age(min(one["silent_s"] for one in silent))
+        clients = f"Client {names} has" if len(silent) == 1 else f"{len(silent)} clients have"
+        out.append(f"{clients} published nothing for {least}{f': {names}' if len(silent) > 1 else ''}.")
     return out
