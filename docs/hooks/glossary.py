@@ -32,11 +32,15 @@ CLOSED = frozenset(
 )
 
 
+#: Phrases in which a term means something else.
+OTHERS = ("task group", "task groups", "round trip", "round trips")
+
+
 @cache
 def terms() -> dict[str, str]:
     """Return the anchor of each form of each term."""
     text = (Path(__file__).parents[1] / "glossary.md").read_text()
-    found = {}
+    found = dict.fromkeys(OTHERS, "")
     for term, anchor, forms in ENTRY.findall(text):
         slug = anchor or re.sub(r"[^\w]+", "-", term.lower())
         found |= dict.fromkeys([term.lower(), *filter(None, forms.lower().split(", "))], slug)
@@ -87,7 +91,7 @@ class _Linker(HTMLParser):
 
     def _link(self, found: re.Match[str]) -> str:
         anchor = terms()[found[0].lower()]
-        if anchor in self._seen:
+        if not anchor or anchor in self._seen:
             return found[0]
         self._seen.add(anchor)
         return f'<a class="term" href="{self._glossary}#{anchor}">{found[0]}</a>'
