@@ -23,6 +23,8 @@ OF_PYTEST = (b"PYTEST_",)
 PRODUCT = ("asyncdp",)
 NOTHING = object()
 BY_DEFAULT = structlog.get_config()
+#: Set by the module that it needs, when that is imported.
+BY_IMPORT = frozenset({"asyncdp.errors.PartialReadError.columnar"})
 SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 
 
@@ -83,7 +85,7 @@ class Attributes:
             for number, (name, live, kept, values) in enumerate(known):
                 if _same(list(live.values()), values):
                     continue
-                found += [f"{name}.{key}" for key in _differing(kept, live)]
+                found += sorted({f"{name}.{key}" for key in _differing(kept, live)} - BY_IMPORT)
                 known[number] = self._of(name, live)
         return found
 
