@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from asyncdp.errors import DataPlaneError
+from tests.chaos.transfer_queue_idle import Ticks
 
 __all__ = ["Tally"]
-
-TICK_S = 0.005
 
 
 @dataclass
@@ -25,7 +24,7 @@ class Tally:
         fault: Its name.
         calls: How often each verb ended how: ``ok``, or the class of its error.
         longest: Of all calls: verb and seconds.
-        gap_s: Largest time between two ticks of the event loop, over what was asked for.
+        gap_s: Largest gap of the event loop, as `Ticks` measures it.
         notice_s: From the fault to the first error of a request that is not retried; None: it had none.
         wrong: Answers that were wrong, errors that were no DataPlaneError.
         afterwards: What was seen when it was over.
@@ -58,21 +57,11 @@ class Tally:
     @contextmanager
     def ticking(self) -> Iterator[None]:
         """Measure the event loop."""
-        loop = asyncio.get_running_loop()
-        last = time.perf_counter()
-
-        def tick() -> None:
-            nonlocal last, handle
-            now = time.perf_counter()
-            self.gap_s = max(self.gap_s, now - last - TICK_S)
-            last = now
-            handle = loop.call_later(TICK_S, tick)
-
-        handle = loop.call_later(TICK_S, tick)
+        ticks = Ticks(asyncio.get_running_loop())
         try:
             yield
         finally:
-            handle.cancel()
+            self.gap_s = max(self.gap_s, ticks.stop())
 
     @property
     def verbs(self) -> int:

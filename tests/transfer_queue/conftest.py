@@ -39,9 +39,9 @@ def cluster_ends() -> Iterator[None]:
             started.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def lasting() -> RayCluster:
-    """Give servers that no test hurts: those of the session's Ray, which the contract uses too."""
+    """Give servers that no test hurts: those of the session's Ray, begun anew where a test had to end it."""
     from tests.transfer_queue.opener import CLUSTER
 
     cluster: RayCluster = CLUSTER()

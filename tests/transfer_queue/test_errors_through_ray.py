@@ -22,7 +22,7 @@ KINDS = sorted(
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def cluster() -> Any:
     """Join the session's Ray."""
     return CLUSTER()

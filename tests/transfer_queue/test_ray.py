@@ -29,9 +29,9 @@ from tests.transfer_queue.ray_cluster import RayCluster, base_config, start_ray
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster() -> RayCluster:
-    """Give the session's Ray cluster, with controller and two storage units."""
+    """Give the session's Ray cluster, with controller and two storage units, begun anew where a test had to end it."""
     made: RayCluster = CLUSTER()
     return made
 

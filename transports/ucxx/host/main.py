@@ -141,8 +141,9 @@ def reexec() -> None:
         signal.signal(number, signal.SIG_DFL)  # an ignored signal would stay ignored across exec
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - UCX's descriptors, leaked ones too, survive an exec
         if int(name) > 2:  # noqa: PLR2004 - the standard streams
+            # The exec closes it. Were it closed before, UCX's thread would abort the process.
             with contextlib.suppress(OSError):
-                os.close(int(name))
+                os.set_inheritable(int(name), False)  # noqa: FBT003 - a function of the library
     os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - our own command
 
 
