@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo clean
+.PHONY: help docs demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo test-wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | docs | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | docs | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | test-wheel | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -125,6 +125,11 @@ fuzz: $(DEV_STAMP)
 # Each small fault of the sans-IO files has to fail a test (ARGS="middleware/policy/permit.py": of one file).
 mutants: $(DEV_STAMP)
 	$(call timed,mutants,$(BIN)/python -m tests.mutation $(ARGS))
+
+# Wheel and sdist are built and checked, each extra is tried in a venv of its own, tests run against the installed wheel.
+# PYTHONS="one/bin/python other/bin/python": with each of these, in whose environments the dependencies are installed.
+test-wheel: $(DEV_STAMP)
+	$(call timed,wheel,$(BIN)/python -m tests.wheel $(addprefix --python ,$(PYTHONS)) $(ARGS))
 
 coverage: $(DEV_STAMP)
 	$(BIN)/coverage run -m pytest $(ARGS)

@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from asyncdp.transports.transfer_queue import TQTransport as TQTransport
     from asyncdp.transports.ucxx.transport import UCXXTransport as UCXXTransport
 
-__version__: Final = "0.1.0"
+__version__: Final = "0.2.0"
 
 _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "client": ("Client", "DataPlaneClient"),
