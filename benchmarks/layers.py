@@ -12,8 +12,9 @@ import argparse
 import gc
 import statistics
 import time
+from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import torch
@@ -33,6 +34,10 @@ from asyncdp import (
     TypedErrors,
     stack,
 )
+from asyncdp.metrics.observer import Observer, observe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 FIRST = ("SlotMapping", "TypedErrors", "AttemptTimeout", "Metrics")
 #: Metrics and SlotMapping are in every stack; the others are added in this order.
@@ -79,6 +84,29 @@ def stacks(transport: MemoryTransport) -> dict[str, Client]:
     return out
 
 
+def exporters(transport: MemoryTransport) -> dict[str, Client]:
+    """The default stack, watched by each exporter whose extra is installed."""
+    made: dict[str, Callable[[Client], None]] = {"an observer that does nothing": lambda c: observe(c, Observer())}
+    with suppress(ImportError):
+        from asyncdp.metrics.prometheus import PrometheusCollector
+
+        made["Prometheus"] = lambda c: PrometheusCollector().add(c)
+    with suppress(ImportError):
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.trace import TracerProvider
+
+        from asyncdp.metrics.opentelemetry import OpenTelemetry
+
+        for name, traces in {"OpenTelemetry, metrics": False, "OpenTelemetry, metrics and spans": True}.items():
+            given = {"meter_provider": MeterProvider(), "tracer_provider": TracerProvider(), "traces": traces}
+            made[name] = partial(lambda given, c: OpenTelemetry(**given).add(c), given)
+    out = {}
+    for name, watch in made.items():
+        out[name] = stack(transport, [*LAYERS.values()])
+        watch(out[name])
+    return out
+
+
 async def measure(rounds: int, count: int) -> None:
     """Measure and print the table."""
     torch.set_num_threads(1)
@@ -86,7 +114,8 @@ async def measure(rounds: int, count: int) -> None:
     bare = Client(transport)
     await bare.register_partition("p", ["x"], 1, ["t"])
     await bare.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
-    clients = stacks(transport)
+    watched = exporters(transport)
+    clients = {**stacks(transport), **watched}
     unit_s: list[float] = []
     plain: list[float] = []
     direct: list[float] = []
@@ -117,9 +146,12 @@ async def measure(rounds: int, count: int) -> None:
     print(f"\n{'layer by layer, from below':42}   units     this layer")
     before = 0.0
     for name, total in median.items():
-        if name != "first four":
+        if name != "first four" and name not in watched:
             print(f"  {name:40} {total:7.2f}        {total - before:7.2f}")
             before = total
+    print(f"\n{'exporters, on top of the default stack':42}   units")
+    for name in watched:
+        print(f"  {name:48} {median[name] - median[whole]:5.2f}")
     await transport.close()
 
 
