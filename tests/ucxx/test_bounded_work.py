@@ -16,6 +16,7 @@ from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.host import host as hosts
 from asyncdp.transports.ucxx.host.limits import time_slices
 from asyncdp.transports.ucxx.host.limits.memory_share import SMALL_BYTES, MemoryShare
+from asyncdp.transports.ucxx.payload.blocks import packed
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
 from asyncdp.transports.ucxx.wire.messages import (
@@ -173,6 +174,38 @@ async def test_what_is_more_than_one_request_may_name_goes_in_several(monkeypatc
                 cells = [(ref.slot, ref.generation, [0], ("a",) if ref.slot % 2 else ()) for ref in refs]
                 assert await connection.drop(here, cells) == 40
         assert host.service.table.counts()["ready"] == 0
+
+
+@pytest.mark.parametrize(("sent", "extra"), [(64, 0), (1024, 0), (2048, 0), (None, 64)])
+async def test_a_payload_that_describes_other_bytes_than_were_written_is_refused(sent: int | None, extra: int) -> None:
+    """A1: what a client did not write itself is not in its rows: space is reused, and others have written there."""
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                theirs = await put_over(connection, here, "theirs", rows(1, 512, fill=7.0))
+                await connection.drop(here, [(ref.slot, ref.generation, [0], ()) for ref in theirs])
+                granted = await connection.reserve(here, "op", ("a",), [2048], 0, ttl_s=60, wait_s=0, lane=False)
+                slot, generation, _, _ = granted.grants[0]
+                whole = packed(rows(1, 512)).tobytes()
+                data = whole[:sent] + b"\0" * extra
+                for inline, told in ((data, "Failed"), (whole, "Written")):
+                    message = Write("op", [(slot, generation, len(inline))], here.epoch, None, inline)
+                    await connection._control.send(message)
+                    assert type(await connection._control.receive()).__name__ == told
+
+
+async def test_a_write_of_nothing_is_not_reported_as_written() -> None:
+    """A1: no slots, no answer that all of them were written."""
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                for inline in (None, b""):
+                    await connection._control.send(Write("op", [], here.epoch, None, inline))
+                    told = await connection._control.receive()
+                    assert isinstance(told, Failed)
+                    assert told.code == "DataPlaneBadRequest"
 
 
 async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:

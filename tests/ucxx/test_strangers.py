@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from asyncdp.transports.ucxx.payload.blocks import packed
 from asyncdp.transports.ucxx.wire.engine import Engine
 from asyncdp.transports.ucxx.wire.messages import Ready, Write
 from tests.ucxx.clients import LOCAL, client, get, put, value
@@ -92,3 +93,27 @@ async def test_a_write_of_many_messages_is_awaited_message_by_message() -> None:
             block = rows(80, 1 << 18)
             refs = await put(pool, host.ref, "op", block)
             assert (value(await get(pool, host.ref, refs)) == 1.0).all()
+
+
+async def test_a_message_shorter_than_announced_is_not_reported_as_written() -> None:
+    """A3: a client breaks off its own payload: its connection ends, nothing is READY, others are served."""
+    with spawned(ucx=True, inline_bytes=0) as host:
+        async with client(per_port=2) as pool:
+            refs = await put(pool, host.ref, "theirs", rows(1, 1 << 14))
+            for size, sent in ((100096, 60096), (100096, 100032), (100096, 0), (2 << 20, 1 << 20)):
+                async with pool.use(LOCAL, host.ref.ports[0]) as attacker:
+                    engine, endpoint = await attacker._tied()
+                    data = packed(rows(1, (size - 64) // 4))
+                    assert len(data) == size
+                    given: dict[str, Any] = {"ttl_s": 60, "wait_s": 0, "lane": False}
+                    granted = await attacker.reserve(host.ref, f"op{sent}", ("a",), [size - 64], 0, **given)
+                    slot, generation, _, _ = granted.grants[0]
+                    await attacker._control.send(Write(f"op{sent}", [(slot, generation, size)], host.ref.epoch))
+                    ready = await attacker._control.expect(Ready)
+                    await engine.send(endpoint, ready.tag, data[:sent].copy()).wait()
+                    with pytest.raises(ConnectionResetError):
+                        await attacker._control.receive()
+                    attacker.spend()
+            assert (value(await get(pool, host.ref, refs)) == 1.0).all()
+            async with pool.use(LOCAL, host.ref.ports[0]) as again:
+                assert (await again.ask())["ready"] == 1

@@ -361,6 +361,8 @@ class Service:
     def is_written(self, request: Write) -> bool:
         """Return whether an earlier attempt of this write has succeeded already, so that only its reply was lost."""
         self._own(request.epoch)
+        if not request.slots:
+            raise DataPlaneBadRequest("a write of no slots writes nothing")
         done = [self.table.is_written(number, generation, request.op_id) for number, generation, _ in request.slots]
         return all(done)
 
@@ -377,8 +379,8 @@ class Service:
                 raise DataPlaneBadRequest(f"{size} bytes are not what slot {number} was reserved for")
             named.add(number)
             places.append((slot, self.table.arena.slice(self.table.arena.payload_at(number), size)))
-        for slot, _ in places:
-            slot.receiving = True
+        for slot, place in places:
+            slot.receiving, slot.size, slot.payload = True, len(place), None
         return places
 
     async def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:

@@ -241,18 +241,22 @@ def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
     return layout
 
 
-def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None) -> Layout:
+def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None, *, exact: bool = False) -> Layout:
     """Read prefix, schema and lengths of a payload; every length is checked before it is used.
 
     Args:
         buffer: Bytes that begin with a payload.
         rows: Expected number of rows; None: unknown.
+        exact: Whether the payload has to end where the buffer ends.
 
     Raises:
-        CorruptPayload: The bytes are no valid payload, or not one of ``rows`` rows.
+        CorruptPayload: The bytes are no valid payload, or not one of this size.
     """
     try:
-        return _read(buffer, rows)
+        layout = _read(buffer, rows)
+        if exact and layout.nbytes != len(buffer):
+            raise _corrupt(f"it describes {layout.nbytes} bytes, {len(buffer)} were written")
+        return layout
     except CorruptPayload:
         raise
     except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError) as err:

@@ -49,13 +49,18 @@ class Payload:
         self.data = data[: layout.nbytes]
 
     @classmethod
-    def read(cls, data: Bytes, rows: int | None = None) -> Payload:
-        """Return bytes as a payload, without a copy; ``rows`` is the expected number of rows, None: unknown.
+    def read(cls, data: Bytes, rows: int | None = None, *, exact: bool = False) -> Payload:
+        """Return bytes as a payload, without a copy.
+
+        Args:
+            data: Bytes that begin with the payload.
+            rows: Expected number of rows; None: unknown.
+            exact: Whether the payload has to end where ``data`` ends.
 
         Raises:
-            CorruptPayload: The bytes are no valid payload, or not one of ``rows`` rows.
+            CorruptPayload: The bytes are no valid payload, or not one of this size.
         """
-        return cls(read_layout(data, rows), data)
+        return cls(read_layout(data, rows, exact=exact), data)
 
     def schema(self, fields: Sequence[str] | None = None) -> int:
         """Return the ``Block.schema_hash`` of these fields; None: of all."""

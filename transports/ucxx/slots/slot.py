@@ -54,6 +54,7 @@ class Slot:
     Attributes:
         number, generation, header: Number and generation of the slot, and what it was reserved for.
         payload: The payload with its layout; None until it was read.
+        size: Bytes of the payload that the host itself received; None: a lane writer copied it, or an earlier host.
         readers: Numbers of the read attempts that have not finished.
         receiving: Whether the host itself is receiving into the slot.
         ready_since: When the slot became READY, in seconds of the host's clock.
@@ -65,6 +66,7 @@ class Slot:
     generation: int
     header: Header
     payload: Payload | None = None
+    size: int | None = None
     readers: set[int] = field(default_factory=set)
     receiving: bool = False
     ready_since: float = 0.0

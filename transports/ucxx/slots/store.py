@@ -83,8 +83,10 @@ class SlotStore:
             CorruptPayload: The slot does not hold a payload of the reserved rows and fields.
         """
         if slot.payload is None:
-            grant = self._grant(slot)
-            payload = Payload.read(self.arena.slice(grant.at, grant.capacity), slot.header.rows)
+            # Beyond what was received lies what others had written there before.
+            size = slot.header.capacity if slot.size is None else slot.size
+            data = self.arena.slice(self.arena.payload_at(slot.number), size)
+            payload = Payload.read(data, slot.header.rows, exact=slot.size is not None)
             if len(payload.layout.metas) != slot.header.cols:
                 raise CorruptPayload(f"{len(payload.layout.metas)} columns where {slot.header.cols} were reserved")
             slot.payload = payload

@@ -31,6 +31,8 @@ import numpy as np
 from asyncdp.errors import DataPlaneClosed, DataPlaneUnsupported
 from asyncdp.process.forks import never_destroy, on_fork
 
+from .messages import WireError
+
 if TYPE_CHECKING:
     import numpy.typing as npt
 
@@ -57,6 +59,9 @@ _ENVIRONMENT: Final = {
     "UCX_LOG_LEVEL": "error",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
+#: Random bytes at the end of a buffer by which a receive knows that its message was shorter: UCX reports a longer one as
+#: an error, ucxx no length at all. A message that ends within them leaves some of them in place of its last bytes.
+_MARK_BYTES: Final = 8
 #: Attribute of the library that stores the id of the process that uses it.
 _USER: Final = "asyncdp_user"
 
@@ -79,7 +84,7 @@ class Operation:
         ended: Future that is done when UCX no longer uses the buffer, after success or failure.
     """
 
-    __slots__ = ("_engine", "ended", "endpoint", "error", "keep", "request")
+    __slots__ = ("_engine", "ended", "endpoint", "error", "keep", "mark", "request")
 
     def __init__(self, engine: Engine, request: Any, endpoint: Endpoint, keep: Any) -> None:
         """Keep the request and ``keep``, its buffer, alive until UCX is done with them."""
@@ -87,6 +92,8 @@ class Operation:
         self.request: Any = request
         self.endpoint: Endpoint | None = endpoint
         self.keep = keep
+        #: Bytes that were put at the end of a receive's buffer; b"": it is too short for a mark, or no receive.
+        self.mark = b""
         self.error: Exception | None = None
         self.ended: asyncio.Future[None] = engine.loop.create_future()
 
@@ -99,6 +106,8 @@ class Operation:
         """Release the native objects and the buffer, after UCX has completed the request."""
         try:
             self.request.check_error()
+            if self.mark and self.keep[0][-_MARK_BYTES:].tobytes() == self.mark:
+                self.error = WireError(f"a message came that is shorter than the {len(self.keep[0])} bytes announced")
         except Exception as err:  # noqa: BLE001 - raised by wait()
             self.error = err
         self.request = self.endpoint = self.keep = None
@@ -109,6 +118,7 @@ class Operation:
         """Wait until the operation has ended; spin for ``spin_s`` first, because small messages take less than a sleep.
 
         Raises:
+            WireError: The message that was received is shorter than the buffer.
             Exception: An error of UCX (``UCXX...Error``).
         """
         until = time.perf_counter() + self._engine.spin_s
@@ -262,7 +272,13 @@ class Engine:
         if not (buffer.flags.writeable and buffer.flags.c_contiguous):
             raise ValueError("a receive needs writable, contiguous memory")
         wrapped = self._ucx["Tag"](tag)
-        return self._post(lambda array: endpoint.native.tag_recv(array, wrapped), endpoint, buffer)
+        mark = b""
+        if len(buffer) >= _MARK_BYTES and buffer.dtype == np.uint8:
+            mark = secrets.token_bytes(_MARK_BYTES)
+            buffer[-_MARK_BYTES:] = np.frombuffer(mark, np.uint8)
+        operation = self._post(lambda array: endpoint.native.tag_recv(array, wrapped), endpoint, buffer)
+        operation.mark = mark
+        return operation
 
     def send_token(self, endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         """Post the send of the token that authenticates a connection, as its first bytes."""
