@@ -253,10 +253,7 @@ def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None, *, exact
         CorruptPayload: The bytes are no valid payload, or not one of this size.
     """
     try:
-        layout = _read(buffer, rows)
-        if exact and layout.nbytes != len(buffer):
-            raise _corrupt(f"it describes {layout.nbytes} bytes, {len(buffer)} were written")
-        return layout
+        return _read(buffer, rows, exact=exact)
     except CorruptPayload:
         raise
     except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError) as err:
@@ -288,11 +285,13 @@ def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt
     return offsets_of(lengths)
 
 
-def _read(buffer: npt.NDArray[np.uint8], rows: int | None) -> Layout:
+def _read(buffer: npt.NDArray[np.uint8], rows: int | None, *, exact: bool) -> Layout:
     size = len(buffer)
     if size < PREFIX_BYTES:
         raise _corrupt(f"{size} bytes are too few")
     schema_bytes, n, nbytes, crc = _prefix(buffer, rows)
+    if exact and nbytes != size:
+        raise _corrupt(f"it describes {nbytes} bytes, {size} were written")
     schema = buffer[PREFIX_BYTES : PREFIX_BYTES + schema_bytes].tobytes()
     metas = _metas(schema)
     begin = _up(PREFIX_BYTES + schema_bytes)

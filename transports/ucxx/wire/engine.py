@@ -59,8 +59,8 @@ _ENVIRONMENT: Final = {
     "UCX_LOG_LEVEL": "error",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-#: Random bytes at the end of a buffer by which a receive knows that its message was shorter: UCX reports a longer one as
-#: an error, ucxx no length at all. A message that ends within them leaves some of them in place of its last bytes.
+#: Random bytes at the end of a buffer by which a receive knows that its message was shorter: of a longer one UCX makes
+#: an error, of a shorter one ucxx tells nothing. One that ends within these bytes is taken; some of them remain.
 _MARK_BYTES: Final = 8
 #: Attribute of the library that stores the id of the process that uses it.
 _USER: Final = "asyncdp_user"
