@@ -38,7 +38,7 @@ from asyncdp.transports.ucxx.wire.messages import (
     unpack_body,
 )
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of
-from tests.ucxx.segments import rows, write
+from tests.ucxx.segments import put, rows, write
 
 pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
@@ -206,6 +206,118 @@ async def test_a_write_of_nothing_is_not_reported_as_written() -> None:
                     told = await connection._control.receive()
                     assert isinstance(told, Failed)
                     assert told.code == "DataPlaneBadRequest"
+
+
+async def test_a_field_that_is_named_again_is_refused() -> None:
+    """A5: a read of a field 256 times is no reply of 256 times its rows; nor is one reserved or dropped so."""
+    async with hosted(inline_bytes=0) as host:
+        here = ref_of(host.report())
+        slot, generation = await _mebibyte(host, here)
+        refs = [SlotRows(slot, generation, 0, 0, 1)]
+        with pytest.raises(DataPlaneBadRequest, match="twice"):
+            async with host.service.read(Read([("a",) * 256], refs, 1, here.epoch)):
+                pass
+        with pytest.raises(DataPlaneBadRequest, match="twice"):
+            await host.service.drop(Drop([("a", "a")], refs, here.epoch))
+        request = Reserve("op2", ("a", "b", "a"), [1], 0, 9.0, 0.0, False, here.epoch)  # noqa: FBT003 - a message
+        with pytest.raises(DataPlaneBadRequest, match="twice"):
+            await host.service.reserve(request, None)
+        assert host.service.memory.held == 0
+
+
+async def _ragged(host: Any, lengths: list[int], fields: int = 1) -> SlotRows:
+    """A slot of ragged rows of these lengths in bytes, in each of the fields f0, f1, ..."""
+    values = [torch.full((length,), 1, dtype=torch.uint8) for length in lengths]
+    nested = torch.nested.nested_tensor(values, layout=torch.jagged)
+    block = Block.from_fields({f"f{at}": nested for at in range(fields)}, len(lengths))
+    (grant,) = put(host.service.table, "ragged", block)
+    return SlotRows(grant.slot, grant.generation, 0, 0, len(lengths))
+
+
+async def test_a_reply_counts_the_rows_that_it_has_not_the_average(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5: of many short rows the one long row, again and again: no reply beyond what may be repeated."""
+    from asyncdp.transports.ucxx.host.limits import reply_room
+
+    monkeypatch.setattr(reply_room, "REPEATED_BYTES", 4 << 20)
+    async with hosted(inline_bytes=0) as host:
+        epoch = host.arena.epoch
+        ref = await _ragged(host, [1 << 20, *[0] * 999])
+        again = SlotRows(ref.slot, ref.generation, 0, 0, 0, [0] * 999)
+        async with host.service.read(Read([("f0",)], [again], 1, epoch)) as (reply, payloads):
+            assert not payloads
+            assert [code for _, code, _, _ in reply.errors] == ["DataPlaneBadRequest"]
+        few = SlotRows(ref.slot, ref.generation, 0, 0, 0, [0, 5, 0])
+        async with host.service.read(Read([("f0",)], [few] * 9, 1, epoch)) as (reply, payloads):
+            assert 2 << 20 <= sum(map(len, payloads)) <= 7 << 20
+            assert {code for _, code, _, _ in reply.errors} == {"DataPlaneNotReady"}
+        whole = [SlotRows(ref.slot, ref.generation, 0, 0, 1000), SlotRows(ref.slot, ref.generation, 0, 0, 0, [0, 7])]
+        async with host.service.read(Read([("f0",)], whole, 1, epoch)) as (reply, payloads):
+            assert not reply.errors
+
+
+async def test_no_reply_takes_more_than_all_replies_may() -> None:
+    """A5: held_bytes bounds a reply also while no other is held; what does not fit is asked for again."""
+    async with hosted(inline_bytes=0, held_bytes=3 << 20) as host:
+        here = ref_of(host.report())
+        refs = []
+        for op in ("b", "c", "d", "e"):
+            (grant,) = put(host.service.table, op, rows(1, 1 << 18))
+            refs.append(SlotRows(grant.slot, grant.generation, 0, 0, 1))
+        async with host.service.read(Read([("a",)], refs, 1, here.epoch)) as (reply, payloads):
+            assert 1 << 20 < sum(map(len, payloads)) <= 3 << 20
+            assert {code for _, code, _, _ in reply.errors} == {"DataPlaneNotReady"}
+
+
+async def test_rows_named_one_by_one_times_fields_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: more cells than the slot has, beyond some: refused, before anything of that size is made."""
+    from asyncdp.transports.ucxx.host import service
+
+    monkeypatch.setattr(service, "MOST_CELLS", 1000)
+    async with hosted(inline_bytes=0) as host:
+        ref = await _ragged(host, [1] * 10, fields=20)
+        names = tuple(f"f{at}" for at in range(20))
+        for times, told in ((5, []), (6, ["DataPlaneBadRequest"])):
+            again = SlotRows(ref.slot, ref.generation, 0, 0, 0, [*range(10)] * times)
+            async with host.service.read(Read([names], [again], 1, host.arena.epoch)) as (reply, _):
+                assert [code for _, code, _, _ in reply.errors] == told
+
+
+async def test_a_drop_of_many_cells_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: rows named again and again, and wide slots: in steps of bounded work; the right cells die, once each."""
+    from asyncdp.transports.ucxx.slots import slot as slots
+
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    monkeypatch.setattr(slots, "_CELLS_AT_ONCE", 100)
+    monkeypatch.setattr(slots, "_NAMED_AT_ONCE", 50)
+    async with hosted() as host:
+        ref, epoch = await _ragged(host, [1] * 40, fields=20), host.arena.epoch
+        held, turns = host.service.table.find(ref.slot, ref.generation), 0
+        assert held is not None
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(others())
+        picked = SlotRows(ref.slot, ref.generation, 0, 0, 0, [3, 39, 1 << 39] * 200)
+        assert await host.service.drop(Drop([("f1", "f7", "none")], [picked], epoch)) == 1
+        assert turns >= 600 // 50 + 40 // 5
+        live = held.live(host.arena)
+        assert live.sum() == 800 - 4
+        assert not live[[3, 3, 39, 39], [1, 7, 1, 7]].any()
+        few = SlotRows(ref.slot, ref.generation, 0, 0, 0, [38, 2])
+        assert (
+            await host.service.drop(Drop([()], [few, SlotRows(ref.slot, ref.generation, 0, 30, 1 << 39)], epoch)) == 2
+        )
+        assert live.sum() == 800 - 2 - 11 * 20
+        both = [SlotRows(ref.slot, ref.generation, 0, 0, 40)] * 2
+        drops = [asyncio.ensure_future(host.service.drop(Drop([()], both, epoch))) for _ in range(3)]
+        assert sum(await asyncio.gather(*drops)) >= 1
+        beside.cancel()
+        assert host.service.table.counts()["ready"] == 0
+        assert host.service.table.free_bytes == host.arena.units * host.arena.unit_bytes
 
 
 async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:

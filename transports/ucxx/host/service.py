@@ -40,7 +40,7 @@ from ..wire.messages import (
     Write,
 )
 from .limits.memory_share import MemoryShare
-from .limits.reply_room import ASK_AGAIN, ReplyRoom
+from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
 from .limits.time_slices import TimeSlices
 
 if TYPE_CHECKING:
@@ -154,11 +154,16 @@ class Service:
         errors: dict[int, DataPlaneError] = {}
         attempts: dict[int, ReadAttempt] = {}
         most = self.settings.inline_bytes if in_frame else self.settings.max_reply_bytes
+        room = ReplyRoom(min(most, self.settings.held_bytes))
         work = self.turns.begin()
         try:
-            made, unfit = gathers(await self._picked(request, attempts, errors, most, work))
+            made, unfit = gathers(await self._picked(request, attempts, errors, room, work))
             errors.update(unfit)
             nbytes = sum(gather.layout.nbytes for gather in made)
+            if nbytes > room.total and (refused := room.recheck(made)):
+                errors.update(refused)
+                made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
+                nbytes = sum(gather.layout.nbytes for gather in made)
             if in_frame and nbytes > most:
                 made = self._within_frame(made, errors, most)
             async with self.memory.hold(nbytes):
@@ -192,17 +197,20 @@ class Service:
         request: Read,
         attempts: dict[int, ReadAttempt],
         errors: dict[int, DataPlaneError],
-        most: int,
+        room: ReplyRoom,
         work: Work,
     ) -> list[Selection]:
-        """Begin an attempt for each ref that can be read and fits into ``most`` bytes; an error for each other one."""
-        room = ReplyRoom(most)
+        """Begin an attempt for each ref that can be read and fits the reply; an error for each other one."""
+        lists = _FieldLists(request.fields)
         for at, ref in enumerate(request.refs):
             if work.over:
                 await work.next()
-            fields = _fields(request.fields, ref)
-            if not room.named(len(fields) + len(ref.rows or ())):
+            fields = lists.of(ref)
+            if not room.named(len(fields), len(ref.rows or ())):
                 errors[at] = ASK_AGAIN
+                continue
+            if ref.rows and self._repeats(ref, len(fields)):
+                errors[at] = REPEATED
                 continue
             attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
             if isinstance(attempt, DataPlaneError):
@@ -212,9 +220,15 @@ class Service:
             payload = self.table.payload(attempt, fields, ref.index)
             if isinstance(payload, DataPlaneError):
                 errors[at] = payload
-            elif (refused := room.take(Selection(at, payload, fields, ref.index))) is not None:
+            elif (refused := room.take(Selection(at, payload, fields, ref.index), ref.slot)) is not None:
                 errors[at] = refused
         return room.kept
+
+    def _repeats(self, ref: SlotRows, fields: int) -> bool:
+        """Return whether a ref names more cells than its slot has, and more than may be named repeatedly."""
+        slot = self.table.find(ref.slot, ref.generation)
+        cells = 0 if slot is None else slot.header.rows * slot.header.cols
+        return len(ref.rows or ()) * fields > max(MOST_CELLS, cells)
 
     def _within_frame(self, made: list[Gather], errors: dict[int, DataPlaneError], most: int) -> list[Gather]:
         """Drop the refs that do not fit into the frame, the only way to send payload without UCX."""
@@ -286,6 +300,7 @@ class Service:
             raise DataPlaneNotReady("this slot host is shutting down and takes no more", retry_after_s=1.0)
         if not request.fields or not request.sizes:
             raise DataPlaneBadRequest("a put of no rows or no fields reserves nothing")
+        _refuse_twice(request.fields)
         if len(request.fields) * len(request.sizes) > _MOST_CELLS:
             raise DataPlaneBadRequest(f"a put of {len(request.sizes)} rows x {len(request.fields)} fields is too large")
         until = time.monotonic() + min(request.wait_s, request.ttl_s)
@@ -436,11 +451,15 @@ class Service:
         """End the life of rows; return how many were found."""
         self._own(request.epoch)
         found, work = 0, self.turns.begin()
+        lists = _FieldLists(request.fields)
         for ref in request.refs:
             if work.over:
                 await work.next()
-            fields = _fields(request.fields, ref)
-            found += self.table.drop(ref.slot, ref.generation, ref.index, fields or None)
+            fields = lists.of(ref)
+            for step in self.table.drop_in_steps(ref.slot, ref.generation, ref.index, fields or None):
+                found += step
+                if work.over:
+                    await work.next()
         return found
 
     # -- statistics
@@ -472,10 +491,31 @@ async def _sum(payload: Payload) -> int:
     return await asyncio.to_thread(payload.checksum)
 
 
-def _fields(lists: Sequence[tuple[str, ...]], ref: SlotRows) -> tuple[str, ...]:
-    if ref.fields >= len(lists):
-        raise WireError(f"field list {ref.fields} of {len(lists)}")
-    return lists[ref.fields]
+class _FieldLists:
+    """The field lists of a request; each is checked when the first ref names it."""
+
+    def __init__(self, lists: Sequence[tuple[str, ...]]) -> None:
+        self._lists = lists
+        self._checked: set[int] = set()
+
+    def of(self, ref: SlotRows) -> tuple[str, ...]:
+        """Return the fields of a ref.
+
+        Raises:
+            DataPlaneBadRequest: A field is named twice.
+        """
+        if ref.fields >= len(self._lists):
+            raise WireError(f"field list {ref.fields} of {len(self._lists)}")
+        fields = self._lists[ref.fields]
+        if ref.fields not in self._checked:
+            _refuse_twice(fields)
+            self._checked.add(ref.fields)
+        return fields
+
+
+def _refuse_twice(fields: tuple[str, ...]) -> None:
+    if len(set(fields)) != len(fields):
+        raise DataPlaneBadRequest("a field is named twice")
 
 
 async def _set_or_over(event: asyncio.Event, seconds: float) -> None:

@@ -27,6 +27,8 @@ __all__ = ["Gather", "Selection", "gathers"]
 
 #: Scattered rows up to this many bytes are picked by numpy in one step; larger ones are copied one by one (1 us each).
 _PICK_BYTES: Final = 2048
+#: Most bytes of such rows picked in one step; of shorter rows, some 8,000.
+_PICKED_BYTES: Final = 1 << 20
 #: Bytes that are copied in the time that a copy takes beside that of its bytes (2 us).
 _COPY_BYTES: Final = 8192
 
@@ -92,14 +94,23 @@ class Gather:
         columns = [[places[pick.payload.layout.schema][at] for pick in picks] for at in range(len(metas))]
         sizes = np.zeros(len(picks), np.int64)
         offsets: list[npt.NDArray[np.int64] | None] = []
+        named: list[npt.NDArray[np.int64] | None] | None = None
         firsts = np.asarray([first for first, _ in spans(counts)], np.int64)
         for meta, column in zip(metas, columns, strict=True):
             if picks[0].payload.layout.offsets[column[0]] is None:
                 offsets.append(None)
                 sizes += np.asarray(counts, np.int64) * meta.unit
                 continue
+            if named is None:  # once for all columns
+                named = [
+                    None if mark is not None else np.asarray(pick.rows, np.int64)
+                    for pick, mark in zip(picks, marks, strict=True)
+                ]
             lengths = np.concatenate(
-                [_lengths(pick, at, mark) for pick, at, mark in zip(picks, column, marks, strict=True)]
+                [
+                    _lengths(pick, at, mark, rows)
+                    for pick, at, mark, rows in zip(picks, column, marks, named, strict=True)
+                ]
             )
             steps = offsets_of(lengths)
             offsets.append(steps)
@@ -141,12 +152,13 @@ class Gather:
         yield since
 
 
-def _lengths(pick: Selection, at: int, mark: Span | None) -> npt.NDArray[np.int64]:
+def _lengths(pick: Selection, at: int, mark: Span | None, rows: npt.NDArray[np.int64] | None) -> npt.NDArray[np.int64]:
     offsets = pick.payload.layout.offsets[at]
     assert offsets is not None  # noqa: S101 - not dense
     if mark is not None:
         return np.diff(offsets[mark[0] : mark[1] + 1])
-    return np.diff(offsets)[np.asarray(pick.rows, np.int64)]
+    assert rows is not None  # noqa: S101 - given where there is no span
+    return offsets[rows + 1] - offsets[rows]
 
 
 def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterable[Bytes]:
@@ -170,7 +182,9 @@ def _scattered(pick: Selection, data: Bytes, offsets: npt.NDArray[np.int64] | No
             yield data[row * unit : (row + 1) * unit]
     elif unit:
         rows = data.reshape(pick.payload.layout.n, unit)
-        yield rows[np.asarray(pick.rows, np.int64)].reshape(-1)
+        step = max(1, _PICKED_BYTES // max(unit, _PICK_BYTES >> 4))
+        for begin in range(0, len(pick.rows), step):
+            yield rows[np.asarray(pick.rows[begin : begin + step], np.int64)].reshape(-1)
 
 
 def _within(index: Sequence[int], n: int) -> bool:

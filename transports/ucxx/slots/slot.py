@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from .header import Header, read_dead, write_dead
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
-    import numpy as np
     import numpy.typing as npt
 
     from ..payload.payload import Payload
     from .arena import Arena
 
 __all__ = ["Grant", "ReadAttempt", "Slot", "live_at"]
+
+#: Cells of a slot, and rows named one by one, that one step looks at (0.2 ms).
+_CELLS_AT_ONCE: Final = 1 << 16
+_NAMED_AT_ONCE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,34 +88,61 @@ class Slot:
         """Return whether all these rows and fields are still live."""
         if not read_dead(arena, self.number):
             return True
+        live, columns = self.live(arena), self._columns(fields)
         if isinstance(index, range):
-            live = self.live(arena)[index.start : index.stop]
-        else:
-            live = self.live(arena)[[row for row in index if 0 <= row < self.header.rows]]
-        if len(live) != len(index):
-            return False
-        return bool(live[:, [self.fields[name] for name in fields if name in self.fields]].all())
+            live = live[index.start : index.stop]
+            whole = len(live) == len(index)
+            return whole and bool((live if len(columns) == self.header.cols else live[:, columns]).all())
+        rows = self._inside(index)
+        return len(rows) == len(index) and bool(live[np.ix_(rows, columns)].all())
+
+    def _columns(self, fields: Sequence[str]) -> npt.NDArray[np.int64]:
+        return np.asarray([self.fields[name] for name in fields if name in self.fields], np.int64)
+
+    def _inside(self, index: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return those of these row numbers that the slot has."""
+        rows = np.asarray(index, np.int64)
+        return rows[(rows >= 0) & (rows < self.header.rows)]
 
     def any_live(self, arena: Arena, rows: Collection[int]) -> bool:
         """Return whether any field of any of these rows is still live."""
         return bool(self.live(arena)[sorted(rows)].any())
 
-    def kill(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> bool:
-        """End the life of rows, or of some of their fields; return whether all of the slot is dead now."""
+    def kill_in_steps(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> Iterator[None]:
+        """End the life of rows, or of some of their fields, in steps of bounded work; yield after each step.
+
+        A caller that lets others run between two steps has to stop where the slot is not in use any more.
+        """
         live = self.live(arena)
+        columns = None if fields is None else self._columns(fields)
+        first, stop, mask = 0, self.header.rows, None
         if isinstance(index, range) and index.step == 1:  # a client may name a very long range
-            index = range(max(0, index.start), min(index.stop, self.header.rows))
-            which: slice | list[int] = slice(index.start, max(index.start, index.stop))
+            first, stop = max(first, index.start), min(stop, index.stop)
         else:
-            which = [row for row in index if 0 <= row < self.header.rows]
-        if fields is None:
-            live[which] = 0
-        else:
-            for at in {self.fields[name] for name in fields if name in self.fields}:
-                live[which, at] = 0
-        dead = live.size - int(live.sum())
-        write_dead(arena, self.number, dead)
-        return dead == live.size
+            mask = np.zeros(stop, np.bool_)
+            for begin in range(0, len(index), _NAMED_AT_ONCE):
+                rows = self._inside(index[begin : begin + _NAMED_AT_ONCE])
+                mask[rows] = True
+                if len(index) > _NAMED_AT_ONCE:
+                    yield
+                else:
+                    first, stop = (int(rows.min()), int(rows.max()) + 1) if len(rows) else (0, 0)
+        step = max(1, _CELLS_AT_ONCE // max(1, self.header.cols))
+        for begin in range(first, stop, step):
+            end = min(begin + step, stop)
+            part = live[begin:end]
+            before = np.count_nonzero(part)
+            rows = np.arange(end - begin) if mask is None else mask[begin:end].nonzero()[0]
+            if columns is None:
+                part[rows] = 0
+            else:
+                part[np.ix_(rows, columns)] = 0
+            write_dead(arena, self.number, read_dead(arena, self.number) + int(before - np.count_nonzero(part)))
+            yield
+
+    def all_dead(self, arena: Arena) -> bool:
+        """Return whether no cell of the slot is live."""
+        return read_dead(arena, self.number) >= self.header.rows * self.header.cols
 
 
 def live_at(arena: Arena, slot: int, capacity: int) -> int:

@@ -368,13 +368,24 @@ class SlotTable(SlotStore):
         Returns whether the slot was READY with this generation; a repeated call, or one after the slot was reused,
         changes nothing.
         """
+        return any([*self.drop_in_steps(number, generation, index, fields)])
+
+    def drop_in_steps(
+        self, number: int, generation: int, index: Sequence[int], fields: Sequence[str] | None = None
+    ) -> Iterator[bool]:
+        """Drop like :meth:`drop`, in steps of bounded work: yield True at the end where the slot was found."""
         slot = self.find(number, generation)
         if slot is None or self.apply_outcome(slot) is not State.READY:
-            return False
+            return
         self._look_safely(slot)
-        if slot.kill(self.arena, index, fields) and not slot.readers:
+        for _ in slot.kill_in_steps(self.arena, index, fields):
+            yield False
+            if not self._current(slot):  # another request ended the life of the last rows meanwhile
+                yield True
+                return
+        if slot.all_dead(self.arena) and not slot.readers:
             self._free(slot)
-        return True
+        yield True
 
     def _look_safely(self, slot: Slot) -> None:
         try:
