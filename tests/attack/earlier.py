@@ -29,6 +29,9 @@ THEN: Final = {
     "asyncdp.transports.ucxx.wire.messages": "asyncdp.transports.ucxx.wire",
 }
 
+#: Names of functions now and then, by the module that has them.
+FUNCTIONS_THEN: Final = {"asyncdp.transports.ucxx.wire.handshake": {"authenticate": "knock"}}
+
 
 def _name_of(name: str) -> str:
     """Return the name that a module has in the release that comes first on the path."""
@@ -51,7 +54,10 @@ def main(name: str) -> None:
     for now in THEN:
         if (then := _name_of(now)) != now:
             with contextlib.suppress(ModuleNotFoundError):
-                sys.modules[now] = importlib.import_module(then)
+                sys.modules[now] = module = importlib.import_module(then)
+                for name_now, name_then in FUNCTIONS_THEN.get(now, {}).items():
+                    if hasattr(module, name_then):
+                        setattr(module, name_now, getattr(module, name_then))
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
