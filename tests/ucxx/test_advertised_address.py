@@ -143,4 +143,4 @@ def test_who_is_let_in_from_where() -> None:
     assert "set ASYNCDP_SECRET on both sides" in told.pop("||10.77.0.5")
     assert {told.pop(f"s|s|{address}") for address in ("127.0.0.1", "10.77.0.5")} == {"let in"}
     assert len(told) == 4
-    assert all(said.startswith("DataPlaneBadRequest: the secret is not this host's") for said in told.values())
+    assert all("the secret is not this host's" in said for said in told.values())

@@ -6,6 +6,8 @@ import errno
 import io
 import logging
 import os
+import socket
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,12 +17,23 @@ import structlog
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.transports.ucxx.host import port as ports
+from asyncdp.transports.ucxx.host import session as sessions
+from asyncdp.transports.ucxx.host.limits.endpoint_tokens import Claims
+from asyncdp.transports.ucxx.host.limits.eviction import source_of, to_evict
+from asyncdp.transports.ucxx.host.limits.pending_connections import PendingConnections
 from asyncdp.transports.ucxx.host.operator_log import Seldom, log_to
 from asyncdp.transports.ucxx.host.ucx_watchdog import most_sessions
-from tests.ucxx.hosts import hosted, pool_of, ref_of
+from asyncdp.transports.ucxx.slots.writer_process import this_machine, this_process
+from asyncdp.transports.ucxx.wire import control as controls
+from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.handshake import Secret, authenticate, greet
+from asyncdp.transports.ucxx.wire.messages import Answer, Read, SlotRows, Welcome, pack_frame, unpack_body
+from tests.ucxx.hosts import SECRET, hosted, pool_of, put_over, ref_of
+from tests.ucxx.segments import rows
 
 pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
+LIBRARIES = ("asyncio", "ucx", "ucxx")
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +45,11 @@ def anyio_backend() -> str:
 @pytest.fixture
 def logged() -> Iterator[None]:
     """Leave logging as it was."""
-    asyncios, raises = logging.getLogger("asyncio"), logging.raiseExceptions
-    filters, config = list(asyncios.filters), structlog.get_config()
+    loggers, raises = [logging.getLogger(name) for name in LIBRARIES], logging.raiseExceptions
+    filters, config = [list(logger.filters) for logger in loggers], structlog.get_config()
     yield
-    asyncios.filters[:] = filters
+    for logger, before in zip(loggers, filters, strict=True):
+        logger.filters[:] = before
     logging.raiseExceptions = raises
     structlog.configure(**config)
 
@@ -48,7 +62,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_silent_connections_do_not_keep_clients_out() -> None:
-    """A10: however many strangers hold a connection, 64 are kept, and who proves itself at once is let in."""
+    """A10: however many strangers hold a connection, 96 are kept, and who proves itself at once is let in."""
     async with hosted(greeting_s=60.0) as host:
         here = ref_of(host.report())
         silent = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(200)]
@@ -57,15 +71,16 @@ async def test_silent_connections_do_not_keep_clients_out() -> None:
                 async with asyncio.timeout(60), pool.use(LOCAL, here.ports[0]) as connection:
                     assert (await connection.ask())["epoch"] == here.epoch
         assert len(host._sessions) <= 3
-        assert len(host._pending_connections._pending) <= 64
-        said = [await asyncio.open_connection(LOCAL, here.ports[0]) for _ in range(100)]
-        for _, writer in said:
-            writer.write(b"ADPW")
-        await until(lambda: len(host._strangers) >= 64)
+        assert len(host._pending_connections._pending) <= 96
+        said = []
+        for _ in range(150):
+            said.append(await asyncio.open_connection(LOCAL, here.ports[0]))
+            said[-1][1].write(b"ADPW")
+        await until(lambda: len(host._strangers) >= 96)
         with pool_of() as pool:
             async with asyncio.timeout(20), pool.use(LOCAL, here.ports[0]) as connection:
                 assert (await connection.ask())["epoch"] == here.epoch
-        assert len(host._strangers) <= 64
+        assert len(host._strangers) <= 96
         for _, writer in silent + said:
             writer.close()
 
@@ -197,9 +212,9 @@ def test_the_log_of_an_operator_stops_nothing(monkeypatch: pytest.MonkeyPatch) -
     fails(log, "shown")
     assert out.getvalue().count("a stranger") == 20
     assert "ValueError: invalid" in out.getvalue()
-    records = [logging.LogRecord("asyncio", 40, "", 0, "socket.accept() failed", None, None) for _ in range(100)]
-    asyncios = logging.getLogger("asyncio")
-    assert sum(bool(asyncios.filter(record)) for record in records) == 20
+    for name in LIBRARIES:  # they format what differs into their texts
+        records = [logging.LogRecord(name, 40, "", 0, f"error {n} at a listener", None, None) for n in range(100)]
+        assert sum(bool(logging.getLogger(name).filter(record)) for record in records) == 20
     monkeypatch.setattr(structlog.dev, "plain_traceback", lambda *_: 1 / 0)
     log_to(out)
     fails(structlog.get_logger(), "hidden")
@@ -213,3 +228,215 @@ def test_the_log_of_an_operator_stops_nothing(monkeypatch: pytest.MonkeyPatch) -
     structlog.get_logger().error("nobody reads this either")
     with contextlib.suppress(BrokenPipeError):  # what could not be written is tried once more
         broken.close()
+
+
+async def _enter(port: int) -> Control:
+    """A client that was let in and reads nothing from now on; its kernel takes few bytes."""
+    sock, control, loop = socket.socket(), Control(), asyncio.get_running_loop()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.settimeout(0.0)
+    await loop.sock_connect(sock, (LOCAL, port))
+    await loop.create_connection(lambda: control, sock=sock)
+    await authenticate(control, SECRET, this_machine(), this_process(), b"c" * 16)
+    control._transport.pause_reading()
+    return control
+
+
+async def test_a_client_that_does_not_take_its_reply_is_let_go_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U21: its connection is reset, and nothing that it did not take is kept: neither by the host nor by the kernel."""
+    monkeypatch.setattr(sessions, "_TAKES_S", 0.1)
+    monkeypatch.setattr(sessions, "_TAKES_BYTES", 1 << 40)
+    async with hosted(arena_bytes=32 << 20, max_slot_bytes=16 << 20, inline_bytes=8 << 20) as host:
+        here, streams = ref_of(host.report()), host._ports[0]._streams
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                (ref,) = await put_over(connection, here, "op", rows(1, 7 << 18))
+        await until(lambda: not host._sessions)
+        control = await _enter(here.ports[0])
+        stream = next(stream for stream in streams if not stream.lost)
+        await control.send(Read([("a",)], [SlotRows(ref.slot, ref.generation, 0, 0, 1)], 0, here.epoch))
+        await until(lambda: stream._full)
+        await until(lambda: not host._sessions)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert stream._transport.get_write_buffer_size() == 0
+        control._transport.resume_reading()
+        await until(lambda: control.lost)
+        assert isinstance(control.why, ConnectionResetError)
+
+
+async def test_a_stream_that_is_closed_in_order_ends_though_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """U21: what was sent before may be taken for some seconds, not for ever."""
+    monkeypatch.setattr(controls, "_CLOSES_S", 0.1)
+    served: list[Control] = []
+    server = await asyncio.get_running_loop().create_server(lambda: Control(served.append), LOCAL, 0)
+    with socket.create_connection(server.sockets[0].getsockname()) as silent:
+        await until(lambda: bool(served))
+        served[0]._transport.write(bytes(32 << 20))
+        served[0].close()
+        served[0].close()
+        assert not served[0].lost
+        await until(lambda: served[0].lost)
+        await until(lambda: served[0]._transport.get_write_buffer_size() == 0)
+        assert silent.fileno() >= 0
+    server.close()
+
+
+class Nowhere:
+    """A transport whose socket tells no address."""
+
+    aborted = False
+
+    def get_extra_info(self, name: str) -> None:
+        """Tell nothing."""
+
+    def abort(self) -> None:
+        """Be closed."""
+        self.aborted = True
+
+    close = abort
+
+
+@pytest.mark.parametrize(
+    ("peer", "served"),
+    [("127.0.0.1", True), ("::1", True), ("", False), ("10.9.9.9", False), ("fe80::1%eth0", False), ("a name", False)],
+)
+async def test_without_a_secret_only_who_is_known_to_be_local_is_served(peer: str, *, served: bool) -> None:
+    """A1: a peer of an unknown address is not local; nothing of a request that it sent along is looked at."""
+    sent: list[bytes] = []
+    transport = Nowhere()
+    transport.write = sent.append  # type: ignore[attr-defined]
+    secret, control = Secret(""), Control(challenge=b"h" * 32, peer_address=(peer, 4711))
+    control.connection_made(transport)  # type: ignore[arg-type]
+    control.data_received(pack_frame(Answer(b"n" * 32, secret.proof(b"client", b"h" * 32, b"n" * 32), b"c" * 16)))
+    welcome = Welcome(b"\0" * 32, "h", 1, "", "", 0, b"t" * 16, 1.0, 0)
+    if served:
+        await greet(control, secret, lambda: welcome)
+    else:
+        with pytest.raises(DataPlaneUnavailable, match="its own machine only"):
+            await greet(control, secret, lambda: welcome)
+    assert isinstance(unpack_body(sent[0][12:]), Welcome) is served
+    control.end()
+
+
+async def test_the_address_of_a_peer_is_that_of_the_accept() -> None:
+    """A1: a peer that resets its connection at once takes its address from the socket, not from the stream."""
+    made: list[Control] = []
+    pending = PendingConnections(60.0)
+    with socket.create_server((LOCAL, 0)) as listening:
+        peer = socket.create_connection(listening.getsockname())
+        sock, address = listening.accept()
+        pending.enter(sock, made.append, address)
+        peer.sendall(pack_frame(Answer(b"n" * 32, b"p" * 32)))
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.recv(500)
+        peer.close()
+        await until(lambda: bool(made) or not (pending._pending or pending._entering))
+        for control in made:
+            assert control.peer_address == address
+            control.end()
+
+
+def test_who_makes_room_is_of_the_source_that_has_the_most() -> None:
+    """A10: an address, a network of IPv6, loopback: whoever is alone at its own is not the one."""
+    assert len({source_of(peer) for peer in ("127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1")}) == 1
+    assert source_of("2001:db8::1") == source_of("2001:db8::ffff:2") != source_of("2001:db8:0:1::1")
+    assert len({source_of(peer) for peer in ("10.0.0.1", "10.0.0.2", "fe80::1%eth0", "", "127.0.0.1")}) == 5
+    crowd = [(f"s{number}", "10.0.0.9") for number in range(9)] + [(f"t{number}", "10.0.0.8") for number in range(8)]
+    chosen = {to_evict([("honest", "10.0.0.1"), *crowd]) for _ in range(300)}
+    assert chosen == {"s0", "s1"}  # now this, now that, so no client can be aimed at; the youngest stay
+    assert to_evict([("a", "10.0.0.1"), ("b", "10.0.0.2")]) == "a"
+
+
+async def test_strangers_elsewhere_do_not_cut_off_a_client_that_is_slow() -> None:
+    """A10: hundreds that connect between its challenge and its answer do not close it."""
+    made: list[Control] = []
+    pending = PendingConnections(60.0)
+    with socket.create_server((LOCAL, 0)) as listening:
+
+        def comes(address: str) -> socket.socket:
+            peer = socket.create_connection(listening.getsockname())
+            sock, _ = listening.accept()
+            pending.enter(sock, made.append, (address, 4711))
+            return peer
+
+        honest = comes("10.0.0.1")
+        strangers = [comes("10.6.6.6") for _ in range(200)]
+        assert len(pending._pending) <= 96
+        honest.sendall(b"ADPW")
+        await until(lambda: bool(made))
+        assert made[0].peer == "10.0.0.1"
+        made[0].end()
+        pending.clear()
+        for sock in (honest, *strangers):
+            sock.close()
+
+
+async def test_sessions_of_strangers_elsewhere_do_not_cut_off_a_client() -> None:
+    """A10: the same among those that have said something and not proved themselves."""
+    async with hosted(greeting_s=60.0) as host:
+
+        def comes(address: str) -> Nowhere:
+            transport, control = Nowhere(), Control(host._serve, b"h" * 32, (address, 4711))
+            control.connection_made(transport)  # type: ignore[arg-type]
+            return transport
+
+        honest = comes("10.0.0.1")
+        for _ in range(200):
+            comes("10.6.6.6")
+        assert len(host._strangers) <= 96
+        await asyncio.sleep(0)
+        assert not honest.aborted
+
+
+async def test_silent_ucx_connections_make_room_for_the_next() -> None:
+    """A10: of 64 without a token the oldest is closed, so a client that connects later can show its own."""
+
+    class Received:
+        def __init__(self, *, shown: bool) -> None:
+            self._shown = shown
+
+        async def wait(self) -> None:
+            if not self._shown:
+                await asyncio.get_running_loop().create_future()
+
+    class Engine:
+        def __init__(self) -> None:
+            self.loop = asyncio.get_running_loop()
+            self.abandoned: list[int] = []
+            self.shows: dict[int, bytes] = {}
+
+        def abandon(self, endpoint: int) -> None:
+            self.abandoned.append(endpoint)
+
+        def receive_token(self, endpoint: int, buffer: Any) -> Received:
+            buffer[:] = list(self.shows.get(endpoint, b"\0" * 16))
+            return Received(shown=endpoint in self.shows)
+
+    engine: Any = Engine()
+    claims = Claims(engine, 60.0)
+    for number in range(70):
+        claims.accept(number)
+        await asyncio.sleep(0)
+    token, arrived = claims.give()
+    engine.shows[1000] = token
+    claims.accept(1000)
+    async with asyncio.timeout(20):
+        assert await arrived == 1000
+    await asyncio.sleep(0.01)
+    claims.accept(1001)  # the one that has shown its token is not among those that make room
+    await asyncio.sleep(0.01)
+    assert engine.abandoned == list(range(7))
+    await claims.close()
+    assert not claims._tasks
+
+
+@pytest.mark.usefixtures("logged")
+def test_what_a_peer_sent_cannot_write_lines_of_its_own() -> None:
+    """A10: control characters of texts are removed, and long ones are cut."""
+    out = io.StringIO()
+    log_to(out)
+    structlog.get_logger().warning("a peer", why="\x1b[31mred\nERROR a line\r\u2028of its own" + "x" * 5000)
+    assert "\x1b" not in out.getvalue()
+    assert len(out.getvalue().splitlines()) == 1
+    assert len(out.getvalue()) < 1500

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneUnavailable
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 from asyncdp.transports.ucxx.wire.handshake import Secret
 from tests.ucxx.hosts import ROOT, hosted, pool_of, ref_of, settings, spawned
 
@@ -233,7 +233,7 @@ async def test_a_host_without_a_secret_takes_the_one_that_the_directory_tells(
             async with pool.use("127.0.0.1", here.ports[0]) as connection:
                 assert (await connection.ask())["host_id"] == here.id
         for wrong in ("", "guessed"):
-            with pool_of(secret=Secret(wrong)) as pool, pytest.raises(DataPlaneBadRequest, match="secret"):
+            with pool_of(secret=Secret(wrong)) as pool, pytest.raises(DataPlaneUnavailable, match="secret"):
                 async with pool.use("127.0.0.1", here.ports[0]):
                     pass
     finally:

@@ -219,7 +219,7 @@ async def test_a_write_that_does_not_fit_or_is_corrupt_changes_nothing() -> None
 async def test_a_wrong_secret_stays_outside() -> None:
     """A clear error that does not ask to be tried again; the other way round too."""
     async with hosted() as host:
-        with pool_of(secret=Secret("another")) as pool, pytest.raises(DataPlaneBadRequest, match="not this host's"):
+        with pool_of(secret=Secret("another")) as pool, pytest.raises(DataPlaneUnavailable, match="not this host's"):
             async with pool.use("127.0.0.1", host.report().ports[0]):
                 pass
         with pool_of() as pool:
@@ -228,7 +228,7 @@ async def test_a_wrong_secret_stays_outside() -> None:
 
 
 async def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
-    """Who stands in for a host has to prove it as well."""
+    """Who stands in for a host has to prove it as well; until then it is the port that is at fault."""
 
     async def fake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(pack_frame(Challenge(b"n" * 32)))
@@ -240,11 +240,44 @@ async def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
 
     gone = asyncio.Event()
     server = await asyncio.start_server(fake, "127.0.0.1", 0)
-    with pool_of() as pool, pytest.raises(DataPlaneBadRequest, match="does not know the secret"):
+    with pool_of() as pool, pytest.raises(DataPlaneUnavailable, match="does not know the secret") as raised:
         async with pool.use("127.0.0.1", server.sockets[0].getsockname()[1]):
             pass
+    assert (raised.value.retryable, raised.value.blames_port) == (True, True)
     await gone.wait()
     server.close()
+
+
+@pytest.mark.parametrize("code", ["DataPlaneBadRequest", "StaleSlotError", "CorruptPayload", "anything"])
+async def test_what_a_peer_says_before_its_proof_is_an_error_of_its_port(code: str) -> None:
+    """A process at the port of a host that has ended neither ends a run nor writes into its log."""
+
+    async def fake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(pack_frame(Challenge(b"n" * 32)))
+        await reader.read(100)
+        writer.write(pack_frame(Failed(code, "\x1b[31mthe disk is on fire\nERROR a line\u2028" + "x" * 800)))
+        await reader.read()
+        writer.close()
+        gone.set()
+
+    gone = asyncio.Event()
+    server = await asyncio.start_server(fake, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pool_of() as pool, pytest.raises(DataPlaneUnavailable, match=r"refuses this client.*on fire") as raised:
+        async with pool.use("127.0.0.1", port):
+            pass
+    assert (raised.value.retryable, raised.value.blames_port, raised.value.port) == (True, True, port)
+    assert str(raised.value).isprintable()
+    await gone.wait()
+    server.close()
+
+
+def test_texts_of_hosts_are_on_one_line() -> None:
+    """Also after the proof: what a host passes on may come from others."""
+    for code in ("DataPlaneBadRequest", "DataPlaneNotReady", "unknown"):
+        err = restore(code, "\x1b[2Jfield \u202eevil\n" + "x" * 5000, 0.5, host="h", port=1)
+        assert err.message.isprintable()
+        assert len(err.message) < 1100
 
 
 async def strange(port: int, data: bytes, *, greeted: bool = False) -> bytes:

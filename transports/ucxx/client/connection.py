@@ -31,7 +31,7 @@ from ..slots.writer_process import this_machine, this_process
 from ..wire.chunks import batches, post_receives, send_all, wait_all
 from ..wire.control import Control
 from ..wire.failures import restore
-from ..wire.handshake import Secret, authenticate
+from ..wire.handshake import Secret, UnprovedError, authenticate
 from ..wire.messages import (
     MOST_FIELDS,
     MOST_PICKED,
@@ -124,14 +124,17 @@ class Connection:
         """Connect and authenticate.
 
         Raises:
-            DataPlaneUnavailable: The port does not answer, or something other than a slot host does.
-            DataPlaneBadRequest: The secrets of client and host differ.
+            DataPlaneUnavailable: The port does not answer, something other than a slot host does, or the secrets of
+                client and host differ.
         """
         host, port = address
         control = Control()
         try:
             await asyncio.get_running_loop().create_connection(lambda: control, host, port)
             welcome = await authenticate(control, secret, this_machine(), this_process(), client)
+        except UnprovedError as err:
+            control.end()
+            raise DataPlaneUnavailable(str(err), host=host, port=port, cause=err) from err
         except (OSError, WireError) as err:
             control.end()
             raise DataPlaneUnavailable(f"no slot host answers: {err}", host=host, port=port, cause=err) from err

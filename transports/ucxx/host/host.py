@@ -23,6 +23,7 @@ from ..wire.engine import Engine
 from ..wire.handshake import Secret
 from .advertised_address import advertised_address
 from .limits.endpoint_tokens import Claims
+from .limits.eviction import source_of, to_evict
 from .limits.pending_connections import PendingConnections
 from .port import Port, open_ports
 from .recovery import recover_slots
@@ -43,8 +44,8 @@ __all__ = ["Host"]
 _REFUSALS_S: Final = 3600.0
 #: Seconds after which unused reply buffers are returned to the system; a burst may have allocated many of them.
 _IDLE_S: Final = 5.0
-#: Most unauthenticated connections at a time; beyond that the oldest one is closed for each new one.
-_GREETED_AT_ONCE: Final = 64
+#: Most unauthenticated connections at a time; beyond that one is closed for each new one.
+_GREETED_AT_ONCE: Final = 96
 #: Most bytes of requests over 1 MiB, of all clients together, that have come in part; an honest one is whole within
 #: some milliseconds.
 _INCOMING_BYTES: Final = 256 << 20
@@ -96,8 +97,8 @@ class Host:
         self._pending_connections = PendingConnections(settings.greeting_s)
         self._ports: list[Port] = []
         self._sessions: dict[asyncio.Task[None], Session] = {}
-        #: Those that have not authenticated, the oldest first.
-        self._strangers: dict[Session, None] = {}
+        #: Those that have not authenticated, and their sources.
+        self._strangers: dict[Session, str] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._ahead_s = time.time() - time.monotonic()
         self._address = settings.publish or settings.bind
@@ -234,9 +235,9 @@ class Host:
 
     def _serve(self, control: Control) -> None:
         if len(self._strangers) >= _GREETED_AT_ONCE:
-            oldest = next(iter(self._strangers))  # a valid client authenticates within some milliseconds
-            del self._strangers[oldest]
-            oldest.end()
+            evicted = to_evict(self._strangers.items())
+            del self._strangers[evicted]
+            evicted.end()
         elif len(self._sessions) >= self._most_sessions:
             self._log.warning("a connection is refused: the descriptor limit of this process allows no more")
             control.end()
@@ -246,7 +247,7 @@ class Host:
         session.on_greeted = lambda: self._strangers.pop(session, None)
         task = asyncio.get_running_loop().create_task(session.run())
         self._sessions[task] = session
-        self._strangers[session] = None
+        self._strangers[session] = source_of(control.peer)
 
         def ended(task: asyncio.Task[None]) -> None:
             self._sessions.pop(task, None)

@@ -14,6 +14,8 @@ from typing import Any, Final, TextIO
 
 import structlog
 
+from ..wire.failures import printable
+
 __all__ = ["Seldom", "log_to"]
 
 #: Most lines of one kind (one event, whatever its values) per ``_SPAN_S`` seconds; further ones are only counted.
@@ -21,6 +23,9 @@ _LINES: Final = 20
 _SPAN_S: Final = 10.0
 #: Most kinds that are counted at a time; events are constants of the code, so there are few.
 _KINDS: Final = 1024
+
+#: Loggers of libraries that write a line where a peer misbehaves; ucxx writes to the one of its predecessor.
+_LIBRARIES: Final = ("asyncio", "ucx", "ucxx")
 
 Event = MutableMapping[str, Any]
 
@@ -79,14 +84,27 @@ class _Safe:
 
 
 class _Seldom(logging.Filter):
-    """Applies the rate limit of :class:`Seldom` to the ``logging`` module, which asyncio's listener errors go to."""
+    """Applies the rate limit of :class:`Seldom` to the ``logging`` module, which asyncio and ucxx write to."""
 
     def __init__(self) -> None:
         super().__init__()
         self._seldom = Seldom()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return self._seldom.left_out(f"{record.name}:{record.msg}"[:200]) is not None
+        # Not by text: a peer's address or an object's may be formatted into it.
+        skipped = self._seldom.left_out(f"{record.name}:{record.levelname}")
+        if skipped:
+            record.msg, record.args = f"{record.getMessage()} ({skipped} lines before it were left out)", ()
+        return skipped is not None
+
+
+def _cleaned(logger: Any, method: str, event: Event) -> Event:
+    """Remove control characters of texts, a processor: a peer may have sent them."""
+    del logger, method
+    for name, value in event.items():
+        if isinstance(value, str):
+            event[name] = printable(value)
+    return event
 
 
 def _rendered(render: Any) -> Any:
@@ -106,6 +124,7 @@ def log_to(file: TextIO | None) -> None:
     structlog.configure(
         processors=[
             Seldom(),
+            _cleaned,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="%Y-%m-%d %H:%M:%S", utc=False),
             _rendered(renderer),
@@ -114,4 +133,5 @@ def log_to(file: TextIO | None) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
     )
     logging.raiseExceptions = False
-    logging.getLogger("asyncio").addFilter(_Seldom())
+    for name in _LIBRARIES:
+        logging.getLogger(name).addFilter(_Seldom())

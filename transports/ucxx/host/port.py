@@ -81,7 +81,7 @@ class Port:
     def _accept(self, listening: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
-                sock, _address = listening.accept()
+                sock, address = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as err:
@@ -89,7 +89,7 @@ class Port:
                 self._loop.remove_reader(listening)
                 self._loop.call_later(_AGAIN_S, self._accept_again, listening)
                 return
-            self._pending_connections.enter(sock, self._made)
+            self._pending_connections.enter(sock, self._made, (str(address[0]), int(address[1])))
 
     def _accept_again(self, listening: socket.socket) -> None:
         if listening in self._listening:

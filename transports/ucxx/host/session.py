@@ -102,9 +102,14 @@ class Session:
                 await self._greet()
             self.on_greeted()
             await self._serve()
-        except (ConnectionResetError, WireError, DataPlaneError, TimeoutError) as err:
+        except DataPlaneError as err:  # the client was told, and may still read it
+            self.control.close()
+            self._log().debug("a connection ended", why=f"{type(err).__name__}: {err}")
+        except (ConnectionResetError, WireError, TimeoutError) as err:
+            self.end()
             self._log().debug("a connection ended", why=f"{type(err).__name__}: {err}")
         except Exception as err:  # noqa: BLE001 - no error of one peer may stop the host
+            self.end()
             if type(err).__name__.startswith("UCXX"):
                 self._log().debug("a UCX connection ended", why=f"{type(err).__name__}: {err}")
             else:
@@ -114,12 +119,11 @@ class Session:
             self._abandon()
             if self._claims is not None:
                 self._claims.withdraw(self._token)
-            if not self.control.lost:
-                self.control.close()
+            self.control.close()
 
     def end(self) -> None:
         """Close the stream at once, as if the client had disconnected."""
-        self.control.end()
+        self.control.reset()
 
     def _abandon(self) -> None:
         endpoint, self._endpoint = self._endpoint, None

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from redis.exceptions import RedisError
 
 from asyncdp.config import UcxxSettings, parse_config
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError
+from asyncdp.errors import DataPlaneError
 
 from ..client.host_resolver import HostResolver
 from ..directory import Directory
 from ..payload.objects import MsgpackCodec
-from ..wire.handshake import Secret
+from ..wire.handshake import Secret, UnprovedError
 from .embedded import directory_settings
 
 if TYPE_CHECKING:
@@ -73,12 +73,10 @@ async def diagnose(config: Mapping[str, Any], now: Callable[[], float] = time.ti
             try:
                 async with asyncio.timeout(HOST_S):
                     await _ask(resolver, host)
-            except DataPlaneBadRequest as err:
-                refused[host.id] = str(err)
             except TimeoutError:
                 silent[host.id] = f"no answer within {HOST_S:g} s"
             except (DataPlaneError, RedisError, OSError) as err:
-                silent[host.id] = str(err)
+                (refused if isinstance(err.__cause__, UnprovedError) else silent)[host.id] = str(err)
         return Diagnosis(ahead_s, memory, persistent, refused, silent)
     finally:
         await resolver.close()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import socket
+import struct
 import time
 from collections import deque
 from collections.abc import Callable
@@ -30,6 +33,10 @@ M = TypeVar("M")
 #: Number of undelivered messages at which reading from the peer is paused, and nothing more is decoded.
 _QUEUED: Final = 2
 LARGE_BYTES: Final = 1 << 20
+#: Seconds within which a peer has to take what was sent to it before the stream was closed.
+_CLOSES_S: Final = 5.0
+#: SO_LINGER of 0 s: the kernel drops what it has not sent and resets the connection, instead of keeping both.
+_NO_LINGER: Final = struct.pack("ii", 1, 0)
 
 
 class Control(asyncio.Protocol):
@@ -39,10 +46,19 @@ class Control(asyncio.Protocol):
     how the death of the peer is noticed (5-25 ms after it).
     """
 
-    def __init__(self, on_made: Callable[[Control], None] = lambda _: None, challenge: bytes = b"") -> None:
+    def __init__(
+        self,
+        on_made: Callable[[Control], None] = lambda _: None,
+        challenge: bytes = b"",
+        peer_address: tuple[str, int] = ("", 0),
+    ) -> None:
         """Initialise the state; ``on_made`` is called with this object once it is connected.
 
-        ``challenge`` is the nonce that the peer was sent already; "": none was.
+        Args:
+            on_made: Called with this object.
+            challenge: Nonce that the peer was sent already; "": none was.
+            peer_address: Address and port number of the peer, where it is known from ``accept``. A socket that the peer
+                has reset tells it no more.
         """
         self.challenge = challenge
         self.lost = False
@@ -52,8 +68,7 @@ class Control(asyncio.Protocol):
         self.on_large: Callable[[], None] = lambda: None
         self.kept_since = 0.0
         self.most = GREETING_BYTES
-        self.peer = ""
-        self.peer_address = ("", 0)
+        self.peer, self.peer_address = peer_address[0], peer_address
         self._on_made = on_made
         self._transport: Any = None
         self._buffer = bytearray()
@@ -62,6 +77,7 @@ class Control(asyncio.Protocol):
         self._drained: asyncio.Future[None] | None = None
         self._paused = False
         self._full = False
+        self._closing: asyncio.TimerHandle | None = None
 
     # -- callbacks of asyncio
 
@@ -70,7 +86,7 @@ class Control(asyncio.Protocol):
         self._transport = transport
         on_fork(self)
         name = transport.get_extra_info("peername")
-        if isinstance(name, tuple):
+        if not self.peer and isinstance(name, tuple):
             self.peer, self.peer_address = str(name[0]), (str(name[0]), int(name[1]))
         self._on_made(self)
 
@@ -119,6 +135,9 @@ class Control(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Mark the stream as ended and wake its waiters."""
+        if self._closing is not None:
+            self._closing.cancel()
+            self._closing = None
         if self.lost:
             return
         self.lost = True
@@ -163,9 +182,19 @@ class Control(asyncio.Protocol):
             replace_by_unconnected(sock.fileno())
 
     def close(self) -> None:
-        """End the stream after everything was sent."""
-        if self._transport is not None:
-            self._transport.close()
+        """End the stream once all was sent, or after ``_CLOSES_S`` where the peer does not take it. Idempotent."""
+        if self._transport is None or self._closing is not None or self.lost:
+            return
+        self._closing = asyncio.get_running_loop().call_later(_CLOSES_S, self.reset)
+        self._transport.close()
+
+    def reset(self) -> None:
+        """End the stream at once, and have the kernel too drop what the peer has not taken."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it is closed already
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+        self.end()
 
     async def send(self, message: Message) -> None:
         """Send a message; wait while the transport's buffer is full.

@@ -16,7 +16,9 @@ from asyncdp.errors import (
     StaleSlotError,
 )
 
-__all__ = ["describe", "restore"]
+__all__ = ["describe", "printable", "restore"]
+
+_MOST_CHARACTERS: Final = 1000
 
 _KINDS: Final = {
     kind.__name__: kind
@@ -40,9 +42,15 @@ def describe(err: DataPlaneError) -> tuple[str, str, float | None]:
     return kind, err.message, getattr(err, "retry_after_s", None)
 
 
+def printable(text: str) -> str:
+    """Return a peer's text as an error or a log line may show it: on one line, not long, without control characters."""
+    cut = text[:_MOST_CHARACTERS]
+    return "".join(letter if letter.isprintable() else " " for letter in cut) + "..." * (len(text) > len(cut))
+
+
 def restore(code: str, text: str, retry_after_s: float | None, *, host: str, port: int | None) -> DataPlaneError:
     """Return the error that a message describes; an unknown code becomes DataPlaneReadError."""
-    kind = _KINDS.get(code, DataPlaneReadError)
+    kind, text = _KINDS.get(code, DataPlaneReadError), printable(text)
     if kind is DataPlaneNotReady:
         return DataPlaneNotReady(text, retry_after_s=retry_after_s, host=host, port=port)
     return kind(text, host=host, port=port)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
+from asyncdp.errors import DataPlaneUnavailable
 
+from .failures import printable
 from .messages import Answer, Challenge, Failed, Welcome, WireError
 
 if TYPE_CHECKING:
@@ -23,10 +24,14 @@ if TYPE_CHECKING:
     from ..slots.writer_process import Machine, Process
     from .control import Control
 
-__all__ = ["Secret", "authenticate", "greet"]
+__all__ = ["Secret", "UnprovedError", "authenticate", "greet"]
 
 _NONCE_BYTES = 32
 _SAME = "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) must be the same on both sides"
+
+
+class UnprovedError(WireError):
+    """Raised where a peer at the port of a host refuses this client, or is not known to have the secret."""
 
 
 class Secret:
@@ -60,7 +65,7 @@ def _is_local(peer: str) -> bool:
     try:
         return ipaddress.ip_address(peer).is_loopback
     except ValueError:
-        return not peer  # a unix socket has no address
+        return False  # the address is not known
 
 
 async def greet(control: Control, secret: Secret, welcome: Callable[[], Welcome]) -> Answer:
@@ -102,7 +107,8 @@ async def authenticate(
         client: Id of this client on all its connections, 16 bytes that no other client knows.
 
     Raises:
-        DataPlaneBadRequest: The secrets of client and host differ.
+        UnprovedError: The secrets of client and host differ, or the peer is no slot host. Whatever it says before its
+            proof means no more, since any process may listen at the port of a host that has ended.
         WireError, ConnectionResetError: The peer is no slot host, or has disconnected.
     """
     challenge = await control.expect(Challenge)
@@ -111,10 +117,10 @@ async def authenticate(
     await control.send(Answer(nonce, proof, client, machine.boot_id, machine.pid_namespace, process.pid, process.start))
     reply = await control.receive()
     if isinstance(reply, Failed):
-        raise DataPlaneBadRequest(reply.text)
+        raise UnprovedError(f"what answers at this port refuses this client: {printable(reply.text)}")
     if not isinstance(reply, Welcome):
         raise WireError(f"{type(reply).__name__} came where Welcome was expected")
     if not hmac.compare_digest(reply.proof, secret.proof(b"host", nonce, challenge.nonce)):
-        raise DataPlaneBadRequest(f"what answers at this port does not know the secret: {_SAME}")
+        raise UnprovedError(f"what answers at this port does not know the secret: {_SAME}")
     control.open_up()
     return reply

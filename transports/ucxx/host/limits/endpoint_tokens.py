@@ -35,7 +35,7 @@ class Claims:
         self._engine = engine
         self._patience_s = patience_s
         self._waiting: dict[bytes, asyncio.Future[Any]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], Any] = {}  # of endpoints without a token yet, the oldest first
         self._log = structlog.get_logger("asyncdp.ucxx")
 
     def give(self) -> tuple[bytes, asyncio.Future[Any]]:
@@ -52,13 +52,15 @@ class Claims:
             future.cancel()
 
     def accept(self, endpoint: Any) -> None:
-        """Take a connection from the listener, and close it at once where too many are unauthenticated."""
+        """Take a connection from the listener; where too many are unauthenticated, close the oldest of them."""
         if len(self._tasks) >= _STRANGERS:
-            self._engine.loop.call_soon(self._engine.abandon, endpoint)
-            return
+            oldest, kept = next(iter(self._tasks.items()))
+            del self._tasks[oldest]
+            if oldest.cancel():  # else it has shown its token
+                self._engine.loop.call_soon(self._engine.abandon, kept)
         task = self._engine.loop.create_task(self._identify(endpoint))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = endpoint
+        task.add_done_callback(lambda ended: self._tasks.pop(ended, None))
 
     async def _identify(self, endpoint: Any) -> None:
         token = np.zeros(_TOKEN_BYTES, np.uint8)

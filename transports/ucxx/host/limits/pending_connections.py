@@ -15,11 +15,12 @@ from typing import Final, NamedTuple
 
 from ...wire.control import Control
 from ...wire.messages import Challenge, pack_frame
+from .eviction import source_of, to_evict
 
 __all__ = ["PendingConnections"]
 
-#: Most peers that are kept; beyond that the one that came first makes room for the next.
-MOST: Final = 64
+#: Most peers that are kept; beyond that one of the source that has the most makes room for the next.
+MOST: Final = 96
 _NONCE_BYTES: Final = 32
 
 Made = Callable[[Control], None]
@@ -29,6 +30,8 @@ class _Pending(NamedTuple):
     nonce: bytes
     made: Made
     until: float
+    address: tuple[str, int]
+    source: str
 
 
 class PendingConnections:
@@ -45,10 +48,10 @@ class PendingConnections:
         self._entering: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def enter(self, sock: socket.socket, made: Made) -> None:
-        """Take an accepted connection; ``made`` is called with its stream once the peer has sent something."""
+    def enter(self, sock: socket.socket, made: Made, address: tuple[str, int]) -> None:
+        """Take a connection from ``address``; ``made`` is called with its stream once the peer has sent something."""
         if len(self._pending) >= MOST:
-            self._leave(next(iter(self._pending))).close()
+            self._leave(to_evict((kept, peer.source) for kept, peer in self._pending.items())).close()
         loop, nonce = asyncio.get_running_loop(), os.urandom(_NONCE_BYTES)
         sock.settimeout(0.0)
         try:
@@ -56,7 +59,7 @@ class PendingConnections:
         except OSError:
             sock.close()
             return
-        self._pending[sock] = _Pending(nonce, made, loop.time() + self._patience_s)
+        self._pending[sock] = _Pending(nonce, made, loop.time() + self._patience_s, address, source_of(address[0]))
         loop.add_reader(sock, self._answered, sock)
         if self._timer is None:
             self._timer = loop.call_later(self._patience_s, self._expire)
@@ -82,7 +85,7 @@ class PendingConnections:
     async def _accept(self, sock: socket.socket, peer: _Pending) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: Control(peer.made, peer.nonce), sock)
+            await loop.connect_accepted_socket(lambda: Control(peer.made, peer.nonce, peer.address), sock)
         except OSError:
             sock.close()
 
