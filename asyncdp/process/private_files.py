@@ -6,12 +6,17 @@ exclusively or replaced as a whole, and owner and mode are checked before anythi
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import stat
 from pathlib import Path
+from typing import Final
 
 __all__ = ["check_owner", "check_path", "private_folder", "read_private", "write_private"]
+
+#: Most links that a path may lead through, as the kernel's own limit.
+_MOST_LINKS: Final = 40
 
 
 def check_owner(found: os.stat_result, what: str, *, forbidden: int = 0o077) -> None:
@@ -49,22 +54,43 @@ def check_path(folder: Path) -> None:
     Each folder and link of the path must belong to this user or to root. Others may have write access to a folder only
     if its sticky bit keeps them from renaming files of other users, as in /tmp.
 
+    Links are followed one at a time and ``..`` is the parent of where they lead, as for the kernel, so each link and each
+    folder on the way is checked before what is in it is looked at.
+
     Raises:
         PermissionError: A link or folder of the path belongs to another user, or is writable by others; it is named.
+        OSError: A part of the path does not exist, or its links lead in a circle.
     """
-    absolute = Path(os.path.abspath(folder))  # noqa: PTH100 - resolve() would follow links that are not checked yet
     mine = (0, os.geteuid())
-    for part in (absolute, *absolute.parents):
+    here, ahead, links = Path("/"), list(reversed(Path.cwd().joinpath(folder).parts[1:])), 0
+    _check_part(here, here.lstat(), mine)
+    while ahead:
+        name = ahead.pop()
+        if name == "..":  # "here" has no link in it, so its parent is the kernel's
+            here = here.parent
+            continue
+        part = here / name
         entry = part.lstat()
-        if entry.st_uid not in mine:
-            raise PermissionError(f"{part} belongs to user {entry.st_uid}, who can replace what is in it")
-        real = part.resolve() if stat.S_ISLNK(entry.st_mode) else part
-        for each in (real, *real.parents) if real != part else (part,):
-            found = each.stat()
-            if found.st_uid not in mine or (_written_by_others(found) and not found.st_mode & stat.S_ISVTX):
-                mode = stat.S_IMODE(found.st_mode)
-                text = f"{each} belongs to user {found.st_uid} and has mode {mode:03o}: other users can replace"
-                raise PermissionError(f"{text} what is in it; name a folder of your own, or chmod go-w it")
+        _check_part(part, entry, mine)
+        if not stat.S_ISLNK(entry.st_mode):
+            here = part
+            continue
+        links += 1
+        if links > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        target = part.readlink()
+        if target.is_absolute():
+            here = Path("/")
+        ahead += reversed(target.parts[target.is_absolute() :])
+
+
+def _check_part(part: Path, found: os.stat_result, mine: tuple[int, ...]) -> None:
+    """Check a folder or link (not what it leads to) by its owner, and a folder by who may write to it."""
+    open_to_others = not stat.S_ISLNK(found.st_mode) and _written_by_others(found) and not found.st_mode & stat.S_ISVTX
+    if found.st_uid not in mine or open_to_others:
+        mode = stat.S_IMODE(found.st_mode)
+        text = f"{part} belongs to user {found.st_uid} and has mode {mode:03o}: other users can replace"
+        raise PermissionError(f"{text} what is in it; name a folder of your own, or chmod go-w it")
 
 
 def private_folder(folder: Path) -> None:
@@ -74,6 +100,7 @@ def private_folder(folder: Path) -> None:
         PermissionError: The folder belongs to another user, others may write to it, or :func:`check_path` fails.
         NotADirectoryError: The path exists and is no folder.
     """
+    check_path(next(above for above in (folder, *folder.absolute().parents) if os.path.lexists(above)))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except FileExistsError as err:

@@ -183,3 +183,66 @@ def test_a_path_through_links_of_ones_own_is_fine(tmp_path: Path) -> None:
     check_path(tmp_path / "data")
     private_folder(tmp_path / "data" / "plane")
     assert (disk / "plane").is_dir()
+
+
+@as_root
+@pytest.mark.parametrize("links", [1, 2, 3])
+def test_each_link_of_a_chain_is_looked_at(tmp_path: Path, links: int) -> None:
+    """A link of ours that leads to one of theirs, and that back to us: its owner may turn it round at any time."""
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    mine.mkdir()
+    theirs.mkdir()
+    (theirs / "link").symlink_to(mine)
+    for path in (theirs, theirs / "link"):
+        os.chown(path, OTHER, OTHER, follow_symlinks=False)
+    last = theirs / "link"
+    for number in range(links):
+        link = tmp_path / f"link{number}"
+        link.symlink_to(last if number % 2 else os.path.relpath(last, tmp_path))
+        last = link
+    for folder in (last, last / "below"):
+        with pytest.raises(PermissionError, match=f"theirs belongs to user {OTHER}"):
+            private_folder(folder)
+    with pytest.raises(PermissionError, match=f"theirs belongs to user {OTHER}"):
+        write_private(last / "plane.json", "password")
+    assert not list(mine.iterdir())  # nothing was made on the way
+
+
+@as_root
+def test_a_way_up_from_their_folder_is_refused(tmp_path: Path) -> None:
+    """``..`` after a link is the parent of where the link leads, whatever the path looks like."""
+    theirs, link = tmp_path / "theirs", tmp_path / "link"
+    (theirs / "below").mkdir(parents=True)
+    for path in (theirs, theirs / "below"):
+        os.chown(path, OTHER, OTHER)
+    link.symlink_to(theirs / "below")
+    for path in (link / ".." / "plane", link / ".." / ".." / "mine"):
+        with pytest.raises(PermissionError, match=f"theirs.* belongs to user {OTHER}"):
+            private_folder(path)
+        with pytest.raises(PermissionError, match=f"theirs.* belongs to user {OTHER}"):
+            write_private(path / "plane.json", "password")
+    with pytest.raises(PermissionError, match=f"theirs.* belongs to user {OTHER}"):
+        write_private(link / ".." / "plane.json", "password")
+    private_folder(tmp_path / ".." / tmp_path.name / "ours")
+    up = tmp_path / "up"
+    up.symlink_to("link/../../mine")
+    (tmp_path / "mine").mkdir()
+    with pytest.raises(PermissionError, match=f"theirs belongs to user {OTHER}"):
+        private_folder(up)
+    assert [path.name for path in theirs.iterdir()] == ["below"]
+
+
+def test_links_in_a_circle_and_relative_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A circle is an error; a relative path begins at this folder; a relative link, also up, at its own."""
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"):
+        check_path(tmp_path / "a")
+    disk = tmp_path / "disk" / "1"
+    disk.mkdir(parents=True)
+    (disk / "back").symlink_to("../../disk/./1")
+    monkeypatch.chdir(tmp_path)
+    private_folder(Path("disk/1/back/plane"))
+    assert mode(disk / "plane") == 0o700
+    write_private(Path("file"), "text")
+    assert read_private(tmp_path / "file") == "text"
