@@ -75,9 +75,10 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
     """
     _check_extras(NEEDS, "ucxx")
     settings = _checked(serving.host)
-    scheme = url.partition("://")[0]
-    if scheme not in SCHEMES:
-        raise CannotServe(f"{scheme or url!r} is none of {', '.join(f'{known}://' for known in SCHEMES)}", "directory")
+    scheme, found, _ = url.partition("://")
+    if not found or scheme not in SCHEMES:
+        shown = scheme if found and scheme.isalnum() else "what it begins with"  # it may be a part of a password
+        raise CannotServe(f"{shown} is none of {', '.join(f'{known}://' for known in SCHEMES)}", "directory")
     from asyncdp.transports.ucxx.host.main import log_for_operators, many_descriptors, reexec, serve
 
     log_for_operators()
@@ -210,9 +211,17 @@ def write_config(file: Path, config: Mapping[str, Any]) -> None:
 
 
 def without_password(url: str) -> str:
-    """Return a URL as it may be shown."""
-    shown = re.sub(r"(//[^:@/?#]*):.*@", r"\1:***@", url)
+    """Return a URL as it may be shown, also one whose password is not escaped."""
+    if "//" not in url:
+        return "***@" + url.rpartition("@")[2] if "@" in url else url
+    shown = re.sub(r"//(?:([^:@/?#]*)(:.*)?|.*)@", lambda found: _shown_user(found[1], found[2]), url, flags=re.DOTALL)
     return re.sub(r"(password=)[^&]*", r"\1***", shown)
+
+
+def _shown_user(user: str | None, password: str | None) -> str:
+    if user is None:
+        return "//***@"
+    return f"//{user}:***@" if password else f"//{user}@"
 
 
 def _say(text: str) -> None:

@@ -54,8 +54,8 @@ def check_path(folder: Path) -> None:
     Each folder and link of the path must belong to this user or to root. Others may have write access to a folder only
     if its sticky bit keeps them from renaming files of other users, as in /tmp.
 
-    Links are followed one at a time and ``..`` is the parent of where they lead, as for the kernel, so each link and each
-    folder on the way is checked before what is in it is looked at.
+    Links are followed one at a time and ``..`` is the parent of where they lead, as for the kernel. So each link and
+    each folder on the way is checked before what is in it is looked at.
 
     Raises:
         PermissionError: A link or folder of the path belongs to another user, or is writable by others; it is named.

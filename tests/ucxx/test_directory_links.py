@@ -241,3 +241,56 @@ def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ValueError, match="controller_address") as caught:
         UCXXTransport(config_of(url), bootstrap=False)
     assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://plane:hunter2/secret@127.0.0.1:6399",
+        "redis://plane:1234/hunter2@127.0.0.1:6399",
+        "redis://:1234?hunter2@127.0.0.1:6399",
+        "rediss://plane:hun#ter2@127.0.0.1:1",
+        "rediss://plane:12#hunter2@127.0.0.1:1",
+        "redis://plane:hunt@er2/hunter2@127.0.0.1:1",
+        "redis://plane:hu[hunter2]er@127.0.0.1:1",
+        "redis://plane:hunter2\u2100@127.0.0.1:1",
+        "redis://plane:hunter2@127.0.0.1:port",
+        "redis://plane:hunter2@127.0.0.1:99999",
+        "redis://plane:hunter2@[::1",
+        "redis://plane:hunter2@127.0.0.1:1/hunter2",
+        "redis://plane:hunter2@127.0.0.1:1?socket_timeout=hunter2",
+        "unix://plane:hunter2/x@/run/valkey.sock",
+        "unix://plane:hunter2@",
+        "plane:hunter2@127.0.0.1",
+        "hunter2",
+        "http://plane:hunter2@127.0.0.1",
+    ],
+)
+def test_an_error_of_a_url_tells_nothing_of_its_password(url: str) -> None:
+    """Nor do the errors that led to it: a character that is not escaped makes the rest a port, a path or an option."""
+    from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
+
+    with pytest.raises(ValueError, match=r"^controller_address: ") as raised:
+        Directory(url, settings=DirectorySettings(namespace="x"))
+    told = str(raised.value)
+    assert "hun" not in told
+    assert "er2" not in told
+    assert (raised.value.__cause__, raised.value.__context__) == (None, None)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1",
+        "redis://user:p%2Fw%23@127.0.0.1:1/3",
+        "redis://:p@ss@[::1]:1",
+        "rediss://u:p@name.example:6380/?ssl_check_hostname=true",
+        "unix:///run/a@b.sock",
+        "unix://u:p@/run/valkey.sock?db=1",
+    ],
+)
+def test_urls_that_can_be_used_are_taken(url: str) -> None:
+    """With and without user, port, number and options."""
+    from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
+
+    Directory(url, settings=DirectorySettings(namespace="x"))

@@ -363,6 +363,10 @@ def test_without_the_extra_serve_names_it(monkeypatch: pytest.MonkeyPatch) -> No
         ("unix://:hush@/run/valkey.sock", "unix://:***@/run/valkey.sock"),
         ("rediss://me:hu:s@h@host:1/0", "rediss://me:***@host:1/0"),
         ("redis://host:1?password=hush&db=1", "redis://host:1?password=***&db=1"),
+        ("redis://me:hu/s#h?@host:1", "redis://me:***@host:1"),
+        ("redis://m/e:hush@host:1", "redis://***@host:1"),
+        ("redis://me@host:1", "redis://me@host:1"),
+        ("me:hush@host:1", "***@host:1"),
     ],
 )
 def test_urls_are_shown_without_their_password(url: str, shown: str) -> None:

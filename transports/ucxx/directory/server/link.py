@@ -25,6 +25,7 @@ from asyncdp.process.forks import on_fork, on_fork_of_loop, replace_by_unconnect
 from asyncdp.process.loop_end import abort, at_loop_end
 
 from .. import lua as library
+from .url import check_url
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -63,18 +64,15 @@ class DirectoryLink:
         self._version = library.version(settings.namespace)
         self.now = now
         # No socket_timeout: the caller bounds each call, and redis-py would implement it by asyncio.wait_for.
-        try:
-            self._maker = ConnectionPool.from_url(
-                url,
-                retry=Retry(NoBackoff(), 0),
-                socket_timeout=None,
-                socket_connect_timeout=settings.connect_timeout_s,
-                health_check_interval=0,
-                driver_info=None,  # it would send two commands per connection that a plane's user may not send
-            )
-        except ValueError as err:
-            msg = f"controller_address: {err}"  # the URL itself may hold a password
-            raise ValueError(msg) from err
+        check_url(url)
+        self._maker = ConnectionPool.from_url(
+            url,
+            retry=Retry(NoBackoff(), 0),
+            socket_timeout=None,
+            socket_connect_timeout=settings.connect_timeout_s,
+            health_check_interval=0,
+            driver_info=None,  # it would send two commands per connection that a plane's user may not send
+        )
         self._idle: deque[tuple[float, AbstractConnection]] = deque()
         self._transports: WeakKeyDictionary[AbstractConnection, Any] = WeakKeyDictionary()
         self._places = anyio.Semaphore(settings.max_connections, fast_acquire=True)
