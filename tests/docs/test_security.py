@@ -14,9 +14,9 @@ from asyncdp.transports.ucxx.host import host, operator_log, service, session, u
 from asyncdp.transports.ucxx.host.limits import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host.limits import memory_share, pending_connections, reply_room, time_slices
 from asyncdp.transports.ucxx.host.settings import HostSettings
-from asyncdp.transports.ucxx.payload import objects
+from asyncdp.transports.ucxx.payload import layout, objects
 from asyncdp.transports.ucxx.slots import header
-from asyncdp.transports.ucxx.wire import control
+from asyncdp.transports.ucxx.wire import control, engine
 from asyncdp.transports.ucxx.wire import messages as wire
 from tests.docs.test_ucxx import _value
 
@@ -56,7 +56,7 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"have ([\d,]+) rows x fields", service._MOST_CELLS),
         (r"name ([\d,]+) slots \| as a read", wire.MOST_SLOTS),
         (r"frame \| have (\d+ MiB)", wire.BODY_BYTES),
-        (r"a read or drop (\d+ MiB)", wire._BODY_OF_KIND[7]),
+        (r"a read or drop (\d+ MiB)", wire.REQUESTS.most[7]),
         (r"in part take (\d+ MiB) of all", host._INCOMING_BYTES),
         (r"beside (\d+ MiB) of each", control.LARGE_BYTES),
         (r"repeat rows for (\d+ MiB)", reply_room.REPEATED_BYTES),
@@ -64,6 +64,10 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"takes longer than (\d+) ms is done in slices", time_slices.SLICE_S * 1000),
         (r"(\d+) requests are decoded at a time", control._QUEUED),
         (r"name ([\d,]+) fields and rows one by one", reply_room.MOST_NAMED),
+        (r"name ([\d,]+) rows one by one x fields", reply_room.MOST_CELLS),
+        (r"describe ([\d,]+) columns", layout._MAX_COLUMNS),
+        (r"payloads takes (\d+ MiB)", layout._CACHED_BYTES),
+        (r"lacks less than (\d+) bytes", engine._MARK_BYTES),
         (r"Replies over (\d+ MiB)", memory_share.SMALL_BYTES),
         (r"not taken within (\d+) s", session._TAKES_S),
         (r"more for each (\d+ MiB)", session._TAKES_BYTES),

@@ -1,21 +1,25 @@
 """What one request, one connection and all clients may cost a slot host: bounded before it is done. No UCX here."""
 
 import asyncio
+import struct
 import threading
+import zlib
 from contextlib import AsyncExitStack
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 
 from asyncdp.calls.slots import SlotRef
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.host import host as hosts
 from asyncdp.transports.ucxx.host.limits import time_slices
 from asyncdp.transports.ucxx.host.limits.memory_share import SMALL_BYTES, MemoryShare
+from asyncdp.transports.ucxx.payload import layout as layouts
 from asyncdp.transports.ucxx.payload.blocks import packed
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
@@ -24,16 +28,22 @@ from asyncdp.transports.ucxx.wire.messages import (
     MOST_REFS,
     MOST_ROWS,
     MOST_SLOTS,
+    REPLIES,
+    REQUESTS,
     Abort,
     Ask,
     Drop,
     Failed,
+    Granted,
+    HostFacts,
+    PartHead,
     Read,
     Reserve,
     Rows,
     SlotRows,
     WireError,
     Write,
+    check_length,
     pack_frame,
     unpack_body,
 )
@@ -485,6 +495,91 @@ async def test_a_body_that_is_too_long_for_its_kind_is_refused_by_its_first_byte
     assert isinstance(control.why, WireError)
 
 
+@pytest.mark.parametrize(
+    "message",
+    [Rows([PartHead([0], [0], 0, 0, 0)], []), Granted([(0, 0, 0, 0)], lane=False), HostFacts({}), Failed("a", "b")],
+    ids=lambda message: type(message).__name__,
+)
+async def test_a_host_decodes_no_message_that_only_hosts_send(message: Any) -> None:
+    """A4: a reply that comes as a request ends the connection, by its first bytes where it is long."""
+    with pytest.raises(WireError):
+        unpack_body(pack_frame(message)[12:], REQUESTS)
+    assert unpack_body(pack_frame(message)[12:], REPLIES) == message
+    with pytest.raises(WireError, match="longer"):
+        check_length(pack_frame(message)[12:14], 2000, REQUESTS)
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                connection._control._transport.write(pack_frame(message))
+                with pytest.raises(ConnectionResetError):
+                    await connection._control.receive()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Rows([PartHead([], [], 0, 0, 0)] * (MOST_REFS + 1), []),
+        Rows([PartHead([0] * (MOST_REFS + 1), [], 0, 0, 0)], []),
+        Rows([], [(0, "", "", None)] * (MOST_REFS + 1)),
+        Granted([(0, 0, 0, 0)] * (MOST_ROWS + 1), lane=False),
+        Read([("a",)], [], 0, 0),
+    ],
+    ids=["parts", "refs of a part", "errors", "grants", "a request"],
+)
+async def test_a_client_decodes_no_more_of_a_reply_than_a_request_may_ask_for(message: Any) -> None:
+    """A4: refused by the lengths that it announces."""
+    with pytest.raises(WireError):
+        unpack_body(pack_frame(message)[12:], REPLIES)
+
+
+def _described(schema: bytes) -> bytes:
+    """A payload of one row of columns without bytes, of this schema."""
+    body = schema + bytes(-(32 + len(schema)) % 64)
+    return struct.pack("<4sBBHIQQI", b"ADPP", 1, 0, 0, len(schema), 1, 32 + len(body), zlib.crc32(body)) + body
+
+
+@pytest.mark.parametrize("columns", [1, 60_000])
+async def test_a_schema_of_other_columns_than_reserved_is_not_decoded(
+    columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A4: 60,000 columns where one was reserved: refused by their number, and nothing of them is kept."""
+    schema = msgspec.msgpack.encode([(f"{at:x}", 0, "uint8", (0,)) for at in range(columns)])
+    assert len(schema) < layouts.MAX_HEAD_BYTES
+    data = np.frombuffer(_described(schema), np.uint8)
+    before = layouts._metas.nbytes
+    if columns == 1:
+        assert layouts.read_layout(data, 1, columns=1, exact=True).nbytes == len(data)
+        return
+    monkeypatch.setattr(msgspec.msgpack, "decode", None)
+    for expected in (1, None):
+        with pytest.raises(CorruptPayload, match="columns"):
+            layouts.read_layout(data, 1, columns=expected)
+    assert layouts._metas.nbytes == before
+
+
+async def test_what_is_kept_of_schemas_is_bounded_by_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5: however many payloads came, of however many columns each."""
+    monkeypatch.setattr(layouts, "_CACHED_BYTES", 1 << 20)
+    for number in range(40):
+        names = [f"{number}-{at}" for at in range(300)]
+        schema = msgspec.msgpack.encode([(name, 0, "uint8", (0,)) for name in names])
+        layout = layouts.read_layout(np.frombuffer(_described(schema), np.uint8))
+        layouts.schema_of(layout.metas)
+    for cache in (layouts._metas, layouts._dense, layouts.schema_of):
+        assert 0 < cache.nbytes <= 1 << 20
+
+
+@pytest.mark.parametrize(
+    "head", [b"\x91", b"\x91\x94\xa1a\x00\xa5uint8", b"\x91\x97\xa1a\x00\xa5uint8\x91\x01\x00\xc2"]
+)
+async def test_a_schema_that_is_nested_is_a_corrupt_payload(head: bytes) -> None:
+    """A4: 200,000 levels deep: a typed error, not the interpreter's."""
+    data = np.frombuffer(_described(head + b"\x91" * 200_000 + b"\x00"), np.uint8)
+    with pytest.raises(CorruptPayload):
+        layouts.read_layout(data, 1)
+
+
 async def test_requests_that_never_become_whole_take_no_more_than_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """A5: of long requests that come in part, the one that began first is closed; one that becomes whole is served."""
     monkeypatch.setattr(hosts, "_INCOMING_BYTES", 8 << 20)
@@ -518,10 +613,10 @@ async def test_of_requests_sent_on_without_waiting_few_are_decoded(monkeypatch: 
     """A6: two at a time, whatever came; the rest is decoded when these were taken, each once and in order."""
     decoded = 0
 
-    def counted(body: Any) -> Any:
+    def counted(*body: Any) -> Any:
         nonlocal decoded
         decoded += 1
-        return unpack_body(body)
+        return unpack_body(*body)
 
     class Transport:
         paused = False

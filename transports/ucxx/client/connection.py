@@ -38,6 +38,7 @@ from ..wire.messages import (
     MOST_REFS,
     MOST_ROWS,
     MOST_SLOTS,
+    REPLIES,
     Abort,
     Ask,
     Done,
@@ -128,7 +129,7 @@ class Connection:
                 client and host differ.
         """
         host, port = address
-        control = Control()
+        control = Control(kinds=REPLIES)
         try:
             await asyncio.get_running_loop().create_connection(lambda: control, host, port)
             welcome = await authenticate(control, secret, this_machine(), this_process(), client)

@@ -17,9 +17,8 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Annotated, Final, Generic, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -28,6 +27,8 @@ from asyncdp.errors import CorruptPayload, DataPlaneBadRequest
 from asyncdp.rows.offsets import offsets_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
 __all__ = ["ALIGN", "ITEM_BYTES", "MAX_HEAD_BYTES", "MAX_RANK", "ColumnMeta", "Layout", "bound", "read_layout"]
@@ -41,6 +42,10 @@ _MAGIC: Final = b"ADPP"
 _VERSION: Final = 1
 #: Most dimensions of a tensor, including that of the rows.
 MAX_RANK: Final = 16
+#: Most columns of a payload; a put may have as many fields.
+_MAX_COLUMNS: Final = 4096
+#: Bytes, estimated, that each of the caches here may take.
+_CACHED_BYTES: Final = 8 << 20
 #: Largest total length of ragged rows without bytes (a size of 0 in their shape), which no byte count bounds.
 _MAX_EMPTY_STEPS: Final = 1 << 26
 
@@ -87,7 +92,7 @@ class ColumnMeta(msgspec.Struct, array_like=True, frozen=True):
     name: str
     kind: int
     dtype: str = ""
-    shape: tuple[int, ...] = ()
+    shape: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_RANK)] = ()
     dim: int = 0
     nested: bool = False
 
@@ -158,7 +163,7 @@ class Layout:
             raise DataPlaneBadRequest(msg)
         try:
             _metas(self.schema)
-        except ValueError as err:
+        except (ValueError, msgspec.MsgspecError) as err:
             raise DataPlaneBadRequest(str(err)) from err
         for meta, offsets in zip(self.metas, self.offsets, strict=True):
             if offsets is not None and not meta.unit and offsets[-1] > _MAX_EMPTY_STEPS:
@@ -198,9 +203,46 @@ def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
     return _up(_up(PREFIX_BYTES + 16 + described) + lengths) + sum(sizes) + ALIGN * len(fields)
 
 
-@lru_cache(maxsize=1024)
+P = ParamSpec("P")
+V = TypeVar("V")
+
+
+class _Cached(Generic[P, V]):
+    """A function whose results are kept, up to ``_CACHED_BYTES``; then it begins anew. For any thread."""
+
+    def __init__(self, make: Callable[P, V]) -> None:
+        self.nbytes = 0
+        self._make = make
+        self._known: dict[object, V] = {}
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> V:
+        known = self._known.get(args)
+        if known is not None:
+            return known
+        made = self._make(*args, **kwargs)
+        nbytes = sum(map(_estimate, (*args, made)))
+        if self.nbytes + nbytes > _CACHED_BYTES:
+            self._known, self.nbytes = {}, 0
+        if nbytes <= _CACHED_BYTES:
+            self._known[args] = made
+            self.nbytes += nbytes
+        return made
+
+
+def _estimate(part: object) -> int:
+    """Estimate the memory of an argument or a result of a cached function, in bytes."""
+    if isinstance(part, Layout):
+        return 2 * len(part.schema) + 100 * len(part.metas) + _estimate(part.metas)
+    if isinstance(part, tuple):
+        return sum(400 + 4 * (len(meta.name) + len(meta.dtype)) for meta in part)
+    return len(part) if isinstance(part, bytes) else 100
+
+
+@_Cached
 def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
     """Decode and check the schema; cached, because the slots of a put share it."""
+    if _announced(schema) > _MAX_COLUMNS:
+        raise ValueError(f"{_announced(schema)} columns; one payload may have {_MAX_COLUMNS}")
     metas = msgspec.msgpack.decode(schema, type=tuple[ColumnMeta, ...])
     if len({meta.name for meta in metas}) != len(metas):
         raise ValueError("two columns have one name")
@@ -216,7 +258,17 @@ def _metas(schema: bytes) -> tuple[ColumnMeta, ...]:
     return metas
 
 
-@lru_cache(maxsize=1024)
+def _announced(schema: bytes) -> int:
+    """Return how many columns a schema announces, before it is decoded."""
+    first = schema[0] if schema else 0
+    if first & 0xF0 == 0x90:  # noqa: PLR2004 - msgpack's short arrays
+        return first & 15
+    if first in (0xDC, 0xDD):
+        return int.from_bytes(schema[1 : 3 if first == 0xDC else 5], "big")  # noqa: PLR2004 - msgpack's other arrays
+    raise ValueError("its schema is no list")
+
+
+@_Cached
 def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
     """Return the ``Block.schema_hash`` of rows of these columns: names, kinds, dtypes and ranks, in order of name."""
     parts = []
@@ -226,14 +278,14 @@ def schema_of(metas: tuple[ColumnMeta, ...]) -> int:
     return zlib.crc32("|".join(parts).encode())
 
 
-@lru_cache(maxsize=1024)
+@_Cached
 def _dense(n: int, schema: bytes) -> Layout:
     """Return the layout of ``n`` rows of dense columns; cached, because the slots of a batch share it."""
     metas = _metas(schema)
     return Layout.make(n, metas, (None,) * len(metas), schema)
 
 
-@lru_cache(maxsize=1024)
+@_Cached
 def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
     """Return the layout of ``n`` rows of dense columns for a writer; an unreadable one is refused and not cached."""
     layout = Layout.make(n, metas, (None,) * len(metas))
@@ -241,22 +293,25 @@ def dense_of(n: int, metas: tuple[ColumnMeta, ...]) -> Layout:
     return layout
 
 
-def read_layout(buffer: npt.NDArray[np.uint8], rows: int | None = None, *, exact: bool = False) -> Layout:
+def read_layout(
+    buffer: npt.NDArray[np.uint8], rows: int | None = None, *, columns: int | None = None, exact: bool = False
+) -> Layout:
     """Read prefix, schema and lengths of a payload; every length is checked before it is used.
 
     Args:
         buffer: Bytes that begin with a payload.
         rows: Expected number of rows; None: unknown.
+        columns: Expected number of columns; None: unknown.
         exact: Whether the payload has to end where the buffer ends.
 
     Raises:
         CorruptPayload: The bytes are no valid payload, or not one of this size.
     """
     try:
-        return _read(buffer, rows, exact=exact)
+        return _read(buffer, rows, columns, exact=exact)
     except CorruptPayload:
         raise
-    except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError) as err:
+    except (ValueError, msgspec.MsgspecError, struct.error, UnicodeDecodeError, RecursionError) as err:
         raise _corrupt(str(err)) from err
 
 
@@ -285,7 +340,7 @@ def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt
     return offsets_of(lengths)
 
 
-def _read(buffer: npt.NDArray[np.uint8], rows: int | None, *, exact: bool) -> Layout:
+def _read(buffer: npt.NDArray[np.uint8], rows: int | None, columns: int | None, *, exact: bool) -> Layout:
     size = len(buffer)
     if size < PREFIX_BYTES:
         raise _corrupt(f"{size} bytes are too few")
@@ -293,6 +348,8 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None, *, exact: bool) -> La
     if exact and nbytes != size:
         raise _corrupt(f"it describes {nbytes} bytes, {size} were written")
     schema = buffer[PREFIX_BYTES : PREFIX_BYTES + schema_bytes].tobytes()
+    if columns is not None and _announced(schema) != columns:
+        raise _corrupt(f"{_announced(schema)} columns where {columns} were reserved")
     metas = _metas(schema)
     begin = _up(PREFIX_BYTES + schema_bytes)
     lengthy = sum(meta.kind != DENSE for meta in metas)

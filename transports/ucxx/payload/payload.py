@@ -49,18 +49,19 @@ class Payload:
         self.data = data[: layout.nbytes]
 
     @classmethod
-    def read(cls, data: Bytes, rows: int | None = None, *, exact: bool = False) -> Payload:
+    def read(cls, data: Bytes, rows: int | None = None, *, columns: int | None = None, exact: bool = False) -> Payload:
         """Return bytes as a payload, without a copy.
 
         Args:
             data: Bytes that begin with the payload.
             rows: Expected number of rows; None: unknown.
+            columns: Expected number of columns; None: unknown.
             exact: Whether the payload has to end where ``data`` ends.
 
         Raises:
             CorruptPayload: The bytes are no valid payload, or not one of this size.
         """
-        return cls(read_layout(data, rows, exact=exact), data)
+        return cls(read_layout(data, rows, columns=columns, exact=exact), data)
 
     def schema(self, fields: Sequence[str] | None = None) -> int:
         """Return the ``Block.schema_hash`` of these fields; None: of all."""

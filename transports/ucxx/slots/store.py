@@ -86,9 +86,8 @@ class SlotStore:
             # Beyond what was received lies what others had written there before.
             size = slot.header.capacity if slot.size is None else slot.size
             data = self.arena.slice(self.arena.payload_at(slot.number), size)
-            payload = Payload.read(data, slot.header.rows, exact=slot.size is not None)
-            if len(payload.layout.metas) != slot.header.cols:
-                raise CorruptPayload(f"{len(payload.layout.metas)} columns where {slot.header.cols} were reserved")
+            rows, columns = slot.header.rows, slot.header.cols
+            payload = Payload.read(data, rows, columns=columns, exact=slot.size is not None)
             slot.payload = payload
             slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
         return slot.payload

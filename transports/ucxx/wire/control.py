@@ -15,10 +15,12 @@ from asyncdp.process.forks import on_fork, replace_by_unconnected
 from asyncdp.process.loop_end import abort
 
 from .messages import (
+    ALL_KINDS,
     BODY_BYTES,
     GREETING_BYTES,
     HEAD_BYTES,
     START_BYTES,
+    Kinds,
     Message,
     WireError,
     check_length,
@@ -51,6 +53,7 @@ class Control(asyncio.Protocol):
         on_made: Callable[[Control], None] = lambda _: None,
         challenge: bytes = b"",
         peer_address: tuple[str, int] = ("", 0),
+        kinds: Kinds = ALL_KINDS,
     ) -> None:
         """Initialise the state; ``on_made`` is called with this object once it is connected.
 
@@ -59,8 +62,10 @@ class Control(asyncio.Protocol):
             challenge: Nonce that the peer was sent already; "": none was.
             peer_address: Address and port number of the peer, where it is known from ``accept``. A socket that the peer
                 has reset tells it no more.
+            kinds: Messages that the peer may send; others end the stream.
         """
         self.challenge = challenge
+        self._kinds = kinds
         self.lost = False
         self.why: Exception | None = None
         self.on_lost: Callable[[], None] = lambda: None
@@ -123,9 +128,9 @@ class Control(asyncio.Protocol):
         size = HEAD_BYTES + length
         if len(self._buffer) < size:
             # A body that is too long for its kind is refused by its first bytes, not kept until it is complete.
-            check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length)
+            check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length, self._kinds)
             return None
-        message = unpack_body(bytes(memoryview(self._buffer)[HEAD_BYTES:size]))
+        message = unpack_body(bytes(memoryview(self._buffer)[HEAD_BYTES:size]), self._kinds)
         del self._buffer[:size]
         return message
 

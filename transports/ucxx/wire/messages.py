@@ -21,12 +21,15 @@ and indices checks them against the actual data.
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 
 __all__ = [
+    "ALL_KINDS",
     "MAGIC",
+    "REPLIES",
+    "REQUESTS",
     "Abort",
     "Answer",
     "Ask",
@@ -36,6 +39,7 @@ __all__ = [
     "Failed",
     "Granted",
     "HostFacts",
+    "Kinds",
     "Message",
     "More",
     "PartHead",
@@ -179,19 +183,19 @@ class PartHead(msgspec.Struct, array_like=True, frozen=True):
     ``refs`` are positions in the request, ``nbytes`` the data bytes of each; ``size`` is the payload's length in bytes.
     """
 
-    refs: list[Count]
-    nbytes: list[Count]
+    refs: Annotated[list[Count], msgspec.Meta(max_length=MOST_REFS)]
+    nbytes: Annotated[list[Count], msgspec.Meta(max_length=MOST_REFS)]
     schema: Number
     size: Count
     rows: Count
-    checksums: list[Number] | None = None
+    checksums: Annotated[list[Number], msgspec.Meta(max_length=MOST_REFS)] | None = None
 
 
 class Rows(_Message, frozen=True, tag=8):
     """Reply to Read: the payloads, and (position, code, text, retry_after_s) of each ref that could not be read."""
 
-    parts: list[PartHead]
-    errors: list[tuple[Count, str, str, float | None]]
+    parts: Annotated[list[PartHead], msgspec.Meta(max_length=MOST_REFS)]
+    errors: Annotated[list[tuple[Count, str, str, float | None]], msgspec.Meta(max_length=MOST_REFS)]
     inline: bytes | None = None
 
 
@@ -211,7 +215,7 @@ class Reserve(_Message, frozen=True, tag=9):
 class Granted(_Message, frozen=True, tag=10):
     """Reply to Reserve: (slot, generation, rows, first row) of each slot; ``lane``: the client may copy itself."""
 
-    grants: list[tuple[Number, Number, Count, Count]]
+    grants: Annotated[list[tuple[Number, Number, Count, Count]], msgspec.Meta(max_length=MOST_ROWS)]
     lane: bool
 
 
@@ -274,20 +278,43 @@ class HostFacts(_Message, frozen=True, tag=18):
     facts: dict[str, int | float | str]
 
 
-Message = (
-    Challenge | Answer | Welcome | Failed | Tie | Tied | Read | Rows | Reserve | Granted | Write | Ready | Written
-    | More | Abort | Drop | Done | Ask | HostFacts
-)  # fmt: skip
-#: Largest body in bytes by message number; a longer one is not decoded. A Write, which may contain payload, a Reserve,
-#: which names each row, and replies have the limit of the frame.
-_BODY_OF_KIND: Final = dict.fromkeys(
-    (kind.__struct_config__.tag for kind in (Failed, Rows, Reserve, Granted, Write, HostFacts)), BODY_BYTES
-) | dict.fromkeys((kind.__struct_config__.tag for kind in (Read, Drop)), 2 << 20)
+#: What clients send and what hosts send.
+Request = Answer | Tie | Read | Reserve | Write | Abort | Drop | Ask
+Reply = Challenge | Welcome | Failed | Tied | Rows | Granted | Ready | More | Written | Done | HostFacts
+Message = Request | Reply
+#: Largest body in bytes by kind; a longer one is not decoded. A Write, which may contain payload, a Reserve, which
+#: names each row, and replies have the limit of the frame.
+_BODY_OF_KIND: Final = dict.fromkeys((Failed, Rows, Reserve, Granted, Write, HostFacts), BODY_BYTES) | dict.fromkeys(
+    (Read, Drop), 2 << 20
+)
 #: The same of all other messages.
 _SMALL_BYTES: Final = 16 << 10
 #: Bytes of a body by which its kind is known: the head of an array of less than 16 items, and the message's number.
 START_BYTES: Final = 2
-_DECODER: Final[msgspec.msgpack.Decoder[Message]] = msgspec.msgpack.Decoder(Message)
+
+
+class Kinds:
+    """The kinds of messages that one side of a connection may receive.
+
+    Args:
+        message: The kinds, as a union of classes.
+
+    Attributes:
+        most: Largest body in bytes by message number.
+        decoder: Decodes these kinds only.
+    """
+
+    def __init__(self, message: Any) -> None:
+        """Collect the limits of the kinds."""
+        kinds = get_args(message)
+        self.most = {kind.__struct_config__.tag: _BODY_OF_KIND.get(kind, _SMALL_BYTES) for kind in kinds}
+        self.decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(message)
+
+
+#: What a host receives, what a client receives, and both.
+REQUESTS: Final = Kinds(Request)
+REPLIES: Final = Kinds(Reply)
+ALL_KINDS: Final = Kinds(Message)
 
 
 def pack_frame(message: Message) -> bytes:
@@ -314,7 +341,7 @@ def unpack_head(head: bytes | bytearray, most: int) -> int:
     return int(length)
 
 
-def check_length(start: bytes | bytearray | memoryview, length: int) -> None:
+def check_length(start: bytes | bytearray | memoryview, length: int, kinds: Kinds = ALL_KINDS) -> None:
     """Check that a body of ``length`` bytes that begins with ``start`` is not longer than its kind allows.
 
     Other encodings of the same head and number are not accepted for long bodies, since they would hide the kind.
@@ -325,18 +352,18 @@ def check_length(start: bytes | bytearray | memoryview, length: int) -> None:
     if length <= GREETING_BYTES or len(start) < START_BYTES:
         return
     kind = start[1] if start[0] & 0xF0 == 0x90 else -1  # noqa: PLR2004 - msgpack's short arrays
-    if length > _BODY_OF_KIND.get(kind, _SMALL_BYTES):
+    if length > kinds.most.get(kind, 0):
         raise WireError(f"a message of {length} bytes, longer than any of kind {kind}")
 
 
-def unpack_body(body: bytes | bytearray | memoryview) -> Message:
+def unpack_body(body: bytes | bytearray | memoryview, kinds: Kinds = ALL_KINDS) -> Message:
     """Decode the message in a body.
 
     Raises:
-        WireError: The body is no valid message, or longer than its kind allows.
+        WireError: The body is no valid message, of none of these kinds, or longer than its kind allows.
     """
-    check_length(body[:START_BYTES], len(body))
+    check_length(body[:START_BYTES], len(body), kinds)
     try:
-        return _DECODER.decode(body)
+        return kinds.decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:
         raise WireError(f"no message: {err}") from err

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ...wire.control import Control
-from ...wire.messages import Challenge, pack_frame
+from ...wire.messages import REQUESTS, Challenge, pack_frame
 from .eviction import source_of, to_evict
 
 __all__ = ["PendingConnections"]
@@ -85,7 +85,7 @@ class PendingConnections:
     async def _accept(self, sock: socket.socket, peer: _Pending) -> None:
         loop = asyncio.get_running_loop()
         try:
-            await loop.connect_accepted_socket(lambda: Control(peer.made, peer.nonce, peer.address), sock)
+            await loop.connect_accepted_socket(lambda: Control(peer.made, peer.nonce, peer.address, REQUESTS), sock)
         except OSError:
             sock.close()
 
