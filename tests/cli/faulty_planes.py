@@ -1,4 +1,4 @@
-"""Each command against a plane in trouble, on each transport: ``python -m tests.cli.trouble`` prints what each says.
+"""Each command against a faulty plane on each transport; ``python -m tests.cli.faulty_planes`` prints what each says.
 
 Trouble: claims of a consumer that is dead, a slot host or storage unit that was killed, a directory or
 controller that is paused, and one that is gone.
