@@ -27,6 +27,8 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
+from asyncdp.rows.block import Block
+from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.client.connection import Connection
 from asyncdp.transports.ucxx.host import session as session_module
 from asyncdp.transports.ucxx.host.registration import HostReport, NoDirectory
@@ -585,3 +587,28 @@ async def test_a_start_that_fails_leaves_the_adopted_rows_to_the_next() -> None:
         with pool_of() as pool:
             async with pool.use("127.0.0.1", again.ports[0]) as connection:
                 assert not (await connection.read(again, (ref,))).errors
+
+
+async def test_a_payload_that_cannot_be_built_does_not_fail_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its refs have the error, as damaged ones; the others of the read have their rows, and the connection stays."""
+    build = connections.block_of
+
+    def fails_once(payload: Any, codec: Any) -> Any:
+        if payload.layout.metas[0].name == "bad":
+            raise CorruptPayload("an object of a kind that nobody knows")
+        return build(payload, codec)
+
+    monkeypatch.setattr(connections, "block_of", fails_once)
+    async with hosted(inline_bytes=1 << 20) as host:
+        here = ref_of(host.report())
+        bad = Block.from_fields({"bad": torch.zeros(1, 4)}, 1)
+        with pool_of() as pool:
+            async with pool.use("127.0.0.1", here.ports[0]) as connection:
+                refs: list[SlotRef] = []
+                for at in range(3):
+                    refs += await put_over(connection, here, f"{at}", bad if at == 1 else rows(1))
+                result = verify(await connection.read(here, refs), ReadSlots(here, tuple(refs)))
+                assert sorted(at for part in result.parts for at in part.refs) == [0, 2]
+                assert {at: type(err) for at, err in result.errors.items()} == {1: CorruptPayload}
+                assert (result.errors[1].host, result.errors[1].retryable) == (here.id, True)
+                assert not connection.spent

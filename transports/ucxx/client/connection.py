@@ -251,7 +251,13 @@ class Connection:
                 engine, endpoint = await self._tied()  # before the buffers are allocated, because it may fail
                 buffers = [self._buffers.empty(part.size) for part in reply.parts]
                 await wait_all(post_receives(engine, endpoint, tag, buffers))
-        parts = [self._part(head, data) for head, data in zip(reply.parts, buffers, strict=True)]
+        parts = []
+        for head, data in zip(reply.parts, buffers, strict=True):
+            try:
+                parts.append(self._part(head, data))
+            except CorruptPayload as err:  # what one writer has put does not keep the other rows from their reader
+                for at in head.refs:
+                    errors[at] = CorruptPayload(err.message, host=host.id, port=self._port, cause=err)
         return ReadResult(tuple(parts), errors)
 
     def _check(self, reply: Rows, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]) -> None:
