@@ -15,7 +15,7 @@ from asyncdp.transports.ucxx.host.limits import endpoint_tokens as claims
 from asyncdp.transports.ucxx.host.limits import memory_share, pending_connections, reply_room, time_slices
 from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload import layout, objects
-from asyncdp.transports.ucxx.slots import header
+from asyncdp.transports.ucxx.slots import header, store
 from asyncdp.transports.ucxx.wire import control, engine
 from asyncdp.transports.ucxx.wire import messages as wire
 from tests.docs.test_ucxx import _value
@@ -67,6 +67,7 @@ def test_settings_have_the_defaults_that_the_table_says() -> None:
         (r"name ([\d,]+) rows one by one x fields", reply_room.MOST_CELLS),
         (r"describe ([\d,]+) columns", layout._MAX_COLUMNS),
         (r"payloads takes (\d+ MiB)", layout._CACHED_BYTES),
+        (r"of the lengths of rows (\d+ MiB)", store.MOST_LAYOUT_BYTES),
         (r"lacks less than (\d+) bytes", engine._MARK_BYTES),
         (r"Replies over (\d+ MiB)", memory_share.SMALL_BYTES),
         (r"not taken within (\d+) s", session._TAKES_S),

@@ -20,7 +20,10 @@ from asyncdp.transports.ucxx.host import host as hosts
 from asyncdp.transports.ucxx.host.limits import time_slices
 from asyncdp.transports.ucxx.host.limits.memory_share import SMALL_BYTES, MemoryShare
 from asyncdp.transports.ucxx.payload import layout as layouts
-from asyncdp.transports.ucxx.payload.blocks import packed
+from asyncdp.transports.ucxx.payload.blocks import block_of, packed
+from asyncdp.transports.ucxx.payload.layout import bound
+from asyncdp.transports.ucxx.payload.payload import Payload
+from asyncdp.transports.ucxx.slots.slot_split import cut
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
 from asyncdp.transports.ucxx.wire.messages import (
@@ -328,6 +331,88 @@ async def test_a_drop_of_many_cells_takes_turns(monkeypatch: pytest.MonkeyPatch)
         beside.cancel()
         assert host.service.table.counts()["ready"] == 0
         assert host.service.table.free_bytes == host.arena.units * host.arena.unit_bytes
+
+
+class _Counted(str):
+    """A name that counts how often it is looked at."""
+
+    __slots__ = ()
+    looks = 0
+
+    def encode(self, *args: Any) -> bytes:
+        """Count."""
+        _Counted.looks += 1
+        return super().encode(*args)
+
+
+async def test_names_are_not_looked_at_again_for_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: a split of many rows of many fields takes their sum of time, not their product; each row is in one slot."""
+    monkeypatch.setattr(_Counted, "looks", 0)
+    names, sizes = [_Counted(at) for at in range(500)], [at % 700 for at in range(600)]
+    shares = cut(names, sizes, 200_000, None)
+    assert _Counted.looks <= 5 * len(names)
+    assert [share.first for share in shares[1:]] == [share.stop for share in shares[:-1]]
+    assert (shares[0].first, shares[-1].stop) == (0, 600)
+    assert all(bound(names, sizes[first:stop]) <= capacity <= 200_000 for first, stop, capacity in shares)
+    with pytest.raises(DataPlaneBadRequest, match="a row of 200000 bytes"):
+        cut(names, [*sizes, 200_000], 200_000, None)
+
+
+async def test_a_put_without_space_is_not_split_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: while it waits for space nothing is reckoned by row; once there is space, it is served."""
+    async with hosted(arena_bytes=1 << 20, max_slot_bytes=1 << 20, unit_bytes=4096, rows_per_slot=1) as host:
+        service, epoch, split = host.service, host.arena.epoch, 0
+        units = service.table._units
+
+        def counted(*args: Any) -> int:
+            nonlocal split
+            split += 1
+            return units(*args)
+
+        monkeypatch.setattr(service.table, "_units", counted)
+        first = Reserve("first", ("a",), [4000] * 50, 0, 60.0, 0.0, False, epoch)  # noqa: FBT003 - a message
+        assert len(await service.reserve(first, None)) == 50
+        assert split == 50
+        second = Reserve("second", ("a",), [9000] * 80, 0, 60.0, 60.0, False, epoch)  # noqa: FBT003 - a message
+        waiting = asyncio.ensure_future(service.reserve(second, None))
+        for _ in range(20):
+            await asyncio.sleep(0)
+            service.space_came_back()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert split == 50
+        service.table.abort("first", 0.0)
+        assert len(await waiting) == 80
+        assert split == 50 + 80
+
+
+async def test_what_a_host_keeps_of_the_lengths_of_rows_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5: beside the arena, whatever it holds; what was forgotten is read anew."""
+    from asyncdp.transports.ucxx.slots import store
+
+    monkeypatch.setattr(store, "MOST_LAYOUT_BYTES", 100_000, raising=False)
+    async with hosted(inline_bytes=0) as host:
+        table = host.service.table
+
+        def kept() -> int:
+            looked = [slot.payload.layout for slot in table.slots.values() if slot.payload is not None]
+            return sum(steps.nbytes for layout in looked for steps in layout.offsets if steps is not None)
+
+        refs = []
+        for number in range(20):
+            values = [torch.full((1 + 2 * (row > 0),), number, dtype=torch.uint8) for row in range(2000)]
+            nested = torch.nested.nested_tensor(values, layout=torch.jagged)
+            (grant,) = put(table, f"op{number}", Block.from_fields({"a": nested}, 2000))
+            refs.append(SlotRows(grant.slot, grant.generation, 0, 1999, 1))
+            assert kept() <= 100_000
+        async with host.service.read(Read([("a",)], refs, 1, host.arena.epoch)) as (reply, payloads):
+            assert not reply.errors
+            column: Any = block_of(Payload.read(payloads[0])).columns["a"]
+            assert column.values.tolist() == [number for number in range(20) for _ in range(3)]
+        assert kept() <= 100_000
+        whole = [SlotRows(ref.slot, ref.generation, 0, 0, 2000) for ref in refs]
+        assert await host.service.drop(Drop([()], whole, host.arena.epoch)) == 20
+        assert table.layout_bytes == 0
 
 
 async def _mebibyte(host: Any, here: Any) -> tuple[int, int]:

@@ -25,7 +25,7 @@ from ..payload.gather import Gather, Selection, gathers
 from ..payload.layout import spans
 from ..payload.payload import Payload
 from ..slots.header import State
-from ..slots.slot_split import RowRange, cut
+from ..slots.slot_split import Split
 from ..wire.failures import describe
 from ..wire.messages import (
     LONGEST_PUT_S,
@@ -258,9 +258,9 @@ class Service:
         for pick in gather.picks:
             if work.over:
                 await work.next()
-            still = self.table.payload(attempts[pick.ref], pick.fields, pick.rows)
-            if isinstance(still, DataPlaneError):
-                errors[pick.ref] = still
+            cleared = self.table.cleared(attempts[pick.ref], pick.fields, pick.rows)
+            if cleared is not None:
+                errors[pick.ref] = cleared
 
     async def _head(self, gather: Gather, out: Bytes) -> PartHead:
         payload = Payload(gather.layout, out)
@@ -304,15 +304,17 @@ class Service:
         if len(request.fields) * len(request.sizes) > _MOST_CELLS:
             raise DataPlaneBadRequest(f"a put of {len(request.sizes)} rows x {len(request.fields)} fields is too large")
         until = time.monotonic() + min(request.wait_s, request.ttl_s)
-        table, sizes = self.table, request.sizes
-        split = partial(cut, request.fields, sizes, table.max_slot_bytes, table.rows_per_slot)
-        # Once, however long it waits for space.
-        shares = split() if len(sizes) <= _SPLIT_AT_ONCE else await asyncio.to_thread(split)
-        swept = False
+        table, fields, sizes = self.table, request.fields, request.sizes
+        least = table.least_units(fields, sizes)
+        split, swept = Split((), (), least), False
         while True:
             self._freed.clear()
+            # Once, however long it waits for space, and not before there may be enough.
+            if not split.shares and (table.overwrite_oldest or least <= table.extents.free_units):
+                at_once = len(sizes) <= _SPLIT_AT_ONCE
+                split = table.split(fields, sizes) if at_once else await asyncio.to_thread(table.split, fields, sizes)
             try:
-                grants = await self._reserve(request, shares, writer, owner)
+                grants = await self._reserve(request, split, writer, owner)
             except DataPlaneNotReady:
                 left = until - time.monotonic()
                 waits = self.settings.on_full == "wait" and left > 0
@@ -341,9 +343,7 @@ class Service:
             msg = f"this client holds {held * arena.unit_bytes} bytes that it has not written yet (writing_share)"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)
 
-    async def _reserve(
-        self, request: Reserve, shares: Sequence[RowRange], writer: Process | None, owner: str
-    ) -> list[Grant]:
+    async def _reserve(self, request: Reserve, split: Split, writer: Process | None, owner: str) -> list[Grant]:
         """Reserve in steps that yield to the event loop; refuse a concurrent reservation for the same put."""
         key = (request.op_id, request.first_row)
         if key in self._reserving:
@@ -358,7 +358,7 @@ class Service:
                 request.first_row,
                 not_after,
                 writer,
-                shares=shares,
+                split=split,
                 admit=partial(self._within_share, owner),
                 owner=owner,
             )
@@ -395,7 +395,8 @@ class Service:
             named.add(number)
             places.append((slot, self.table.arena.slice(self.table.arena.payload_at(number), size)))
         for slot, place in places:
-            slot.receiving, slot.size, slot.payload = True, len(place), None
+            self.table.unlook(slot)
+            slot.receiving, slot.size = True, len(place)
         return places
 
     async def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
@@ -407,7 +408,7 @@ class Service:
                     await work.next()
                 payload = self.table.look(slot)
                 if sums is not None and sums[at] != await _sum(payload):
-                    slot.payload = None
+                    self.table.unlook(slot)
                     raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
         finally:
             self.release(places)

@@ -152,6 +152,11 @@ class Layout:
             at = _up(at + size)
         return cls(n, metas, tuple(offsets), schema, tuple(places), tuple(sizes), head, at)
 
+    @property
+    def kept_bytes(self) -> int:
+        """Estimated memory of the layout, in bytes."""
+        return _estimate(self) + sum(8 * (self.n + 1) for steps in self.offsets if steps is not None)
+
     def refuse_unreadable(self) -> None:
         """Refuse, before anything is written, a layout that :func:`read_layout` would refuse.
 
@@ -197,10 +202,17 @@ class Layout:
 
 def bound(fields: Sequence[str], sizes: Sequence[int]) -> int:
     """Return an upper bound, in bytes, of a payload of these fields whose rows have ``sizes`` data bytes."""
-    names = sum(len(name.encode()) for name in fields)
-    described = names + len(fields) * (48 + 9 * MAX_RANK)
-    lengths = 8 * len(sizes) * len(fields)
-    return _up(_up(PREFIX_BYTES + 16 + described) + lengths) + sum(sizes) + ALIGN * len(fields)
+    return bound_of(described(fields), len(fields), len(sizes), sum(sizes))
+
+
+def described(fields: Sequence[str]) -> int:
+    """Return an upper bound, in bytes, of the schema of these fields."""
+    return sum(len(name.encode()) for name in fields) + len(fields) * (48 + 9 * MAX_RANK)
+
+
+def bound_of(schema_bytes: int, fields: int, rows: int, data_bytes: int) -> int:
+    """Return :func:`bound` of numbers of fields and rows, and of the bytes of schema and data."""
+    return _up(_up(PREFIX_BYTES + 16 + schema_bytes) + 8 * rows * fields) + data_bytes + ALIGN * fields
 
 
 P = ParamSpec("P")

@@ -12,7 +12,7 @@ Only the host's thread calls this code; lane readers see its changes of the aren
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import structlog
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __all__ = ["SlotStore"]
 
+#: Most bytes of the layouts that slots keep; those of rows that differ in length grow with the number of rows.
+MOST_LAYOUT_BYTES: Final = 64 << 20
+
 
 class SlotStore:
     """The slots in use, and the transitions between their states.
@@ -58,6 +61,10 @@ class SlotStore:
         self._by_op: dict[bytes, dict[int, None]] = {}
         #: Units of the slots that each client has reserved and not written yet.
         self.unwritten: dict[str, int] = {}
+        #: Estimated bytes of the layouts that slots keep.
+        self.layout_bytes = 0
+        self._kept: dict[Slot, None] = {}
+        self._layouts: dict[int, int] = {}
         self._log = structlog.get_logger("asyncdp.ucxx")
 
     # -- transitions
@@ -82,15 +89,40 @@ class SlotStore:
         Raises:
             CorruptPayload: The slot does not hold a payload of the reserved rows and fields.
         """
-        if slot.payload is None:
+        payload = slot.payload
+        if payload is None:
             # Beyond what was received lies what others had written there before.
             size = slot.header.capacity if slot.size is None else slot.size
             data = self.arena.slice(self.arena.payload_at(slot.number), size)
             rows, columns = slot.header.rows, slot.header.cols
             payload = Payload.read(data, rows, columns=columns, exact=slot.size is not None)
-            slot.payload = payload
-            slot.fields = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
-        return slot.payload
+            names = [meta.name for meta in payload.layout.metas]
+            if list(slot.fields) != names:
+                slot.fields = {name: at for at, name in enumerate(names)}
+            self._keep(slot, payload)
+        return payload
+
+    def _keep(self, slot: Slot, payload: Payload) -> None:
+        """Keep a slot's payload with its layout; where all layouts take too much memory, read the oldest ones anew."""
+        slot.payload = payload
+        self._kept[slot] = None
+        users = self._layouts.get(id(payload.layout), 0)
+        self._layouts[id(payload.layout)] = users + 1  # slots with equal dense columns share one
+        self.layout_bytes += 0 if users else payload.layout.kept_bytes
+        while self.layout_bytes > MOST_LAYOUT_BYTES:
+            self.unlook(next(iter(self._kept)))
+
+    def unlook(self, slot: Slot) -> None:
+        """Forget the payload of a slot; it is read anew where it is needed."""
+        payload, slot.payload = slot.payload, None
+        if payload is None:
+            return
+        del self._kept[slot]
+        users = self._layouts.pop(id(payload.layout)) - 1
+        if users:
+            self._layouts[id(payload.layout)] = users
+        else:
+            self.layout_bytes -= payload.layout.kept_bytes
 
     def apply_outcome(self, slot: Slot, now: float = 0.0) -> State:
         """Apply the outcome that a lane writer recorded in the header, if any; return the state after it."""
@@ -139,6 +171,7 @@ class SlotStore:
         # The state is written first, so that a lane reader in the middle of a copy sees it before the space is reused.
         write_state(self.arena, slot.number, State.FREE, slot.generation)
         del self.slots[slot.number]
+        self.unlook(slot)
         self._discharge(slot)
         numbers = self._by_op[slot.header.op]
         del numbers[slot.number]

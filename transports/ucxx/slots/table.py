@@ -24,7 +24,7 @@ from .header import (
     write_state,
 )
 from .slot import Grant, ReadAttempt, Slot
-from .slot_split import RowRange, cut
+from .slot_split import Split, cut, refuse_too_large
 from .store import SlotStore
 
 if TYPE_CHECKING:
@@ -108,15 +108,16 @@ class SlotTable(SlotStore):
         not_after: float,
         writer: Process | None = None,
         *,
-        shares: Sequence[RowRange] | None = None,
+        split: Split | None = None,
         admit: Callable[[int], None] = lambda _: None,
         owner: str = "",
     ) -> Generator[list[Grant] | None, None, None]:
         """Reserve like :meth:`reserve`, one slot per step: yield None after each slot, and the grants at the end.
 
-        A generator that is closed early frees its slots. ``shares`` is the split of the rows into slots, where it was
-        computed already. ``admit`` is called with the total number of units before any is allocated, and raises where
-        this client, ``owner``, may not have them; they count in ``unwritten`` of it.
+        A generator that is closed early frees its slots. ``split`` is the split of the rows into slots, where it was
+        computed already, or known to be in vain for want of space. ``admit`` is called with the total number of units
+        before any is allocated, and raises where this client, ``owner``, may not have them; they count in
+        ``unwritten`` of it.
         """
         op = digest_of(op_id)
         self._refuse_given_up(op)
@@ -126,7 +127,7 @@ class SlotTable(SlotStore):
             return
         taken: list[Slot] = []
         try:
-            for _ in self._take_all(taken, op, fields, sizes, first_row, not_after, writer, shares, admit):
+            for _ in self._take_all(taken, op, fields, sizes, first_row, not_after, writer, split, admit):
                 self._charge(taken[-1], owner)
                 yield None
         except BaseException:
@@ -145,28 +146,51 @@ class SlotTable(SlotStore):
         first_row: int,
         not_after: float,
         writer: Process | None,
-        shares: Sequence[RowRange] | None,
+        split: Split | None,
         admit: Callable[[int], None],
     ) -> Iterator[None]:
-        if shares is None:
-            shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
-        units = [self._units(stop - start, len(fields), capacity) for start, stop, capacity in shares]
-        admit(sum(units))
+        shares, units, total = self.split(fields, sizes) if split is None else split
+        if not shares or (total > self.extents.free_units and not self.overwrite_oldest):
+            raise self._full(total)
+        admit(total)
+        columns = {name: at for at, name in enumerate(fields)}  # all slots of the put share it
         oldest: Iterator[Slot] | None = None
         for at, (start, stop, capacity) in enumerate(shares):
             header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
-            slot = self._take(fields, header)
+            slot = self._take(columns, header)
             if slot is None and oldest is None:
                 oldest = iter(self._slots_to_overwrite(units[at:]) if self.overwrite_oldest else ())
             while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
-                slot = self._take(fields, header)
+                slot = self._take(columns, header)
             if slot is None:
-                needed = sum(share.capacity for share in shares)
-                msg = f"the arena is full: {self.free_bytes} bytes are free, {needed} are needed"
-                raise DataPlaneNotReady(msg, retry_after_s=0.05)
+                raise self._full(total)
             taken.append(slot)
             yield
             self._refuse_given_up(op)
+
+    def split(self, fields: Sequence[str], sizes: Sequence[int]) -> Split:
+        """Split the rows of a put into slots; for any thread.
+
+        Raises:
+            DataPlaneBadRequest: A row is larger than the largest slot.
+        """
+        shares = cut(fields, sizes, self.max_slot_bytes, self.rows_per_slot)
+        units = [self._units(stop - start, len(fields), capacity) for start, stop, capacity in shares]
+        return Split(shares, units, sum(units))
+
+    def least_units(self, fields: Sequence[str], sizes: Sequence[int]) -> int:
+        """Return a lower bound of the units that rows take, without splitting them.
+
+        Raises:
+            DataPlaneBadRequest: A row is larger than the largest slot.
+        """
+        refuse_too_large(fields, sizes, self.max_slot_bytes)
+        return -(-sum(sizes) // self.arena.unit_bytes)
+
+    def _full(self, units: int) -> DataPlaneNotReady:
+        needed = units * self.arena.unit_bytes
+        msg = f"the arena is full: {self.free_bytes} bytes are free, {needed} are needed"
+        return DataPlaneNotReady(msg, retry_after_s=0.05)
 
     def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
         """Return the grants of an earlier, identical request; empty where there was none."""
@@ -178,13 +202,13 @@ class SlotTable(SlotStore):
         """Return the units of a slot: its payload, followed by one live byte per row and field."""
         return size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // self.arena.unit_bytes))
 
-    def _take(self, fields: Sequence[str], header: Header) -> Slot | None:
+    def _take(self, columns: dict[str, int], header: Header) -> Slot | None:
         arena = self.arena
         number = self.extents.take(header.units)
         if number is None:
             return None
         generation = next_generation(read_state(arena, number)[1])
-        slot = Slot(number, generation, header, fields={name: at for at, name in enumerate(fields)})
+        slot = Slot(number, generation, header, fields=columns)
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
         # Old content of this memory must not be taken for the payload of this generation.
@@ -342,12 +366,22 @@ class SlotTable(SlotStore):
         slot.readers.add(self._attempts)
         return ReadAttempt(number, generation, self._attempts)
 
-    def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | StaleSlotError:
-        """Return the payload that an attempt reads if the rows are live; to be called again after the copy."""
+    def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | DataPlaneError:
+        """Return the payload that an attempt reads if the rows are live."""
         slot = self.find(attempt.slot, attempt.generation)
-        if slot is None or slot.payload is None or not slot.holds(self.arena, fields, index):
+        if slot is None or not slot.holds(self.arena, fields, index):
             return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
-        return slot.payload
+        try:
+            return self.look(slot)
+        except CorruptPayload as err:
+            return err
+
+    def cleared(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> StaleSlotError | None:
+        """Return the error of an attempt of which rows died during the copy; None where all are live."""
+        slot = self.find(attempt.slot, attempt.generation)
+        if slot is None or not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
+        return None
 
     def finish_read(self, attempt: ReadAttempt) -> bool:
         """End a read attempt; a second time, or after the slot was reused, change nothing and log a warning."""
