@@ -100,7 +100,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # No deadline: on a shared machine a slow example is no finding. In CI the same examples each time, so that a red
     # run is about the change under test.
     once = bool(os.environ.get("CI"))
-    hypothesis.settings.register_profile("asyncdp", deadline=None, derandomize=once, print_blob=True)
+    slow = [hypothesis.HealthCheck.too_slow]  # how slow examples are is the machine's affair
+    hypothesis.settings.register_profile(
+        "asyncdp", deadline=None, derandomize=once, print_blob=True, suppress_health_check=slow
+    )
     hypothesis.settings.load_profile("asyncdp")
 
 
