@@ -9,7 +9,7 @@ from asyncdp.errors import DataPlaneBadRequest
 
 from ..payload.layout import ALIGN, bound, bound_of, described
 
-__all__ = ["RowRange", "Split", "cut", "refuse_too_large"]
+__all__ = ["Split", "cut", "refuse_too_large"]
 
 
 class RowRange(NamedTuple):
