@@ -33,5 +33,8 @@ def cluster_ends() -> Iterator[None]:
 @all_verbs()
 async def test_a_verb_cancelled_at_any_checkpoint_leaves_nothing(verb: str) -> None:
     """T2, promise 11, with real sockets: no permit, connection, task; no claim is forgotten."""
-    swept = await cancellation_sweep(PLANES, verb, **real())
-    assert swept.cancels
+    for _ in range(10):  # a reply that is there already is no checkpoint
+        swept = await cancellation_sweep(PLANES, verb, **real())
+        if swept.cancels:
+            return
+    pytest.fail("the call had no checkpoint in any try")

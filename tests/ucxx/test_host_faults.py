@@ -201,7 +201,7 @@ main()
 @pytest.mark.slow
 async def test_a_host_that_ucx_has_spoilt_begins_anew_as_the_same_process() -> None:
     """S15: where a new worker does not help: same process and rows, nothing of the old UCX; no parent sees an end."""
-    with spawned(ucx=True, watch_ucx_s=0.5, inline_bytes=0, command=["-c", SPOILT]) as host:
+    with spawned(ucx=True, watch_ucx_s=3.0, inline_bytes=0, command=["-c", SPOILT]) as host:
         async with client() as pool:
             refs = await put(pool, host.ref, "op", rows(1, 1 << 14))
             assert host.process.stdout is not None

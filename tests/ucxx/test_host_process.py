@@ -80,7 +80,7 @@ async def test_a_host_waits_for_a_directory_that_comes_later(tmp_path: Path, nam
     ("url", "says"),
     [
         ("redis://127.0.0.1:9", "the directory does not answer"),
-        ("valkey+what://x", "scheme"),
+        ("valkey+what://x", "a URL begins with redis://"),
         ("unix:///nowhere/valkey.sock", "the directory does not answer"),
     ],
 )
