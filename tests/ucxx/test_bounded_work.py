@@ -148,6 +148,75 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkey
         assert service.table.free_bytes == free
 
 
+class _NotWalked(dict[int, Any]):
+    """Slots that no request may look at one after the other."""
+
+    def _walk(self) -> Any:
+        raise AssertionError("a request walks all slots")
+
+    __iter__ = keys = values = items = _walk
+
+
+async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: facts are counted as slots change; a put of many slots is reserved again and aborted with turns."""
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    async with hosted(arena_bytes=16 << 20, unit_bytes=4096, rows_per_slot=1) as host:
+        service, table, turns = host.service, host.service.table, 0
+        every = Reserve("many", ("a",), [8] * 3000, 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
+        one = msgspec.structs.replace(every, sizes=[8], first_row=7)
+        granted = await service.reserve(every, None)
+        table.slots = _NotWalked(table.slots)
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(others())
+        assert service.facts()["writing"] == host.report().slots["writing"] == 3000
+        before = turns
+        assert await service.reserve(one, None) == [granted[7]]
+        assert turns - before >= 3000
+        before = turns
+        assert await service.reserve(every, None) == granted
+        assert turns - before >= 3000
+        before = turns
+        assert await service.abort(Abort("many", idle=True), None) == 0
+        assert turns - before >= 3 * 3000
+        beside.cancel()
+        assert service.facts()["writing"] == 0
+        table.slots = dict.copy(table.slots)
+
+
+async def test_the_oldest_rows_are_looked_for_with_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A4: a put that overwrites thousands of slots looks at them one by one; one that is read meanwhile is kept."""
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    keys: Any = {"arena_bytes": 4 << 20, "unit_bytes": 4096, "on_full": "overwrite_oldest"}
+    async with hosted(**keys) as host:
+        table, turns = host.service.table, 0
+        old = [put(table, f"old{number}", rows(1))[0] for number in range(1024)]
+        assert table.free_bytes == 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        beside = asyncio.ensure_future(others())
+        wide = Reserve("wide", ("a",), [1 << 20], 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
+        reserving = asyncio.ensure_future(host.service.reserve(wide, None))
+        await asyncio.sleep(0)
+        attempt = table.begin_read(old[0].slot, old[0].generation, ("a",), [0])
+        await asyncio.gather(reserving, return_exceptions=True)
+        beside.cancel()
+        assert turns >= (1 << 20) // 4096
+        assert table.find(old[0].slot, old[0].generation) is not None
+        assert table.cleared(attempt, ("a",), [0]) is None  # type: ignore[arg-type]
+        assert table.finish_read(attempt)  # type: ignore[arg-type]
+
+
 async def test_a_put_of_more_cells_than_may_be_is_refused_at_once() -> None:
     """A4: rows x fields are bounded before anything is reckoned with them."""
     async with hosted() as host:

@@ -1,4 +1,5 @@
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -422,6 +423,16 @@ class Slots(RuleBasedStateMachine):
         if hasattr(self, "table"):
             used = sum(slot.header.units for slot in self.table.slots.values())
             assert used + self.table.extents.free_units == self.table.arena.units
+
+    @invariant()
+    def counts_are_those_of_the_slots(self) -> None:
+        """The numbers that are kept are those that a walk over all slots finds."""
+        if hasattr(self, "table"):
+            slots = list(self.table.slots.values())
+            found = Counter(self.table.state(slot).name.lower() for slot in slots)
+            reading = sum(bool(slot.readers) for slot in slots)
+            none = {"writing": 0, "ready": 0, "given_up": 0}
+            assert self.table.states() == {**none, **found, "reading": reading}
 
     def teardown(self) -> None:
         """End all reads and rows: everything is free."""

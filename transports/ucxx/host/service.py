@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import mmap
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -439,13 +439,12 @@ class Service:
         table = self.table
         table.refuse(request.op_id, self.clock())  # before the first await, so that a late write is refused
         slots = table.of_op(request.op_id)
-        keep: set[tuple[int, int]] = set()
-        if any(table.apply_outcome(slot) is State.READY for slot in slots):  # written, so it may have been published
-            async with self._listing:  # it names all rows of this host: one at a time
-                live = await self.directory.live(table.arena.host_id, table.arena.epoch)
-            keep = {(slot.number, slot.generation) for slot in slots} & set(live)
-        own = all(slot.header.writer in (None, client) for slot in slots)
-        idle = request.idle and own
+        keep: Container[tuple[int, int]] = ()
+        if await self._in_slices(table.apply_outcome(slot) is State.READY for slot in slots):
+            async with self._listing:  # written, so it may have been published; this names all rows of this host
+                keep = await self.directory.live(table.arena.host_id, table.arena.epoch)
+        others = await self._in_slices(slot.header.writer not in (None, client) for slot in slots)
+        idle = request.idle and not others
         return await self._in_slices(table.abort_in_steps(request.op_id, self.clock(), idle=idle, keep=keep))
 
     async def drop(self, request: Drop) -> int:

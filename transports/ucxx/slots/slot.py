@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from .header import Header, read_dead, write_dead
+from .header import Header, State, read_dead, write_dead
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -65,6 +65,7 @@ class Slot:
         ready_since: When the slot became READY, in seconds of the host's clock.
         fields: Column numbers by field name.
         owner: The client that reserved it; "" once it is written.
+        counted: State as which the store counts it. The word in the arena can be changed by lane writers.
     """
 
     number: int
@@ -77,6 +78,7 @@ class Slot:
     ready_since: float = 0.0
     fields: dict[str, int] = field(default_factory=dict)
     owner: str = ""
+    counted: State = State.FREE
 
     def live(self, arena: Arena) -> npt.NDArray[np.uint8]:
         """Return the live bytes, one per row and field, shape ``(rows, cols)``: 1 for live, 0 for dead."""

@@ -11,19 +11,17 @@ Only the host's thread calls this code; lane readers see its changes of the aren
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import structlog
 
 from asyncdp.errors import CorruptPayload
 
 from ..payload.payload import Payload
-from .arena import HEADER_BYTES, PAGE, WORDS
 from .extents import Extents
 from .header import (
-    STATE,
     Outcome,
     State,
     digest_of,
@@ -57,8 +55,10 @@ class SlotStore:
         self.slots: dict[int, Slot] = {}
         self.overwritten = 0
         self._on_free = on_free
-        #: Numbers of the slots of each put, in the order of their reservation.
-        self._by_op: dict[bytes, dict[int, None]] = {}
+        #: Slots of each put, in the order of their reservation.
+        self._by_op: dict[bytes, dict[Slot, None]] = {}
+        self._states: Counter[State] = Counter()
+        self._read: set[Slot] = set()
         #: Units of the slots that each client has reserved and not written yet.
         self.unwritten: dict[str, int] = {}
         #: Estimated bytes of the layouts that slots keep.
@@ -78,7 +78,7 @@ class SlotStore:
         if not self._current(slot) or self.state(slot) is not State.WRITING:
             return self._warn("seal", slot)
         self.look(slot)
-        write_state(self.arena, slot.number, State.READY, slot.generation)
+        self._change(slot, State.READY)
         slot.ready_since = now
         self._discharge(slot)
         return True
@@ -151,7 +151,18 @@ class SlotStore:
 
     def _add(self, slot: Slot) -> None:
         self.slots[slot.number] = slot
-        self._by_op.setdefault(slot.header.op, {})[slot.number] = None
+        self._by_op.setdefault(slot.header.op, {})[slot] = None
+        self._count(slot, self.state(slot))
+
+    def _count(self, slot: Slot, state: State) -> None:
+        self._states[slot.counted] -= 1
+        self._states[state] += 1
+        slot.counted = state
+
+    def _change(self, slot: Slot, state: State) -> None:
+        """Set the state of a slot in use."""
+        write_state(self.arena, slot.number, state, slot.generation)
+        self._count(slot, state)
 
     def _charge(self, slot: Slot, owner: str) -> None:
         if owner:
@@ -169,13 +180,14 @@ class SlotStore:
         if not self._current(slot):
             return self._warn("free", slot)
         # The state is written first, so that a lane reader in the middle of a copy sees it before the space is reused.
-        write_state(self.arena, slot.number, State.FREE, slot.generation)
+        self._change(slot, State.FREE)
+        self._read.discard(slot)
         del self.slots[slot.number]
         self.unlook(slot)
         self._discharge(slot)
-        numbers = self._by_op[slot.header.op]
-        del numbers[slot.number]
-        if not numbers:
+        of_op = self._by_op[slot.header.op]
+        del of_op[slot]
+        if not of_op:
             del self._by_op[slot.header.op]
         self.extents.give(slot.number, slot.header.units)
         self._on_free()
@@ -216,8 +228,8 @@ class SlotStore:
         return self.extents.free_units * self.arena.unit_bytes
 
     def of_op(self, op_id: str) -> list[Slot]:
-        """Return the slots that a put reserved."""
-        return [self.slots[number] for number in self._by_op.get(digest_of(op_id), ())]
+        """Return the slots that a put reserved, in the order of their reservation."""
+        return list(self._by_op.get(digest_of(op_id), ()))
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""
@@ -225,11 +237,8 @@ class SlotStore:
 
     def states(self) -> dict[str, int]:
         """Return the numbers of slots by state and of those being read; each heartbeat carries them."""
-        words = self.arena.data[PAGE : PAGE + self.arena.units * HEADER_BYTES].view(np.uint64)
-        numbers = np.fromiter(self.slots, np.int64, len(self.slots))
-        codes = words[numbers * WORDS + STATE] & np.uint64(0xFF)
-        out = {state.name.lower(): int((codes == state).sum()) for state in State if state is not State.FREE}
-        return {**out, "reading": sum(bool(slot.readers) for slot in self.slots.values())}
+        out = {state.name.lower(): self._states[state] for state in State if state is not State.FREE}
+        return {**out, "reading": len(self._read)}
 
     def _grant(self, slot: Slot) -> Grant:
         header = slot.header

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
 from asyncdp.errors import (
@@ -120,26 +121,30 @@ class SlotTable(SlotStore):
         ``unwritten`` of it.
         """
         op = digest_of(op_id)
+        again = yield from self._reserved(op, first_row, len(sizes))
         self._refuse_given_up(op)
-        again = self._reserved(op, first_row, len(sizes))
         if again:
             yield again
             return
         taken: list[Slot] = []
+        grants: list[Grant] = []
         try:
-            for _ in self._take_all(taken, op, fields, sizes, first_row, not_after, writer, split, admit):
-                self._charge(taken[-1], owner)
+            for slot in self._take_all(op, fields, sizes, first_row, not_after, writer, split, admit):
+                if slot is not None:
+                    taken.append(slot)
+                    self._charge(slot, owner)
+                    grants.append(self._grant(slot))
                 yield None
+                self._refuse_given_up(op)
         except BaseException:
             for other in taken:
                 if self._current(other):
                     self._free(other)
             raise
-        yield [self._grant(slot) for slot in taken]
+        yield grants
 
     def _take_all(
         self,
-        taken: list[Slot],
         op: bytes,
         fields: Sequence[str],
         sizes: Sequence[int],
@@ -148,7 +153,8 @@ class SlotTable(SlotStore):
         writer: Process | None,
         split: Split | None,
         admit: Callable[[int], None],
-    ) -> Iterator[None]:
+    ) -> Iterator[Slot | None]:
+        """Take the slots of a put: yield each, and None after each other step."""
         shares, units, total = self.split(fields, sizes) if split is None else split
         if not shares or (total > self.extents.free_units and not self.overwrite_oldest):
             raise self._full(total)
@@ -159,14 +165,13 @@ class SlotTable(SlotStore):
             header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
             slot = self._take(columns, header)
             if slot is None and oldest is None:
-                oldest = iter(self._slots_to_overwrite(units[at:]) if self.overwrite_oldest else ())
-            while slot is None and oldest is not None and self._overwrite(next(oldest, None)):
+                oldest = iter((yield from self._slots_to_overwrite(units[at:])) if self.overwrite_oldest else ())
+                slot = self._take(columns, header)  # some space may have come back meanwhile
+            while slot is None and oldest is not None and self._overwrite(oldest):
                 slot = self._take(columns, header)
             if slot is None:
                 raise self._full(total)
-            taken.append(slot)
-            yield
-            self._refuse_given_up(op)
+            yield slot
 
     def split(self, fields: Sequence[str], sizes: Sequence[int]) -> Split:
         """Split the rows of a put into slots; for any thread.
@@ -192,11 +197,14 @@ class SlotTable(SlotStore):
         msg = f"the arena is full: {self.free_bytes} bytes are free, {needed} are needed"
         return DataPlaneNotReady(msg, retry_after_s=0.05)
 
-    def _reserved(self, op: bytes, first_row: int, rows: int) -> list[Grant]:
-        """Return the grants of an earlier, identical request; empty where there was none."""
-        known = [self.slots[number] for number in self._by_op.get(op, ()) if number in self.slots]
-        share = [slot for slot in known if first_row <= slot.header.first_row < first_row + rows]
-        return [self._grant(slot) for slot in sorted(share, key=lambda slot: slot.header.first_row)]
+    def _reserved(self, op: bytes, first_row: int, rows: int) -> Generator[None, None, list[Grant]]:
+        """Return the grants of an earlier, identical request, empty where there was none; one slot per step."""
+        share: list[Grant] = []
+        for slot in list(self._by_op.get(op, ())):
+            if self._current(slot) and first_row <= slot.header.first_row < first_row + rows:
+                share.append(self._grant(slot))
+            yield None
+        return sorted(share, key=attrgetter("first_row"))
 
     def _units(self, rows: int, cols: int, capacity: int) -> int:
         """Return the units of a slot: its payload, followed by one live byte per row and field."""
@@ -217,26 +225,30 @@ class SlotTable(SlotStore):
         self._add(slot)
         return slot
 
-    def _slots_to_overwrite(self, sizes: Sequence[int]) -> list[Slot]:
+    def _slots_to_overwrite(self, sizes: Sequence[int]) -> Generator[None, None, list[Slot]]:
         """Return the slots to overwrite, oldest first, to get extents of these sizes; empty where even all do not do.
 
-        The search works on a copy of the free extents, so a put that cannot fit overwrites nothing.
+        The search works on a copy of the free extents, so a put that cannot fit overwrites nothing. One slot per step.
         """
         trial, chosen = self.extents.copy(), []
         left = iter(list(self.slots.values()))
         for units in sizes:
             while trial.take(units) is None:
-                slot = next(
-                    (slot for slot in left if not slot.readers and self.apply_outcome(slot) is State.READY), None
-                )
+                slot = next(left, None)
                 if slot is None:
                     return []
-                trial.give(slot.number, slot.header.units)
-                chosen.append(slot)
+                if self._may_be_overwritten(slot):
+                    trial.give(slot.number, slot.header.units)
+                    chosen.append(slot)
+                yield None
         return chosen
 
-    def _overwrite(self, slot: Slot | None) -> bool:
-        """Free a slot and count it as overwritten; return False where it is None."""
+    def _may_be_overwritten(self, slot: Slot) -> bool:
+        return self._current(slot) and not slot.readers and self.apply_outcome(slot) is State.READY
+
+    def _overwrite(self, oldest: Iterator[Slot]) -> bool:
+        """Free the next slot that may still be overwritten, and count it; return False where there is none."""
+        slot = next(filter(self._may_be_overwritten, oldest), None)
         if slot is None:
             return False
         self.overwritten += 1
@@ -281,7 +293,7 @@ class SlotTable(SlotStore):
         if len(self._refused) > _MOST_REFUSED:
             del self._refused[next(iter(self._refused))]
 
-    def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()) -> int:
+    def abort(self, op_id: str, now: float, *, idle: bool = False, keep: Container[tuple[int, int]] = ()) -> int:
         """Free the slots that a put reserved, and refuse later requests of it.
 
         Args:
@@ -296,21 +308,20 @@ class SlotTable(SlotStore):
         return sum(self.abort_in_steps(op_id, now, idle=idle, keep=keep))
 
     def abort_in_steps(
-        self, op_id: str, now: float, *, idle: bool = False, keep: Iterable[tuple[int, int]] = ()
+        self, op_id: str, now: float, *, idle: bool = False, keep: Container[tuple[int, int]] = ()
     ) -> Iterator[bool]:
         """Abort like :meth:`abort`, one slot per step: yield whether it stays occupied."""
         self.refuse(op_id, now)
-        published = set(keep)
-        for number in list(self._by_op.get(digest_of(op_id), ())):
-            slot = self.slots.get(number)
-            if slot is None or slot.header.op != digest_of(op_id) or (number, slot.generation) in published:
+        for slot in self.of_op(op_id):
+            if not self._current(slot) or (slot.number, slot.generation) in keep:
+                yield False
                 continue
             state = self.apply_outcome(slot)
             if state in (State.WRITING, State.GIVEN_UP) and (slot.receiving or not (idle or self._writer_gone(slot))):
-                write_state(self.arena, number, State.GIVEN_UP, slot.generation)
+                self._change(slot, State.GIVEN_UP)
                 yield True
             elif state is State.READY and slot.readers:
-                self.drop(number, slot.generation, range(slot.header.rows))
+                self.drop(slot.number, slot.generation, range(slot.header.rows))
                 yield True
             elif state is not State.FREE:
                 self._free(slot)
@@ -364,6 +375,7 @@ class SlotTable(SlotStore):
             return StaleSlotError(f"slot {number} does not hold these rows any more")
         self._attempts += 1
         slot.readers.add(self._attempts)
+        self._read.add(slot)
         return ReadAttempt(number, generation, self._attempts)
 
     def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | DataPlaneError:
@@ -390,6 +402,8 @@ class SlotTable(SlotStore):
             self._log.warning("late finish of a read changes nothing", slot=attempt.slot, generation=attempt.generation)
             return False
         slot.readers.discard(attempt.number)
+        if not slot.readers:
+            self._read.discard(slot)
         if not slot.readers and self.state(slot) is State.READY and not slot.live(self.arena).any():
             self._free(slot)
         return True
