@@ -195,7 +195,8 @@ class Stress:
         """Wait until every slot is FREE."""
         async with self.client() as client:
             if left := [key for group in await client.list_metadata(TRAIN) for key in group.keys]:
-                self.problems.append(f"{len(left)} rows are left: {left[:5]}")
+                claims = await client.list_claims(TRAIN)
+                self.problems.append(f"{len(left)} rows are left: {left[:5]}; claims: {claims}")
         until = time.monotonic() + FREE_S
         for number, told in enumerate(self.told):
             while True:

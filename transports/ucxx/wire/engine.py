@@ -168,6 +168,7 @@ class Engine:
         self._closed = False
         self.dropped = 0
         self._drops = False
+        self._behind = False
         self._sink = self._array(np.empty(1, np.uint8))
         self._sunk: list[Any] = []
         self._worker.init_blocking_progress_mode()
@@ -191,9 +192,10 @@ class Engine:
         """Run UCX's progress, finish completed operations, and arm the descriptor for the next event."""
         if self._closed:
             return
-        self._advance()
+        if not self._behind:  # else more messages would come than are dropped, and UCX never gives back their memory
+            self._advance()
         if self._drops:
-            self._drop_unexpected()
+            self._behind = self._drop_unexpected()
         for key, operation in list(self._operations.items()):
             if operation.completed:
                 del self._operations[key]
@@ -214,18 +216,24 @@ class Engine:
                 return
         self._kick()
 
-    def _drop_unexpected(self) -> None:
-        """Receive and drop unexpected messages, which UCX would otherwise keep for as long as the worker exists."""
+    def _drop_unexpected(self) -> bool:
+        """Receive and drop unexpected messages, which UCX would otherwise keep for as long as the worker exists.
+
+        Returns whether there may be more of them than are dropped at once.
+        """
         tag, mask = self._ucx["Tag"](0), self._ucx["TagMask"](0)
+        behind = True
         for _ in range(_DROPPED_AT_ONCE):
             if not self._worker.tag_probe(tag, mask).matched:
+                behind = False
                 break
             self._sunk.append(self._worker.tag_recv(self._sink, tag, mask))
             self.dropped += 1
-        else:
+        if behind:
             self._kick()
         if self._sunk:
             self._sunk = [request for request in self._sunk if not request.completed]
+        return behind
 
     def _tick(self) -> None:
         self._timer = None
