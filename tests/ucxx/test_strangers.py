@@ -32,7 +32,7 @@ async def _ucx_port(pool: "Pool", host: "Spawned") -> int:
     ("kind", "nbytes", "count"), [("tag", 8000, 20_000), ("tag", 60_000, 2000), ("am", 8000, 20_000)]
 )
 async def test_messages_that_nobody_awaits_are_not_kept(kind: str, nbytes: int, count: int) -> None:
-    """A2: hundreds of MB in messages of a stranger who shows no token: the host keeps next to nothing, clients are served."""
+    """A2: hundreds of MB in messages of a stranger who shows no token: it keeps next to none, clients are served."""
     with spawned(ucx=True, inline_bytes=0) as host:
         async with client() as pool:
             refs = await put(pool, host.ref, "op", rows(4, 1 << 14))
