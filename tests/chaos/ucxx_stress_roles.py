@@ -247,22 +247,22 @@ class Reader(Role):
         ids = list(meta.sample_ids)
         self.note("claimed", ids)
         if not self.stopping and self.rng.random() < 0.1:
-            await self.through("release", lambda: self.client.release_claim(meta))
+            await self.each("release", self.client.release_claim, meta)
             self.note("released", ids)
             return True
         came = await self.rows("get_data", lambda: self.client.get_data(meta, timeout_s=TIMEOUT_S), ids)
         gone = [sample_id for sample_id in ids if sample_id not in came]
         self.note("gone", gone)
-        await self.pop(meta, ids)
+        await self.each("pop", lambda rows: self.client.pop(rows, TRAIN), meta)
         if self.rng.random() < 0.2:
             await self.late(meta, ids)
         return True
 
-    async def pop(self, meta: Any, ids: list[str]) -> None:
-        """Pop a batch; row by row where some of it, cleared and put anew, is not this reader's any more."""
-        if not await self.through("pop", lambda: self.client.pop(meta, TRAIN)) and len(ids) > 1:
-            for at, sample_id in enumerate(ids):
-                await self.pop(meta.subset([at]), [sample_id])
+    async def each(self, what: str, verb: Callable[[Any], Coroutine[Any, Any, Any]], meta: Any) -> None:
+        """Pop or release a batch; row by row where some of it, cleared and put anew, is not this reader's any more."""
+        if not await self.through(what, lambda: verb(meta)) and meta.size > 1:
+            for at in range(meta.size):
+                await self.each(what, verb, meta.subset([at]))
 
     async def through(self, what: str, make: Callable[[], Coroutine[Any, Any, Any]]) -> bool:
         """Do something whatever it takes; False where the claim was lost, perhaps to the call that was cut off."""
