@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo test test-all lint types pytest format bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo test-wheel clean
+.PHONY: help docs demo test test-all lint types pytest format pictures bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo test-wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | docs | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | test-wheel | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | docs | pictures | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | test-wheel | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -114,6 +114,10 @@ sweep: $(DEV_STAMP)
 # The documentation site, into site/: warnings are errors. ARGS=serve shows it on loopback while it is written.
 docs: $(DEV_STAMP)
 	$(call timed,docs,NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs $(or $(ARGS),build --strict))
+
+# Takes the pictures of docs/operations.md anew: of asyncdp top, beside a demo of processes of which some are killed.
+pictures: $(DEV_STAMP)
+	$(call timed,pictures,$(BIN)/python -m tests.docs.pictures $(ARGS))
 
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))

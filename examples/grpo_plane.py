@@ -126,6 +126,7 @@ class DemoConfig:
         goal: Sampled reward at which the run stops early.
         max_steps: Training steps at which it stops.
         evaluate_every: Training steps between evaluations.
+        publish: Whether the roles publish what their clients know, for ``asyncdp top``; only where they are processes.
     """
 
     seed: int = 0
@@ -144,6 +145,7 @@ class DemoConfig:
     goal: float = 0.9
     max_steps: int = 600
     evaluate_every: int = 25
+    publish: bool = False
 
 
 def plane_config(config: DemoConfig) -> dict[str, Any]:
@@ -162,7 +164,8 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     return {
         "enabled": True,
         "impl": config.transport,
-        "storage_capacity": config.capacity,
+        # What is published is a row of each role, and of the one that takes the place of a killed worker.
+        "storage_capacity": config.capacity + config.publish * (config.workers + 3),
         "call_timeout_s": 10.0,
         "layers": {
             # Payloads are small and near: who says nothing for that long is not going to. Processes share the cores.

@@ -11,6 +11,7 @@ they tell, and closes the account. Beside the files that async_grpo names, read
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import time
 from contextlib import contextmanager, nullcontext
@@ -25,9 +26,11 @@ from asyncdp.examples.grpo_controller import SingleController
 from asyncdp.examples.grpo_crew import Crew
 from asyncdp.examples.grpo_plane import register, start
 from asyncdp.examples.grpo_progress import Progress
+from asyncdp.process.private_files import write_private
 
 if TYPE_CHECKING:
     from collections.abc import Generator
+    from pathlib import Path
 
     from asyncdp import Client
 
@@ -41,8 +44,13 @@ RAY_MEMORY = 75 << 20
 """Bytes of Ray's object store, the least it takes: samples do not go through it."""
 
 
-async def run(config: DemoConfig, view: View | None = None) -> Report:
+async def run(config: DemoConfig, view: View | None = None, config_file: Path | None = None) -> Report:
     """Start the plane and the processes, train, end all of them, and close the account.
+
+    Args:
+        config: Of the run.
+        view: Shows it to a person.
+        config_file: Where to write what clients attach with, private to its owner; it stays when the run has ended.
 
     Raises:
         TimeoutError: It did not come to an end.
@@ -50,6 +58,8 @@ async def run(config: DemoConfig, view: View | None = None) -> Report:
     """
     with ray_for_the_plane() if config.transport == "transfer_queue" else nullcontext():
         async with start(config, "driver", None) as plane:
+            if config_file is not None:
+                write_private(config_file, json.dumps(plane.attach_config(), indent=2) + "\n")
             return await _run(config, view, plane)
 
 

@@ -29,6 +29,7 @@ from asyncdp.examples.grpo_plane import DemoConfig, attach, insist
 from asyncdp.examples.grpo_trainer import Trainer
 from asyncdp.examples.grpo_worker import RolloutWorker
 from asyncdp.examples.policy import make_task
+from asyncdp.metrics.published import Publisher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,6 +128,8 @@ async def _play(role: Role, pipe: Connection) -> None:
         await told[GO].wait()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_keep_counting, role, plane, plan, pipe)
+            if config.publish:
+                tasks.start_soon(Publisher(plane).run)
             await _work(role, plane, pipe, told[STOP])
             tasks.cancel_scope.cancel()
     # Closing has found out what became of what was under way, and that counts as well.

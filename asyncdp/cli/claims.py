@@ -74,7 +74,7 @@ def release(
         there = f"those that hold claims are {', '.join(others)}" if others else "nobody holds a claim there"
         fail("release", f"{owner!r} holds no claim in {partition!r}; {there}")
     samples = sum(len(claim.sample_ids) for claim in held)
-    what = f"{len(held)} claims of {owner!r} on {count(samples)} samples"
+    what = f"{len(held)} claim{'s' * (len(held) != 1)} of {owner!r} on {count(samples)} samples"
     confirmed("release", f"Release {what}? If it lives, it and another consumer may train on them.", yes=yes)
     ask("release", config, lambda client: client.release_claims(partition, owner, timeout_s=timeout))
     if as_json:

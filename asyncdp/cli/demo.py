@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .output_file import can_be_plotted, can_be_written
+from .output_file import can_be_kept_private, can_be_plotted, can_be_written
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["demo"]
 
 
-def demo(
+def demo(  # noqa: PLR0913 - the options of a command
     *,
     seed: Annotated[int, typer.Option(help="Of weights, prompts, samples and faults.")] = 0,
     transport: Annotated[
@@ -41,6 +41,14 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
     ] = None,
+    config_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            callback=can_be_kept_private,
+            help="Write what clients attach with here, for 'asyncdp top' and the other commands, private to its owner.",
+        ),
+    ] = None,
     plot_file: Annotated[
         Path | None, typer.Option("--plot", callback=can_be_plotted, help="Write a PNG of reward, depth and age.")
     ] = None,
@@ -58,7 +66,7 @@ def demo(
     from asyncdp.examples.grpo_plane import plane_config
     from asyncdp.examples.grpo_view import LiveView, PlainView
 
-    config = DemoConfig(seed, transport, seconds, faults, chaos)
+    config = DemoConfig(seed, transport, seconds, faults, chaos, publish=config_file is not None)
     try:
         plane_config(config)
     except ValueError as err:
@@ -67,14 +75,18 @@ def demo(
     console = Console()
     if kill is not None and not controller:
         raise typer.BadParameter("--kill goes with --controller")
+    if config_file is not None and (controller or transport == "memory"):
+        raise typer.BadParameter("--config goes with --transport ucxx or transfer_queue, and without --controller")
     if controller:
         _demo_controller(config, kill, console, json_file)
     view = LiveView(console, config) if console.is_terminal else PlainView(console)
-    example = async_grpo if transport == "memory" else grpo_processes
     if transport != "memory":
         console.print("starting the plane and the processes: half a minute or so", highlight=False)
     try:
-        report = anyio.run(example.run, config, view)
+        if transport == "memory":
+            report = anyio.run(async_grpo.run, config, view)
+        else:
+            report = anyio.run(grpo_processes.run, config, view, config_file)
     except Exception as err:
         typer.echo(f"asyncdp demo: {said(err)}", err=True)
         raise typer.Exit(1) from err

@@ -1,7 +1,7 @@
 """Each command against a faulty plane on each transport; ``python -m tests.cli.faulty_planes`` prints what each says.
 
-Trouble: claims of a consumer that is dead, a slot host or storage unit that was killed, a directory or
-controller that is paused, and one that is gone.
+Trouble: claims of a consumer that is dead, slot hosts that are full, a slot host or storage unit that was killed, a
+directory or controller that is paused, and one that is gone.
 """
 
 # ruff: noqa: T201 - it prints its table
@@ -15,6 +15,7 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +23,20 @@ import anyio
 import torch
 from typer.testing import CliRunner
 
-from asyncdp import Client, DataPlaneError, build_data_plane_client, layers_of
+from asyncdp import Client, DataPlaneError, DataPlaneNotReady, DataPlaneTimeout, build_data_plane_client, layers_of
 from asyncdp.cli.app import app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["COMMANDS", "Said", "memory", "ucxx"]
+    from tests.transfer_queue.servers import Servers
+
+__all__ = ["COMMANDS", "Said", "memory", "transfer_queue", "ucxx"]
 
 #: Seconds that a plane gets to answer a command.
 TIMEOUT_S = 2
+#: Part of its shared memory that a slot host has free which takes no further row of 1 MiB.
+FULL = 0.1
 COMMANDS = (
     *("ping", "ls", "ls p", "describe p", "depth p", "claims p", "hosts", "doctor", "top --once", "top --json"),
     *("release p --owner dead --yes", "evict p --lost --dry-run", "evict p --lost --yes"),
@@ -130,13 +135,31 @@ def memory() -> Iterator[Said]:
         yield from ask("memory", "gone", file)
 
 
+async def fill_up(client: Client) -> None:
+    """Put rows of 1 MiB until no slot host has room for another one, and wait until the hosts have told so."""
+    await client.register_partition("big", ["x"], 64, ["train"])
+    with suppress(DataPlaneNotReady, DataPlaneTimeout):
+        for row in range(64):
+            await client.put_samples([f"r{row}"], "big", {"x": torch.zeros(1, 1 << 18)}, timeout_s=TIMEOUT_S)
+
+    async def has_room() -> bool:
+        return any((host.free_bytes or 0) > FULL * (host.capacity_bytes or 1) for host in await client.list_hosts())
+
+    with anyio.fail_after(60):
+        while await has_room():  # noqa: ASYNC110 - hosts tell it by their heartbeats
+            await anyio.sleep(0.1)
+
+
 def ucxx() -> Iterator[Said]:
-    """On UCXX: a host that is killed, a directory that is paused, and one that is gone."""
+    """On UCXX: hosts that are full, one that is killed, a directory that is paused, and one that is gone."""
     with ExitStack() as stack:
         own = {"host": {"arena_bytes": 16 << 20, "max_slot_bytes": 4 << 20, "ucx": False}, "lane": "off"}
         client, file = _plane(stack, {"impl": "ucxx", "num_storage_units": 2, "ucxx": own})
         *_, transport = layers_of(client)
         yield from ask("ucxx", "claims of the dead", file, LOOKING)
+        anyio.run(fill_up, client)
+        yield from ask("ucxx", "arena full", file, LOOKING)
+        anyio.run(partial(client.clear_samples, None, "big"))
         pid = transport.plane.server.pid
         go_on = _paused(pid)
         try:
@@ -154,9 +177,39 @@ def ucxx() -> Iterator[Said]:
         yield from ask("ucxx", "directory gone", file)
 
 
+def transfer_queue(servers: Servers) -> Iterator[Said]:
+    """On servers of TransferQueue: a controller that is paused, a storage unit that is killed, a controller that is."""
+    from tests.transfer_queue.servers import config_for
+
+    with ExitStack() as stack:
+        own = {"split_bytes": 1}  # so that each unit holds some rows
+        _, file = _plane(stack, config_for(servers.endpoints, "faulty", transfer_queue=own))
+        controller, (unit, *_) = servers.endpoints.controller, servers.endpoints.units
+        yield from ask("tq", "claims of the dead", file, LOOKING)
+        servers.pause(controller)
+        try:
+            yield from ask("tq", "controller paused", file)
+        finally:
+            servers.resume(controller)
+        servers.kill(unit)
+        yield from ask("tq", "unit killed", file)
+        servers.kill(controller)
+        yield from ask("tq", "controller gone", file)
+
+
+def _on_servers() -> Iterator[Said]:
+    from tests.transfer_queue.servers import Servers
+
+    servers = Servers()
+    try:
+        yield from transfer_queue(servers)
+    finally:
+        servers.close()
+
+
 def main() -> None:
     """Print the table of the transports that are named, or of all."""
-    planes = {"memory": memory, "ucxx": ucxx}
+    planes = {"memory": memory, "ucxx": ucxx, "transfer_queue": _on_servers}
     unfit = []
     for name in sys.argv[1:] or planes:
         for said in planes[name]():

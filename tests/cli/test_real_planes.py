@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 
 from asyncdp import Client, build_data_plane_client
 from asyncdp.cli.app import app
+from asyncdp.cli.doctor import of_config
 from tests.cli import faulty_planes
 from tests.cli.faulty_planes import Said
 
@@ -90,7 +91,7 @@ def ucxx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Clie
 
 
 def test_on_ucxx(ucxx: tuple[Client, Path]) -> None:
-    """Each command; arenas; a wrong secret; a host that is killed, and what is lost then; the end of the plane."""
+    """Each command; arenas; a wrong secret; clocks apart; a host that is killed, what is lost then; the plane's end."""
     client, config = ucxx
     use(config)
     assert {one["host_id"] for one in told("arena ls", config) if one["state"] == "served"} >= {"host-0", "host-1"}
@@ -105,6 +106,11 @@ def test_on_ucxx(ucxx: tuple[Client, Path]) -> None:
     assert done.exit_code == 1
     assert "refuses this client" in done.stdout
     assert "set ASYNCDP_SECRET" in done.stdout
+
+    for by in (-90, 90):
+        (clocks,) = [one for one in of_config(config, 5.0, lambda by=by: time.time() + by) if one.about == "clocks"]
+        assert clocks.level == "problem"
+        assert f"90 s {'behind' if by > 0 else 'ahead of'} this machine's" in clocks.text
 
     from asyncdp.factory import layers_of
 
@@ -150,7 +156,7 @@ def test_an_evicting_directory_is_told(tmp_path: Path) -> None:
 # -- a plane in trouble
 
 
-@pytest.mark.parametrize("plane", [faulty_planes.memory, faulty_planes.ucxx], ids=["memory", "ucxx"])
+@pytest.mark.parametrize("plane", [faulty_planes.memory, faulty_planes.ucxx])
 def test_each_command_says_what_is_wrong_with_a_plane_in_trouble(plane: Callable[[], Iterator[Said]]) -> None:
     """In a line, in time, with the code that fits."""
     if plane is faulty_planes.ucxx:

@@ -23,6 +23,7 @@ from asyncdp.cli.top.terminal import screen
 from asyncdp.metrics.plane import PlaneWatch
 from asyncdp.metrics.published import LONGEST, PARTITION, ClientReport, Publisher, read_reports
 from asyncdp.testing import FaultPlan
+from tests.cli.chromium import PROGRAM, chromium
 
 SECTIONS = ("Calls", "Partitions", "Hosts", "Ports that are not healthy", "Claims", "Retries", "Clients")
 
@@ -70,7 +71,7 @@ async def test_it_sees_the_plane_and_its_clients() -> None:
         assert [one["reason"] for one in seen["retries"]] == ["DataPlaneUnavailable"]
         assert [one["owner"] for one in seen["clients"]] == [client.owner]
         assert seen["wrong"][0] == "Host host-0 does not answer: its rows cannot be read."
-        assert any("quarantine it" in line for line in seen["wrong"])
+        assert any("is quarantined by 1 client, for" in line for line in seen["wrong"])
         json.dumps(seen)
 
 
@@ -122,8 +123,7 @@ async def test_a_plane_that_ends_is_told_beside_the_last_view() -> None:
 @pytest.mark.parametrize("height", [12, 24, 1000])
 async def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     """Nothing is wider; what is wrong is always there; names are shown as they are."""
-    async with under_faults() as (_, transport):
-        seen = await seen_twice(transport)
+    seen = await seen_under_faults()
     seen["ops"] = [{"op": "put", "per_s": 1.5, "failed_per_s": 0, "p50_ms": 0.2, "p90_ms": 20, "p99_ms": 20000}]
     out = console(width=width, file=io.StringIO())
     out.print(screen(seen, width, height))
@@ -154,6 +154,37 @@ def test_the_page_holds_all_it_needs_and_is_served_on_loopback() -> None:
             asked = urllib.request.Request(f"{base}{path}", headers={"Host": host})
             with pytest.raises(urllib.error.HTTPError):
                 urllib.request.urlopen(asked, timeout=30)
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+async def seen_under_faults() -> dict[str, Any]:
+    """What is seen of a plane in trouble."""
+    async with under_faults() as (_, transport):
+        return await seen_twice(transport)
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser() -> None:
+    """In Chromium, at 1280 px and on a phone: what is wrong first, names as text, nothing wider than the window."""
+    if PROGRAM is None:
+        pytest.skip("needs chromium: apt-get install chromium")
+    seen = anyio.run(seen_under_faults)
+    seen["clients"][0]["owner"] = name = "<b>worker</b>" + "-0123456789" * 12
+    seen["wrong"].append(f"Client {name} has published nothing for 30 s.")
+    server = serve_page("127.0.0.1", 0, lambda: seen)
+    try:
+        with chromium() as page:
+            for width in (1280, 390):
+                page.open(f"http://127.0.0.1:{server.server_address[1]}/", width, until='document.querySelector("h2")')
+                assert page.value("innerWidth") == width
+                assert page.value("document.documentElement.scrollWidth") <= width
+                assert page.value("[...document.querySelectorAll('.wrong')].map(e => e.textContent)") == seen["wrong"]
+                assert page.value("document.querySelector('main').firstChild.className") == "wrong"
+                titles = page.value("[...document.querySelectorAll('h2')].map(e => e.textContent)")
+                assert titles == [title for title in SECTIONS if title != "Calls" or seen["ops"]]
+                assert page.value("document.querySelectorAll('b').length") == 0
     finally:
         server.shutdown()
         server.server_close()

@@ -12,14 +12,16 @@ import anyio
 import pytest
 from typer.testing import CliRunner
 
+from asyncdp import MemoryTransport, stack
 from asyncdp.cli.app import app
 from asyncdp.examples import async_grpo, grpo_processes
 from asyncdp.examples.async_grpo import DemoConfig
 from asyncdp.examples.grpo_account import Account
 from asyncdp.examples.grpo_crew import Crew
 from asyncdp.examples.grpo_failure import said, why_it_ended
-from asyncdp.examples.grpo_plane import EXTRAS, from_afar
+from asyncdp.examples.grpo_plane import EXTRAS, TRANSPORTS, from_afar, register, start
 from asyncdp.examples.grpo_progress import Progress
+from asyncdp.metrics.published import read_reports
 from tests.ucxx.hosts import _can_unshare
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +74,48 @@ def test_a_worker_a_port_and_a_slot_host_died_on_the_way(told: dict[str, Any]) -
     assert events["worker started"]["role"] == "worker-2"
     assert told["quarantines"]["DataPlaneUnavailable"] > 0
     assert told["rotations"]["DataPlaneUnavailable"] > 0
+
+
+@needs_ucxx
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_roles_publish_for_top(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each tells of its client, if the run is to; of slot hosts without a UCX listener, which binds everywhere."""
+    monkeypatch.setitem(TRANSPORTS["ucxx"]["ucxx"], "host", {"arena_bytes": 64 << 20, "ucx": False})
+    config = DemoConfig(transport="ucxx", workers=1, faults=False, publish=True)
+
+    async def main() -> list[str]:
+        stop = anyio.Event()
+        async with start(config, "driver", None) as plane:
+            await register(plane, config)
+            with Crew(config, plane.attach_config(), Account(), Progress()) as crew:
+                await crew.gather()
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(crew.perform, stop)
+                    while len(reports := await read_reports(plane)) < 3:  # noqa: ASYNC110 - there is no event for it
+                        await anyio.sleep(0.1)
+                    stop.set()
+        return [report.owner for report in reports]
+
+    assert anyio.run(main) == ["controller", "trainer", "worker-0"]
+
+
+def test_a_config_is_written_where_others_can_attach(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For its owner alone, since it holds the secret; not on memory, where nobody can attach."""
+    file = tmp_path / "plane.json"
+    result = CliRunner().invoke(app, ["demo", "--config", str(file)], env={"COLUMNS": "200"})
+    assert (result.exit_code, file.exists()) == (2, False)
+    assert "--config goes with --transport ucxx or transfer_queue" in result.output
+
+    async def run(*_: Any) -> None:
+        raise RuntimeError("the file is written")
+
+    monkeypatch.setattr(grpo_processes, "start", lambda *_: stack(MemoryTransport()))
+    monkeypatch.setattr(grpo_processes, "_run", run)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: True)
+    result = CliRunner().invoke(app, ["demo", "--transport", "ucxx", "--config", str(file)])
+    assert "asyncdp demo: the file is written" in result.output
+    assert (json.loads(file.read_text())["impl"], file.stat().st_mode & 0o777) == ("memory", 0o600)
 
 
 def test_the_trainer_reads_over_ports() -> None:

@@ -252,7 +252,8 @@ def _wrong(seen: Overview) -> list[str]:
     silent = (host["host"] for host in hosts if host["state"] == "silent")
     out += [f"Host {name} does not answer: its rows cannot be read." for name in silent]
     lost = ((one["partition"], one["lost"]) for one in seen["partitions"] if one["lost"])
-    out += [f"Partition {name} has lost {rows} rows: asyncdp evict {name} --lost." for name, rows in lost]
+    remedy = "start their host again under its name, or asyncdp evict"
+    out += [f"Partition {name} has lost {rows} rows: {remedy} {name} --lost." for name, rows in lost]
     full = (
         host for host in hosts if host["capacity_bytes"] and (host["used_bytes"] or 0) > FULL * host["capacity_bytes"]
     )
@@ -264,7 +265,8 @@ def _wrong(seen: Overview) -> list[str]:
 
 def _wrong_of_clients(seen: Overview) -> list[str]:
     out = [
-        f"Port {port['port']} of {port['host']}: {port['clients']} clients quarantine it, {age(port['left_s'])} more."
+        f"Port {port['port']} of {port['host']} is quarantined by {port['clients']}"
+        f" client{'s' * (port['clients'] > 1)}, for {age(port['left_s'])} more."
         for port in seen["ports"]
         if port["health"] == "quarantined"
     ]

@@ -21,6 +21,7 @@ __all__ = ["screen"]
 
 #: Most lines that say what is wrong.
 WRONG_SHOWN = 6
+TIMES = ("p50", "p90", "p99")
 
 
 def screen(seen: Overview, width: int, height: int = 1000) -> RenderableType:
@@ -40,7 +41,9 @@ def screen(seen: Overview, width: int, height: int = 1000) -> RenderableType:
         room = left - 2
         if rows and room > 0:
             shown = rows[:room]
-            out += [Text(title, style="bold cyan"), table(columns, shown, right=right)]
+            told = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
+            cells = [[row[at] for at in told] for row in shown]
+            out += [Text(title, style="bold cyan"), table([columns[at] for at in told], cells, right=right)]
             left = room - len(shown)
     return Group(*out)
 
@@ -61,7 +64,10 @@ def _sections(seen: Overview) -> Sequence[tuple[str, tuple[str, ...], list[tuple
         (one["host"], one["state"], _fill(one), count(one["rows"]), _slots(one["slots"]), age(one["heartbeat_age_s"]))
         for one in seen["hosts"]
     ]
-    ports = [(one["host"], one["port"], one["health"], one["clients"], age(one["left_s"])) for one in seen["ports"]]
+    ports = [
+        (*(one["host"], one["port"], one["health"].replace("_", " "), one["clients"]), age(one["left_s"] or None))
+        for one in seen["ports"]
+    ]
     claims = [
         (one["partition"], one["task"], one["owner"], count(one["samples"]), age(one["oldest_s"]))
         for one in seen["claims"]
@@ -75,7 +81,7 @@ def _sections(seen: Overview) -> Sequence[tuple[str, tuple[str, ...], list[tuple
         for one in seen["clients"]
     ]
     return (
-        ("Calls", ("op", "per s", "failed", "p50", "p90", "p99"), ops, ("per s", "failed", "p50", "p90", "p99")),
+        ("Calls", ("op", "per s", "failed per s", *TIMES), ops, ("per s", "failed per s", *TIMES)),
         (
             "Partitions",
             ("partition", "samples", "size", "groups", "ready", "lost", "oldest", "groups by version"),
@@ -85,17 +91,17 @@ def _sections(seen: Overview) -> Sequence[tuple[str, tuple[str, ...], list[tuple
         ("Hosts", ("host", "state", "used", "rows", "slots", "heartbeat"), hosts, ("used", "rows", "heartbeat")),
         (
             "Ports that are not healthy",
-            ("host", "port", "health", "clients", "left"),
+            ("host", "port", "health", "clients", "time left"),
             ports,
-            ("port", "clients", "left"),
+            ("port", "clients", "time left"),
         ),
         ("Claims", ("partition", "task", "owner", "samples", "oldest"), claims, ("samples", "oldest")),
         ("Retries", ("reason", "per s", "in all"), retries, ("per s", "in all")),
         (
             "Clients",
-            ("owner", "calls/s", "payload", "refused", "told"),
+            ("owner", "calls/s", "payload", "retries refused", "last report"),
             clients,
-            ("calls/s", "payload", "refused", "told"),
+            ("calls/s", "payload", "retries refused", "last report"),
         ),
     )
 
@@ -103,7 +109,7 @@ def _sections(seen: Overview) -> Sequence[tuple[str, tuple[str, ...], list[tuple
 def _ms(value: float | None) -> str:
     if value is None:
         return "-"
-    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms" if value < 10_000 else f"{value / 1e3:.0f} s"  # noqa: PLR2004
+    return f"{value:.2f} ms" if value < 10 else f"{value:.0f} ms" if value < 1000 else age(value / 1e3)  # noqa: PLR2004
 
 
 def _versions(versions: list[dict[str, Any]]) -> str:
