@@ -35,7 +35,7 @@ __all__ = ["COMMANDS", "Said", "memory", "transfer_queue", "ucxx"]
 
 #: Seconds that a plane gets to answer a command.
 TIMEOUT_S = 2
-#: Part of its shared memory that a slot host has free which takes no further row of 1 MiB.
+#: Part of its shared memory that a slot host has free which takes no further row of 256 KiB.
 FULL = 0.1
 COMMANDS = (
     *("ping", "ls", "ls p", "describe p", "depth p", "claims p", "hosts", "doctor", "top --once", "top --json"),
@@ -136,11 +136,11 @@ def memory() -> Iterator[Said]:
 
 
 async def fill_up(client: Client) -> None:
-    """Put rows of 1 MiB until no slot host has room for another one, and wait until the hosts have told so."""
-    await client.register_partition("big", ["x"], 64, ["train"])
+    """Put rows of 256 KiB until no slot host has room for another one, and wait until the hosts have told so."""
+    await client.register_partition("big", ["x"], 256, ["train"])
     with suppress(DataPlaneNotReady, DataPlaneTimeout):
-        for row in range(64):
-            await client.put_samples([f"r{row}"], "big", {"x": torch.zeros(1, 1 << 18)}, timeout_s=TIMEOUT_S)
+        for row in range(256):
+            await client.put_samples([f"r{row}"], "big", {"x": torch.zeros(1, 1 << 16)}, timeout_s=TIMEOUT_S)
 
     async def has_room() -> bool:
         return any((host.free_bytes or 0) > FULL * (host.capacity_bytes or 1) for host in await client.list_hosts())

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from asyncdp import Client, MemoryTransport, default_layers, layers_of, stack
 from asyncdp.cli.app import app
 from asyncdp.cli.tables import console
-from asyncdp.cli.top.overview import Overviews, _wrong
+from asyncdp.cli.top.overview import Overviews, _quarantines, _wrong
 from asyncdp.cli.top.page import PAGE, serve_page
 from asyncdp.cli.top.terminal import screen
 from asyncdp.metrics.plane import PlaneWatch
@@ -73,6 +73,19 @@ async def test_it_sees_the_plane_and_its_clients() -> None:
         assert seen["wrong"][0] == "Host host-0 does not answer: its rows cannot be read."
         assert any("is quarantined by 1 client, for" in line for line in seen["wrong"])
         json.dumps(seen)
+
+
+def test_ports_of_a_host_are_one_sentence() -> None:
+    """With the most clients and the longest time of them; one that is tried again is none."""
+    ports = [
+        {"host": "h", "port": port, "health": health, "clients": clients, "left_s": left_s}
+        for port, health, clients, left_s in (
+            (10, "quarantined", 1, 3.0),
+            (9, "quarantined", 2, 1.0),
+            (8, "half_open", 3, 9.0),
+        )
+    ]
+    assert list(_quarantines(ports)) == ["Ports 9, 10 of h are quarantined by 2 clients, for 3.0 s more."]
 
 
 @pytest.mark.anyio

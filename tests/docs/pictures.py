@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,9 @@ ASYNCDP = (sys.executable, "-m", "asyncdp.cli.main")
 #: Columns and lines of the terminals; width in CSS pixels of the pages.
 TERMINALS, PAGES = {"top-80": (80, 36), "top-120": (120, 40)}, {"top-page": 1280, "top-phone": 390}
 #: Seconds of the demo; and until something that is waited for has to be seen.
-DEMO_S, PATIENCE_S = 120, 240.0
+DEMO_S, PATIENCE_S = 150, 240.0
+#: Trainer, controller and two rollout workers.
+CLIENTS = 4
 #: In a namespace with only loopback, where root runs it, since a UCX listener binds everywhere.
 INSIDE = "ASYNCDP_PICTURES_INSIDE"
 UNSHARED = ("unshare", "-n", "sh", "-c", 'ip link set lo up && exec "$@"', "sh")
@@ -55,7 +58,7 @@ def main(folder: Path = PICTURES) -> None:
         own = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="asyncdp-pictures-")))
         config = own / "plane.json"
         demo = ("demo", "--transport", "ucxx", "--chaos", "--seconds", str(DEMO_S), "--config", str(config))
-        stack.enter_context(_running(*ASYNCDP, *demo))
+        running = stack.enter_context(_running(*ASYNCDP, *demo))
         _until(config.exists)
         served = (*ASYNCDP, "top", "--web", "--port", "0", "--config", str(config))
         web = stack.enter_context(_running(*served, heard=True))
@@ -63,9 +66,9 @@ def main(folder: Path = PICTURES) -> None:
         url = web.stdout.readline().split()[0]
         terminals = {name: stack.enter_context(Terminal(own / name, *TERMINALS[name], config)) for name in TERMINALS}
         page = stack.enter_context(chromium())
-        pid = _kill_last_host(config)
-        print(f"slot host killed: {pid}", flush=True)
-        _until(lambda: any("does not answer" in line for line in _asked(config, "top")["wrong"]))
+        _until(lambda: len(_seen(url)["clients"]) == CLIENTS and _seen(url)["ops"])
+        print(f"killed for good: slot host, process {_kill_last_host(running.pid)}", flush=True)
+        _until(lambda: any("does not answer" in line for line in _seen(url)["wrong"]))
         time.sleep(3)  # both views look every two seconds
         for name, terminal in terminals.items():
             shown = own / f"{name}.html"
@@ -110,20 +113,22 @@ class Terminal:
         return out.export_html(theme=MONOKAI, code_format=SHEET, inline_styles=True)
 
 
-def _kill_last_host(config: Path) -> int:
-    """Kill the slot host that the demo leaves alone, once samples lie in it and clients tell of themselves."""
-    from asyncdp.examples.grpo_chaos import listens_at
+def _kill_last_host(demo: int) -> int:
+    """Kill the slot host that the demo leaves alone; return its process id."""
+    import psutil  # type: ignore[import-untyped,unused-ignore]
 
-    _until(lambda: len(_asked(config, "top")["clients"]) > 3 and _asked(config, "top")["ops"])
-    host = _asked(config, "hosts")[-1]
-    pid = listens_at(set(host["ports"]))
+    (pid,) = (
+        child.pid
+        for child in psutil.Process(demo).children(recursive=True)
+        if '"host_id":"host-1"' in "".join(child.cmdline()).replace(" ", "")
+    )
     os.kill(pid, signal.SIGKILL)
-    return pid
+    return int(pid)
 
 
-def _asked(config: Path, command: str) -> Any:
-    words = (*ASYNCDP, command, "--json", "--config", str(config))
-    return json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout or "null")
+def _seen(url: str) -> Any:
+    with urllib.request.urlopen(f"{url}state.json", timeout=PATIENCE_S) as got:
+        return json.load(got)
 
 
 def _until(true: Any) -> bool:

@@ -65,6 +65,15 @@ async def plane(directory: "Directory") -> "Directory":
     return directory
 
 
+async def test_a_partition_that_declares_nothing_is_there(plane: "Directory") -> None:
+    """Without fields, tasks and number of samples, as that of clients' reports; registered again nothing changes."""
+    for _ in range(2):
+        await plane.register(RegisterPartition("bare", (), 0, ()))
+        assert (await plane.describe("bare")).size == 0
+    await put(plane, ["a"], 1, p="bare")
+    assert {one.partition_id: one.size for one in await plane.list_partitions()} == {"p": 0, "bare": 1}
+
+
 # -- replies that were lost
 
 

@@ -12,6 +12,8 @@ from asyncdp.metrics.histogram import Histogram
 from asyncdp.metrics.published import PARTITION, ClientReport, read_reports
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from asyncdp.client import Client
     from asyncdp.meta import DataPlaneGroupMeta, HostStatus
 
@@ -135,11 +137,12 @@ class Overviews:
                     "machine": report.machine,
                     "pid": report.pid,
                     "silent_s": round(max(0.0, now - report.at), 1),
-                    "per_s": round(sum(self._rates[report.owner].calls.values()), 2),
-                    "bytes_per_s": round(self._rates[report.owner].bytes_per_s),
+                    "per_s": round(sum(rates.calls.values()), 2),
+                    "bytes_per_s": round(rates.bytes_per_s),
                     "budget_refused": report.budget_refused,
                 }
                 for report in reports
+                for rates in [self._rates[report.owner] if now - report.at <= SILENT_S else _Rates()]
             ],
             "ops": ops,
             "ports": _ports(reports, now),
@@ -263,13 +266,22 @@ def _wrong(seen: Overview) -> list[str]:
     return out + _wrong_of_clients(seen)
 
 
+def _quarantines(ports: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a sentence for each host of which clients avoid ports."""
+    by: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
+    for port in ports:
+        if port["health"] == "quarantined":
+            by[port["host"]].append(port)
+    for host, avoided in by.items():
+        names = ", ".join(str(port["port"]) for port in sorted(avoided, key=lambda one: int(one["port"])))
+        are = "Ports {} of {} are" if len(avoided) > 1 else "Port {} of {} is"
+        clients = max(port["clients"] for port in avoided)
+        left = age(max(port["left_s"] for port in avoided))
+        yield f"{are.format(names, host)} quarantined by {clients} client{'s' * (clients > 1)}, for {left} more."
+
+
 def _wrong_of_clients(seen: Overview) -> list[str]:
-    out = [
-        f"Port {port['port']} of {port['host']} is quarantined by {port['clients']}"
-        f" client{'s' * (port['clients'] > 1)}, for {age(port['left_s'])} more."
-        for port in seen["ports"]
-        if port["health"] == "quarantined"
-    ]
+    out = list(_quarantines(seen["ports"]))
     failing = (one for one in seen["ops"] if one["failed_per_s"])
     out += [f"{one['failed_per_s']:g} calls of {one['op']} fail each second, of {one['per_s']:g}." for one in failing]
     for claim in seen["claims"]:

@@ -40,18 +40,21 @@ def screen(seen: Overview, width: int, height: int = 1000) -> RenderableType:
     for title, columns, rows, right in _sections(seen):
         room = left - 2
         if rows and room > 0:
-            shown = rows[:room]
+            shown = rows if len(rows) <= room else rows[: room - 1]
             told = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
             cells = [[row[at] for at in told] for row in shown]
             out += [Text(title, style="bold cyan"), table([columns[at] for at in told], cells, right=right)]
             left = room - len(shown)
+            if len(shown) < len(rows):
+                out.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
+                left -= 1
     return Group(*out)
 
 
 def _sections(seen: Overview) -> Sequence[tuple[str, tuple[str, ...], list[tuple[Any, ...]], tuple[str, ...]]]:
     ops = [
         (one["op"], f"{one['per_s']:g}", f"{one['failed_per_s']:g}", *(_ms(one[f"p{p}_ms"]) for p in (50, 90, 99)))
-        for one in seen["ops"]
+        for one in [op for op in seen["ops"] if op["per_s"]] or seen["ops"]  # what is called now, where that is known
     ]
     partitions = [
         (

@@ -40,7 +40,7 @@ class Partitions(Base):
         schema = await self._fetch(call.partition_id, create=True)
         while True:
             united = schema.united(call)
-            if united == schema:
+            if united == schema and schema.version != ABSENT.version:  # what declares nothing is declared all the same
                 break
             payload = pack((united.dump(), united.group_size or 0, len(united.tasks), call.anew))
             reply = await self._send("register", call.partition_id, payload, schema.version, NO_OP)
