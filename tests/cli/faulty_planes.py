@@ -35,8 +35,8 @@ __all__ = ["COMMANDS", "Said", "memory", "transfer_queue", "ucxx"]
 
 #: Seconds that a plane gets to answer a command.
 TIMEOUT_S = 2
-#: Part of its shared memory that a slot host has free which takes no further row of 256 KiB.
-FULL = 0.1
+#: Part of its shared memory that a slot host has free which takes no further row of 1 MiB.
+FULL = 0.2
 COMMANDS = (
     *("ping", "ls", "ls p", "describe p", "depth p", "claims p", "hosts", "doctor", "top --once", "top --json"),
     *("release p --owner dead --yes", "evict p --lost --dry-run", "evict p --lost --yes"),
@@ -136,11 +136,14 @@ def memory() -> Iterator[Said]:
 
 
 async def fill_up(client: Client) -> None:
-    """Put rows of 256 KiB until no slot host has room for another one, and wait until the hosts have told so."""
-    await client.register_partition("big", ["x"], 256, ["train"])
-    with suppress(DataPlaneNotReady, DataPlaneTimeout):
-        for row in range(256):
-            await client.put_samples([f"r{row}"], "big", {"x": torch.zeros(1, 1 << 16)}, timeout_s=TIMEOUT_S)
+    """Put rows of 1 MiB, over shared memory, until no slot host has room for another one and the hosts have told so."""
+    told = client.attach_config()
+    near = {**told, "ucxx": {**told["ucxx"], "lane": "auto"}}
+    async with build_data_plane_client(near, bootstrap=False) as filler:
+        await filler.register_partition("big", ["x"], 64, ["train"])
+        with suppress(DataPlaneNotReady, DataPlaneTimeout):
+            for row in range(64):
+                await filler.put_samples([f"r{row}"], "big", {"x": torch.zeros(1, 1 << 18)}, timeout_s=TIMEOUT_S)
 
     async def has_room() -> bool:
         return any((host.free_bytes or 0) > FULL * (host.capacity_bytes or 1) for host in await client.list_hosts())

@@ -104,6 +104,18 @@ async def test_put_claim_get_pop(client: Any) -> None:
     assert await client.depth("p") == 0
 
 
+async def test_a_row_too_long_for_a_host_without_ucx_is_told_and_no_port_is_blamed(owner: UCXXTransport) -> None:
+    """Without shared memory: what is missing is named; nothing is quarantined, and small rows are put."""
+    async with stack(UCXXTransport({**owner.attach_config(), "ucxx": {"lane": "off"}}, bootstrap=False)) as made:
+        await made.register_partition("q", ["x"], 64, ["train"])
+        with pytest.raises(DataPlaneUnsupported, match=r"does not fit into a frame .* has no UCX") as caught:
+            await made.put_samples(["long"], "q", {"x": torch.zeros(1, 1 << 18)})
+        assert caught.value.capability == "ucx"
+        assert not made.snapshot()["events"]["quarantine"]
+        await made.put_samples(["short"], "q", {"x": torch.zeros(1, 4)})
+        await made.drop_partition("q")
+
+
 @pytest.mark.parametrize("lane", ["auto", "off"])
 async def test_more_rows_of_one_slot_than_a_request_may_list(
     owner: UCXXTransport, monkeypatch: pytest.MonkeyPatch, lane: str

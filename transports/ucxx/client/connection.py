@@ -181,12 +181,16 @@ class Connection:
         return reply
 
     async def _tied(self) -> tuple[Engine, Any]:
-        """Return the UCX engine and connection; the connection is created when it is first needed."""
-        if self._engine is None:
-            raise WireError("the payload does not fit into a frame, and this client has no UCX")
+        """Return the UCX engine and connection; the connection is created when it is first needed.
+
+        Raises:
+            DataPlaneUnsupported: Client or host has no UCX. No port is at fault, and no other attempt would succeed.
+        """
+        if self._engine is None or not self.welcome.ucx_port:
+            who = "this client" if self._engine is None else "the slot host"
+            msg = f"the payload does not fit into a frame (inline_bytes={self.welcome.inline_bytes}), and {who} has no UCX"
+            raise DataPlaneUnsupported(msg, capability="ucx", host=self._address, port=self._port)
         if self._endpoint is None:
-            if not self.welcome.ucx_port:
-                raise WireError("the payload does not fit into a frame, and the host has no UCX")
             self._endpoint = self._engine.connect(self._address, self.welcome.ucx_port)
             token = np.frombuffer(self.welcome.token, np.uint8).copy()
             self._engine.send_token(self._endpoint, token)
