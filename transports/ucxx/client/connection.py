@@ -188,7 +188,8 @@ class Connection:
         """
         if self._engine is None or not self.welcome.ucx_port:
             who = "this client" if self._engine is None else "the slot host"
-            msg = f"the payload does not fit into a frame (inline_bytes={self.welcome.inline_bytes}), and {who} has no UCX"
+            most = self.welcome.inline_bytes
+            msg = f"the payload does not fit into a frame (inline_bytes={most}), and {who} has no UCX"
             raise DataPlaneUnsupported(msg, capability="ucx", host=self._address, port=self._port)
         if self._endpoint is None:
             self._endpoint = self._engine.connect(self._address, self.welcome.ucx_port)
