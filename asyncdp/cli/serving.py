@@ -102,7 +102,7 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
                 _say(f"secret: {SECRET} is not set: that of the directory if it tells one, else this machine alone")
 
         began = time.monotonic()
-        if asyncio.run(serve(settings, url, serving.namespace, wait_s=wait_s, ready=ready)):
+        if asyncio.run(serve(settings, url, serving.namespace, setting="--directory", wait_s=wait_s, ready=ready)):
             reexec()
     _say(f"ended in order after {time.monotonic() - began:.0f} s")
 

@@ -35,6 +35,7 @@ from asyncdp.transports.ucxx.wire.messages import (
     REQUESTS,
     Abort,
     Ask,
+    Done,
     Drop,
     Failed,
     Granted,
@@ -763,8 +764,8 @@ async def test_requests_that_never_become_whole_take_no_more_than_may_be(monkeyp
                     one.spend()
 
 
-async def test_of_requests_sent_on_without_waiting_few_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A6: two at a time, whatever came; the rest is decoded when these were taken, each once and in order."""
+async def test_of_requests_sent_on_without_waiting_none_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A5, A6: each is decoded once, in order, when it is taken; all that was not taken counts as kept."""
     decoded = 0
 
     def counted(*body: Any) -> Any:
@@ -788,15 +789,62 @@ async def test_of_requests_sent_on_without_waiting_few_are_decoded(monkeypatch: 
     control, transport = Control(), Transport()
     control.open_up()
     control._transport = transport
-    control.data_received(b"".join(pack_frame(Abort(f"{number}", idle=True)) for number in range(50)))
+    frames = [pack_frame(Abort(f"{number}", idle=True)) for number in range(50)]
+    control.data_received(b"".join(frames))
     for number in range(50):
-        assert decoded == min(50, number + 2)
+        assert decoded == number
+        assert control.kept_bytes == sum(map(len, frames[number:]))
         assert transport.paused == control.pipelines == (number < 49)
         assert await control.expect(Abort) == Abort(f"{number}", idle=True)
     control.data_received(pack_frame(Abort("late", idle=True)) + b"garbage, more of it than a head has")
     assert await control.expect(Abort) == Abort("late", idle=True)
     with pytest.raises(ConnectionResetError):
         await control.receive()
+
+
+async def test_large_requests_wait_undecoded_and_those_that_free_space_do_not_wait_for_puts() -> None:
+    """A5: of large puts that wait for space as many are decoded as may be; a large drop is served meanwhile."""
+    async with hosted(held_bytes=2 << 20, rows_per_slot=None) as host:
+        here, service = ref_of(host.report()), host.service
+        full = [*put(service.table, "old", rows(1, 1 << 19)), *put(service.table, "older", rows(1, 1 << 19))]
+
+        def asks(op_id: str) -> Reserve:
+            return Reserve(op_id, ("a",), [100] * 50_000, 0, 60.0, 60.0, False, here.epoch)  # noqa: FBT003 - a message
+
+        async def kept(nbytes: int) -> None:
+            """Wait until so many bytes wait undecoded, while one request is decoded."""
+            async with asyncio.timeout(60):
+                while True:
+                    there = sum(session.control.kept_bytes for session in host._sessions.values())
+                    if there == nbytes and service.reserving.held:
+                        return
+                    await asyncio.sleep(0.01)
+
+        with pool_of(per_port=9) as pool:
+            async with AsyncExitStack() as held:
+                first, second, third, other = [
+                    (await held.enter_async_context(pool.use(LOCAL, here.ports[0])))._control for _ in range(4)
+                ]
+                frame = pack_frame(asks("first"))
+                for count, one in enumerate((first, second, third)):
+                    await one.send(asks(("first", "secnd", "third")[count]))
+                    await kept(count * len(frame))
+                third.reset()
+                named = [SlotRows(grant.slot, grant.generation, 0, 0, 0, [0] * 50_000) for grant in full]
+                await other.send(Drop([()], named, here.epoch))
+                assert await other.receive() == Done(2)
+                assert isinstance(await first.receive(), Granted)
+                await kept(len(frame))
+                await first.send(Abort("first", idle=True))
+                assert await first.receive() == Done(0)
+                assert isinstance(await second.receive(), Granted)
+                async with asyncio.timeout(60):
+                    while service.reserving.held:  # noqa: ASYNC110 - what is looked at has no event
+                        await asyncio.sleep(0.01)
+                assert service.facts()["reserved"] == 2 + service.table.states()["writing"]  # nothing for who is gone
+                for one in (first, second, other):
+                    one.end()
+        assert service.reserving.held == service.requests.held == 0
 
 
 async def test_of_wide_rows_a_reply_names_no_more_fields_than_may_be() -> None:

@@ -294,3 +294,22 @@ def test_urls_that_can_be_used_are_taken(url: str) -> None:
     from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
 
     Directory(url, settings=DirectorySettings(namespace="x"))
+
+
+async def test_an_error_of_a_url_names_the_setting_of_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot host has it in its environment or as an option; ``controller_address`` is a key of clients."""
+    from asyncdp.cli.serving import CannotServe, Serving, serve_host
+    from asyncdp.transports.ucxx.directory.server.acl import install_functions
+    from asyncdp.transports.ucxx.host import main as host_main
+    from asyncdp.transports.ucxx.host.settings import HostSettings
+
+    monkeypatch.setattr(host_main, "log_for_operators", lambda: None)
+    monkeypatch.setattr(host_main, "many_descriptors", lambda: None)
+    url = "redis://h:0"
+    with pytest.raises(ValueError, match=r"^ASYNCDP_DIRECTORY: a port"):
+        await host_main.serve(HostSettings("h"), url, "n")
+    with pytest.raises(ValueError, match=r"^--directory: a port"):
+        await install_functions(url, "n")
+    serving = Serving("n", {"host_id": "h"}, None, json_line=False)
+    with pytest.raises(CannotServe, match=r"^--directory: a port"):
+        await asyncio.to_thread(serve_host, serving, url, 0.0)

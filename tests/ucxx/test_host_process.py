@@ -90,6 +90,7 @@ async def test_a_directory_that_never_comes_is_one_line(url: str, says: str) -> 
         code, said = await ended(process)
         assert (code, says in said) == (1, True), said
         assert said.startswith("the slot host cannot serve: ")
+        assert ("ASYNCDP_DIRECTORY: " in said, "controller_address" in said) == (says.startswith("a URL"), False)
 
 
 @pytest.mark.slow

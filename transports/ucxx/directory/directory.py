@@ -48,6 +48,7 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         strict_schema: Whether fields must be declared before they are written.
         auto_register: Whether a put declares an unknown partition.
         settings: Configuration of the client; None: the defaults.
+        setting: Name of the setting that holds the URL, for errors.
         now: Monotonic clock in seconds; replaced in tests.
     """
 
@@ -60,12 +61,13 @@ class Directory(Publishing, Locating, Clearing, Claiming):
         strict_schema: bool = False,
         auto_register: bool = False,
         settings: DirectorySettings | None = None,
+        setting: str = "controller_address",
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Keep the settings; the first call connects."""
         chosen = DirectorySettings() if settings is None else settings
         super().__init__(
-            DirectoryLink(url, chosen, now=now),
+            DirectoryLink(url, chosen, setting=setting, now=now),
             chosen,
             capacity=capacity,
             group_pattern=group_pattern,

@@ -46,8 +46,8 @@ _REFUSALS_S: Final = 3600.0
 _IDLE_S: Final = 5.0
 #: Most unauthenticated connections at a time; beyond that one is closed for each new one.
 _GREETED_AT_ONCE: Final = 96
-#: Most bytes of requests over 1 MiB, of all clients together, that have come in part; an honest one is whole within
-#: some milliseconds.
+#: Most bytes of requests over 1 MiB, of all clients together, that have come in part or were not taken; an honest one
+#: is whole within some milliseconds, and no other follows it before the reply.
 _INCOMING_BYTES: Final = 256 << 20
 #: Seconds before a background task of the host that failed is started again.
 _AGAIN_S: Final = 1.0
@@ -256,14 +256,14 @@ class Host:
         task.add_done_callback(ended)
 
     def _bound_incoming(self) -> None:
-        """End the connections whose long requests began first, where all that are not whole take too much memory."""
+        """End the connections whose long requests began first, where all that were not taken take too much memory."""
         long = [session for session in self._sessions.values() if session.control.kept_bytes > LARGE_BYTES]
         long.sort(key=lambda session: session.control.kept_since, reverse=True)
         total = sum(session.control.kept_bytes for session in long)
         while total > _INCOMING_BYTES and long:
             oldest = long.pop()
             total -= oldest.control.kept_bytes
-            self._log.warning("requests that are not whole take too much memory: the oldest is closed")
+            self._log.warning("requests that are not served yet take too much memory: the oldest is closed")
             oldest.end()
 
     # -- reports

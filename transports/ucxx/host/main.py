@@ -168,13 +168,16 @@ async def _until_there(directory: HostDirectory, host: Host, wait_s: float) -> N
                 await host.ended.wait()
 
 
-async def serve(settings: HostSettings, url: str | None, namespace: str, **options: Any) -> bool:
+async def serve(
+    settings: HostSettings, url: str | None, namespace: str, *, setting: str = DIRECTORY, **options: Any
+) -> bool:
     """Serve as :func:`run` does, registered with the directory at ``url``; return what it returns.
 
     Args:
         settings: Configuration of the host.
         url: URL of the directory; None: serve without one, for tests of a single host.
         namespace: Prefix of the plane's keys in the directory.
+        setting: Name of the setting that holds the URL, for errors.
         options: Further arguments of :func:`run`. Where the environment has no secret, the one that the directory
             shares is used, if any.
 
@@ -189,7 +192,7 @@ async def serve(settings: HostSettings, url: str | None, namespace: str, **optio
     from ..directory.directory import Directory
     from ..directory.settings import DirectorySettings
 
-    directory = Directory(url, settings=DirectorySettings(namespace=namespace))
+    directory = Directory(url, settings=DirectorySettings(namespace=namespace), setting=setting)
     try:
         return await run(settings, HostEntry(directory), before=partial(_check_rights, directory), **options)
     finally:

@@ -100,6 +100,8 @@ class Service:
         self.served: dict[str, int] = {}
         self.buffers = buffers
         self.memory = MemoryShare(settings.held_bytes)
+        #: For requests that are decoded: those that reserve slots, and all others.
+        self.reserving, self.requests = (MemoryShare(settings.held_bytes // 2) for _ in range(2))
         #: The event loop's turns, which all long requests of all sessions share.
         self.turns = TimeSlices()
         self._sweeping: asyncio.Future[None] | None = None

@@ -39,6 +39,7 @@ class HostSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         writing_share: Share of the arena that the reserved, unwritten slots of one client may take while it has several
             puts in progress, so that it cannot keep others from the arena. A single put may take all of it.
         held_bytes: Bytes of replies over 1 MiB, of all clients together, that are built or sent at a time; others wait.
+            As much again is for requests that take over 1 MiB once they are decoded.
         idle_s: Seconds after which an idle connection is closed; clients replace theirs after half of it.
         greeting_s: Seconds that a peer may take to authenticate.
         beat_s: Seconds between two heartbeats to the directory.

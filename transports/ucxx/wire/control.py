@@ -7,7 +7,6 @@ import contextlib
 import socket
 import struct
 import time
-from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
@@ -32,8 +31,6 @@ from .messages import (
 __all__ = ["LARGE_BYTES", "Control"]
 
 M = TypeVar("M")
-#: Number of undelivered messages at which reading from the peer is paused, and nothing more is decoded.
-_QUEUED: Final = 2
 LARGE_BYTES: Final = 1 << 20
 #: Seconds within which a peer has to take what was sent to it before the stream was closed.
 _CLOSES_S: Final = 5.0
@@ -44,7 +41,8 @@ _NO_LINGER: Final = struct.pack("ii", 1, 0)
 class Control(asyncio.Protocol):
     """One end of a control stream.
 
-    Bytes that are no valid frame end the stream at once. ``on_lost`` is called once, when the stream has ended; this is
+    A message is decoded when it is taken, since it then takes many times its length. Bytes that are no valid frame end
+    the stream once the messages before them were taken. ``on_lost`` is called once, when the stream has ended; this is
     how the death of the peer is noticed (5-25 ms after it).
     """
 
@@ -69,7 +67,7 @@ class Control(asyncio.Protocol):
         self.lost = False
         self.why: Exception | None = None
         self.on_lost: Callable[[], None] = lambda: None
-        #: Called when bytes have come and more than ``LARGE_BYTES`` of incomplete or undelivered messages are kept.
+        #: Called when bytes have come and more than ``LARGE_BYTES`` are kept.
         self.on_large: Callable[[], None] = lambda: None
         self.kept_since = 0.0
         self.most = GREETING_BYTES
@@ -77,7 +75,8 @@ class Control(asyncio.Protocol):
         self._on_made = on_made
         self._transport: Any = None
         self._buffer = bytearray()
-        self._messages: deque[Message] = deque()
+        #: Bytes of the first frame in the buffer where it is complete; else 0.
+        self._whole = 0
         self._waiter: asyncio.Future[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._paused = False
@@ -96,43 +95,41 @@ class Control(asyncio.Protocol):
         self._on_made(self)
 
     def data_received(self, data: bytes) -> None:
-        """Buffer bytes and queue the complete messages in them."""
+        """Buffer bytes."""
         if not self._buffer:
             self.kept_since = time.monotonic()
         self._buffer += data
-        self._unpack()
+        if not self._whole:
+            self._look()
+        self._pause_or_resume()
         if len(self._buffer) > LARGE_BYTES:
             self.on_large()
 
-    def _unpack(self) -> None:
-        """Decode complete messages until two are undelivered; read on from the peer only where there are fewer."""
+    def _look(self) -> None:
+        """Check the head of the first frame in the buffer, and whether the frame is complete."""
+        if len(self._buffer) < HEAD_BYTES:
+            return
         try:
-            while len(self._messages) < _QUEUED and (message := self._decoded()) is not None:
-                self._messages.append(message)
-                self._wake()
+            length = unpack_head(self._buffer[:HEAD_BYTES], self.most)
+            if length > GREETING_BYTES:
+                # A body that is too long for its kind is refused by its first bytes, not kept until it is complete.
+                check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length, self._kinds)
         except WireError as err:
             self.end(err)
-        full = len(self._messages) >= _QUEUED
+            return
+        if len(self._buffer) >= HEAD_BYTES + length:
+            self._whole = HEAD_BYTES + length
+            self._wake()
+
+    def _pause_or_resume(self) -> None:
+        """Read on from the peer only where it has sent nothing behind a message that was not taken yet."""
+        full = self.pipelines
         if full is not self._paused and not self.lost:
             self._paused = full
             if full:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
-
-    def _decoded(self) -> Message | None:
-        """Take the first message from the buffer; None where it is not complete."""
-        if len(self._buffer) < HEAD_BYTES or self.lost:
-            return None
-        length = unpack_head(self._buffer[:HEAD_BYTES], self.most)
-        size = HEAD_BYTES + length
-        if len(self._buffer) < size:
-            # A body that is too long for its kind is refused by its first bytes, not kept until it is complete.
-            check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length, self._kinds)
-            return None
-        message = unpack_body(bytes(memoryview(self._buffer)[HEAD_BYTES:size]), self._kinds)
-        del self._buffer[:size]
-        return message
 
     def eof_received(self) -> bool:
         """Let asyncio close the transport when the peer has closed its side."""
@@ -175,6 +172,7 @@ class Control(asyncio.Protocol):
         """End the stream at once; unsent bytes are dropped. Idempotent."""
         self.why = self.why or why
         self._buffer.clear()
+        self._whole = 0
         if self._transport is not None:
             abort(self._transport)
         if not self.lost:
@@ -222,25 +220,57 @@ class Control(asyncio.Protocol):
         Raises:
             ConnectionResetError: The stream has ended; its cause says why.
         """
-        while not self._messages:
+        await self.arrival()
+        return self.take()
+
+    async def arrival(self) -> int:
+        """Wait until the next message has come; return the length of its body in bytes.
+
+        Raises:
+            ConnectionResetError: The stream has ended; its cause says why.
+        """
+        while not self._whole:
             if self.lost:
                 raise self._ended()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        message = self._messages.popleft()
-        if self._paused and not self.lost:
-            self._unpack()
+        return self._whole - HEAD_BYTES
+
+    def take(self) -> Message:
+        """Decode and return the message that has come.
+
+        Raises:
+            ConnectionResetError: The stream has ended since; its cause says why.
+        """
+        if not self._whole:
+            raise self._ended()
+        body = bytes(memoryview(self._buffer)[HEAD_BYTES : self._whole])
+        del self._buffer[: self._whole]
+        self._whole = 0
+        try:
+            message = unpack_body(body, self._kinds)
+        except WireError as err:
+            self.end(err)
+            raise self._ended() from err
+        if self._buffer:
+            self._look()
+        self._pause_or_resume()
         return message
 
     @property
+    def kind(self) -> int:
+        """Number of the kind of the message that has come and was not taken."""
+        return self._buffer[HEAD_BYTES + 1]
+
+    @property
     def kept_bytes(self) -> int:
-        """Bytes that have come and are not decoded yet."""
+        """Bytes that have come and were not taken."""
         return len(self._buffer)
 
     @property
     def pipelines(self) -> bool:
-        """Whether the peer sent requests without awaiting replies: at least two messages are undelivered."""
-        return len(self._messages) > 1
+        """Whether the peer sent on without awaiting replies: more has come behind a message that was not taken."""
+        return 0 < self._whole < len(self._buffer)
 
     async def expect(self, kind: type[M]) -> M:
         """Return the next message, which has to be of this kind.

@@ -65,7 +65,7 @@ async def install_functions(url: str, namespace: str) -> None:
         redis.exceptions.RedisError: The server refuses the command or the connection breaks.
         ConnectionRefusedError: The server cannot be reached.
     """
-    link = DirectoryLink(url, DirectorySettings(namespace=namespace))
+    link = DirectoryLink(url, DirectorySettings(namespace=namespace), setting="--directory")
     try:
         await link.load()
     finally:

@@ -52,19 +52,27 @@ class DirectoryLink:
     Args:
         url: ``redis://``, ``rediss://`` (TLS) or ``unix://``; with user and password where the server requires them.
         settings: Configuration of the client.
+        setting: Name of the setting that holds the URL, for errors.
         now: Monotonic clock in seconds; replaced in tests.
 
     Raises:
         ValueError: The URL is invalid.
     """
 
-    def __init__(self, url: str, settings: DirectorySettings, *, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        url: str,
+        settings: DirectorySettings,
+        *,
+        setting: str = "controller_address",
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Keep the settings; the first command connects."""
         self._settings = settings
         self._version = library.version(settings.namespace)
         self.now = now
         # No socket_timeout: the caller bounds each call, and redis-py would implement it by asyncio.wait_for.
-        check_url(url)
+        check_url(url, setting)
         self._maker = ConnectionPool.from_url(
             url,
             retry=Retry(NoBackoff(), 0),

@@ -15,18 +15,19 @@ _ESCAPE: Final = (
 )
 
 
-def check_url(url: str) -> None:
+def check_url(url: str, setting: str) -> None:
     """Check a directory's URL.
 
     A character of the password that is not escaped would make the rest of it a port, a path or an option, which errors
     of a parser or of a connection name. So the errors here are those of this function alone.
 
     Raises:
-        ValueError: The URL cannot be used; the message says what a URL looks like and has no part of this one.
+        ValueError: The URL cannot be used; the message names ``setting``, which holds the URL, and says what a URL
+            looks like; it has no part of this one.
     """
     problem = _problem(url)
     if problem is not None:
-        raise ValueError(f"controller_address: {problem}")
+        raise ValueError(f"{setting}: {problem}")
 
 
 def _problem(url: str) -> str | None:

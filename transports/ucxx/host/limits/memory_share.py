@@ -1,4 +1,4 @@
-"""A limit on the memory for replies of all clients together: large replies wait before they are built."""
+"""A limit on the memory of all clients together: large requests wait undecoded, large replies before they are built."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Final
 
 __all__ = ["MemoryShare"]
 
-#: Replies up to this many bytes are not counted and do not wait: all sessions together hold little of them, for a short
-#: time.
+#: What takes no more than this many bytes is not counted and does not wait: all sessions together hold little of it,
+#: for a short time.
 SMALL_BYTES: Final = 1 << 20
 
 
