@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,26 +18,34 @@ __all__ = ["AnyioClock", "NoSink", "Unlimited"]
 class AnyioClock:
     """The clock of the running event loop, so that under a loop with virtual time, wall time is virtual too.
 
-    Wall time is read once from the system, when a loop is first used, and advances with the clock of that loop.
+    Wall time is read once from the system, when a loop is first used, and advances with the clock of that loop. Each
+    call reads the time often, so anyio is asked only once which loop of asyncio is running.
     """
 
     __slots__ = ("_loop", "_offset")
 
     def __init__(self) -> None:
         """Begin without a loop."""
-        self._loop: object = None
+        self._loop: Any = None
         self._offset = 0.0
 
-    #: Returns monotonic seconds. It is anyio's function itself, not a wrapper, since each call reads it several times.
-    now = staticmethod(anyio.current_time)
+    def now(self) -> float:
+        """Return monotonic seconds, on the clock that cancel scopes use for deadlines."""
+        loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop() without raising an error on trio
+        return self._ask_anyio() if loop is None or loop is not self._loop else loop.time()
+
+    def _ask_anyio(self) -> float:
+        """Return the time of whatever loop anyio finds: a new one, or trio's."""
+        now = anyio.current_time()
+        loop = anyio.lowlevel.current_token().native_token
+        if loop is not self._loop:
+            self._offset = time.time() - now
+            self._loop = loop
+        return now
 
     def time(self) -> float:
         """Return the Unix time in seconds."""
-        loop = anyio.lowlevel.current_token().native_token
-        now = anyio.current_time()
-        if loop is not self._loop:
-            self._loop = loop
-            self._offset = time.time() - now
+        now = self.now()
         return self._offset + now
 
     async def sleep(self, seconds: float) -> None:

@@ -1,0 +1,58 @@
+"""The clock of a stack: that of the loop on which a call runs, whichever loops the client met before."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import anyio
+import pytest
+import trio
+
+from asyncdp.clock import AnyioClock
+from asyncdp.testing.clock import run_virtual
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_it_is_the_clock_of_cancel_scopes(backend: str) -> None:
+    """Also on a second loop after the first, each with a time of its own; wall time advances with it."""
+    clock = AnyioClock()
+
+    async def main() -> None:
+        began, wall = clock.now(), clock.time()
+        assert began == anyio.current_time()
+        await anyio.sleep(600)
+        assert clock.now() == anyio.current_time() == began + 600
+        assert clock.time() == pytest.approx(wall + 600)
+
+    for _ in range(2):
+        run_virtual(main, backend)
+
+
+def test_wall_time_is_read_anew_for_each_loop() -> None:
+    """The clocks of loops begin at numbers of their own, so an offset holds for one loop."""
+    clock = AnyioClock()
+
+    async def read() -> float:
+        return clock.time() - time.time()
+
+    for _ in range(2):
+        assert abs(asyncio.run(read())) < 60
+        assert abs(anyio.run(read, backend="trio")) < 60
+
+
+def test_trio_as_a_guest_of_asyncio_has_trio_s_time() -> None:
+    """A loop of asyncio is running there too, and is not the one that cancel scopes count on."""
+    clock = AnyioClock()
+
+    async def guest() -> float:
+        return clock.now() - trio.current_time()
+
+    async def host() -> float:
+        loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
+        trio.lowlevel.start_guest_run(
+            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=done.set_result
+        )
+        return (await done).unwrap()
+
+    assert abs(asyncio.run(host())) < 60
