@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
 from asyncdp.calls import Call, CallContext
 from asyncdp.errors import DataPlaneUnsupported
@@ -89,7 +89,7 @@ class Service:
         method = self._served[type(call)]
         if method is None:
             return self.unserved(call, ctx)
-        return cast("Coroutine[Any, Any, R]", method(call, ctx))
+        return method(call, ctx)  # type: ignore[return-value]
 
     def unserved(self, call: Call[R], ctx: CallContext) -> Coroutine[Any, Any, R]:
         """Raise DataPlaneUnsupported for a call that no method is marked for."""

@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from asyncdp.calls import ClearSamples, DropPartition, PutSamples
+from asyncdp.meta import KVBatchMeta
 from asyncdp.metrics.snapshot import CountsBy
 
 from .policy.live_bytes import LiveBytes, sizes_of
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
-    from asyncdp.meta import KVBatchMeta
     from asyncdp.metrics.observer import Observers
 
 __all__ = ["Counters"]
@@ -74,7 +74,10 @@ class Counters:
         self._events[name] += 1
 
     def enter(self, call: Call[Any], result: Any, n_keys: int) -> tuple[int, int]:
-        """Update the live bytes for a mutation that happened; return its numbers of keys and of bytes."""
+        """Update the live bytes for a mutation that happened; return its numbers of keys and of bytes.
+
+        ``n_keys`` is the number of keys that the call names. A claim names none; its answer does.
+        """
         if isinstance(call, PutSamples):
             written = _written(result)
             return len(written), self.live_bytes.put(call.partition_id, call.sample_ids, call.fields, written)
@@ -82,7 +85,7 @@ class Counters:
             return self.live_bytes.clear(call.partition_id, call.sample_ids, call.lives), 0
         if isinstance(call, DropPartition):
             self.live_bytes.clear(call.partition_id, None)
-        return n_keys, 0
+        return (result.size if isinstance(result, KVBatchMeta) else n_keys), 0
 
     def unknown(self, call: Call[Any], op_id: str) -> None:
         """Remember the update of live bytes of a mutation with unknown outcome; the oldest are forgotten first.

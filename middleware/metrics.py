@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 import structlog
 from tensordict import TensorDict, TensorDictBase
 
-from asyncdp.calls import PutSamples
 from asyncdp.errors import DataPlaneError, PartialReadError
 from asyncdp.log_line import log_line
-from asyncdp.meta import KVBatchMeta
 from asyncdp.metrics.histogram import Histogram
 from asyncdp.metrics.observer import CallEnded
 from asyncdp.metrics.snapshot import CountsBy, PortSnapshot, Quantiles, Snapshot
@@ -99,12 +97,10 @@ class Metrics(Layer):
         try:
             result = await self.inner.execute(call, ctx)
             status = "ok"
-            if isinstance(result, TensorDict):
-                n_bytes = fields_nbytes(result)
-            elif isinstance(result, KVBatchMeta) and not isinstance(call, PutSamples):
-                n_keys = result.size
-            elif call.mutates:
+            if call.mutates:
                 n_keys, n_bytes = self.counters.enter(call, result, n_keys)
+            elif isinstance(result, TensorDict):
+                n_bytes = fields_nbytes(result)
             self._ops += 1
             self._keys += n_keys
             self._bytes += n_bytes

@@ -64,7 +64,11 @@ class LiveBytes:
         ``written`` maps the keys that were written to their incarnations, None where not known; default: all keys.
         """
         share, rest = divmod(sum(sizes.values()), len(keys))
-        floors = {name: size // len(keys) for name, size in sizes.items()}
+        # Stored by field, so that one of them can be replaced; they add up to the key's even share.
+        even = {name: size // len(keys) for name, size in sizes.items()}
+        first = next(iter(even), None)
+        if first is not None:
+            even[first] += share - sum(even.values())
         held = self._held.setdefault(partition_id, {})
         entered = 0
         for key in keys:
@@ -73,15 +77,15 @@ class LiveBytes:
                     continue
                 self._begin(partition_id, key, written[key])
             mine = held.setdefault(key, {})
-            if floors:
-                first = next(iter(floors))
-                # Stored by field, so that one of them can be replaced; they add up to the key's even share.
-                entry = {**floors, first: floors[first] + share + rest - sum(floors.values())}
+            if first is not None:
+                before = sum(mine.values())
+                mine.update(even)
+                mine[first] += rest
+                after = sum(mine.values())
+                entered += share + rest
                 rest = 0
-                entered += sum(entry.values())
-                self.outstanding += sum(entry.values()) - sum(mine.get(name, 0) for name in entry)
-                mine.update(entry)
-                self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, sum(mine.values()))
+                self.outstanding += after - before
+                self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, after)
         if sizes:
             self.last_put_bytes_per_key = share
         self.peak = max(self.peak, self.outstanding)
