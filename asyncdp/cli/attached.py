@@ -68,8 +68,8 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", show_defau
 
 
 def fail(command: str, text: object, code: int = WRONG) -> NoReturn:
-    """End a command with one line on stderr and an exit code."""
-    line = " ".join(str(text).split())
+    """End a command with one line on stderr and an exit code; where the plane does not answer, with what to do next."""
+    line = " ".join(str(text).split()) + ("; asyncdp doctor looks for the cause" if code == NO_ANSWER else "")
     typer.echo(f"asyncdp {command}: {line}", err=True)
     raise typer.Exit(code)
 

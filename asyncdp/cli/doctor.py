@@ -250,7 +250,9 @@ async def _look_at_hosts(client: Client, timeout_s: float, found: list[Finding])
     silent = [host.host_id for host in hosts if not host.alive]
     if silent:
         text = f"{len(silent)} of {len(hosts)} do not answer: {', '.join(silent)}; their rows cannot be read"
-        remedy = "start them again under the same names; then asyncdp ls PARTITION shows what is lost"
+        remedy = "asyncdp evict PARTITION --lost: a storage unit of TransferQueue does not come back"
+        if any(host.slots for host in hosts):
+            remedy = "start them again under the same names; then asyncdp ls PARTITION shows what is lost"
         found.append(Finding("problem", "hosts", text, remedy))
     else:
         found.append(Finding("ok", "hosts", f"{len(hosts)}, all answer"))

@@ -153,6 +153,13 @@ async def fill_up(client: Client) -> None:
             await anyio.sleep(0.1)
 
 
+async def until_silent(client: Client) -> None:
+    """Wait until a host counts as dead."""
+    with anyio.fail_after(60):
+        while all(host.alive for host in await client.list_hosts()):  # noqa: ASYNC110 - its heartbeats tell
+            await anyio.sleep(0.1)
+
+
 def ucxx() -> Iterator[Said]:
     """On UCXX: hosts that are full, one that is killed, a directory that is paused, and one that is gone."""
     with ExitStack() as stack:
@@ -170,6 +177,7 @@ def ucxx() -> Iterator[Said]:
         finally:
             go_on()
         os.kill(transport.plane.pids[0], signal.SIGKILL)
+        anyio.run(until_silent, client)
         yield from ask("ucxx", "host killed", file)
         go_on = _paused(transport.plane.pids[1])
         try:

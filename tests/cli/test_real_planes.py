@@ -177,3 +177,4 @@ def check(table: list[Said]) -> None:
             assert not away or said.code == 3, str(said)
         elif away:
             assert said.code == 3, str(said)
+            assert said.err.endswith("; asyncdp doctor looks for the cause\n"), str(said)

@@ -75,6 +75,19 @@ async def test_it_sees_the_plane_and_its_clients() -> None:
         json.dumps(seen)
 
 
+def test_lost_rows_are_told_with_what_helps() -> None:
+    """A slot host that is started again recovers its rows; a storage unit of TransferQueue does not come back."""
+    host = {"host": "h", "state": "silent", "capacity_bytes": None, "used_bytes": None}
+    nothing = dict.fromkeys(("claims", "clients", "ops", "ports", "retries"), ())
+    for slots, help_ in (
+        ({"ready": 1}, "start their host again under its name, or asyncdp evict p"),
+        ({}, "asyncdp evict p"),
+    ):
+        seen = {**nothing, "plane": {"answers": True}, "hosts": [{**host, "slots": slots}]}
+        lost = _wrong({**seen, "partitions": [{"partition": "p", "lost": 2}]})[1]
+        assert lost == f"Partition p has lost 2 rows: {help_} --lost."
+
+
 def test_ports_of_a_host_are_one_sentence() -> None:
     """With the most clients and the longest time of them; one that is tried again is none."""
     ports = [
@@ -135,7 +148,7 @@ async def test_a_plane_that_ends_is_told_beside_the_last_view() -> None:
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("height", [12, 24, 1000])
 async def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
-    """Nothing is wider; what is wrong is always there; names are shown as they are."""
+    """Nothing is wider; what is wrong is always there in full; names are as they are; what has no room is named."""
     seen = await seen_under_faults()
     seen["ops"] = [{"op": "put", "per_s": 1.5, "failed_per_s": 0, "p50_ms": 0.2, "p90_ms": 20, "p99_ms": 20000}]
     out = console(width=width, file=io.StringIO())
@@ -143,6 +156,8 @@ async def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     lines = out.file.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert lines[1].startswith("! Host host-0 does not answer")
+    assert all(wrong in " ".join(" ".join(lines).split()) for wrong in seen["wrong"])
+    assert (height == 1000) != any(line.startswith("no room for: ") and "Clients" in line for line in lines)
     if height == 1000:
         assert [line for line in lines if line in SECTIONS] == list(SECTIONS)
         assert any("p[red]" in line for line in lines)

@@ -255,7 +255,8 @@ def _wrong(seen: Overview) -> list[str]:
     silent = (host["host"] for host in hosts if host["state"] == "silent")
     out += [f"Host {name} does not answer: its rows cannot be read." for name in silent]
     lost = ((one["partition"], one["lost"]) for one in seen["partitions"] if one["lost"])
-    remedy = "start their host again under its name, or asyncdp evict"
+    back = any(host["state"] == "silent" and host["slots"] for host in hosts)  # a storage unit does not come back
+    remedy = f"{'start their host again under its name, or ' * back}asyncdp evict"
     out += [f"Partition {name} has lost {rows} rows: {remedy} {name} --lost." for name, rows in lost]
     full = (
         host for host in hosts if host["capacity_bytes"] and (host["used_bytes"] or 0) > FULL * host["capacity_bytes"]
@@ -270,7 +271,7 @@ def _quarantines(ports: list[dict[str, Any]]) -> Iterator[str]:
     """Yield a sentence for each host of which clients avoid ports."""
     by: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
     for port in ports:
-        if port["health"] == "quarantined":
+        if port["health"] == "quarantined" and port["left_s"]:  # else it was until just now
             by[port["host"]].append(port)
     for host, avoided in by.items():
         names = ", ".join(str(port["port"]) for port in sorted(avoided, key=lambda one: int(one["port"])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
@@ -21,6 +22,8 @@ __all__ = ["screen"]
 
 #: Most lines that say what is wrong.
 WRONG_SHOWN = 6
+#: Lines that one of them may take.
+LINES_OF_ONE = 3
 TIMES = ("p50", "p90", "p99")
 
 
@@ -31,15 +34,20 @@ def screen(seen: Overview, width: int, height: int = 1000) -> RenderableType:
     clock = time.strftime("%H:%M:%S", time.localtime(seen["at"]))
     head = Text(cut(f"asyncdp top  {clock}  plane {answers}  {len(seen['clients'])} clients  Ctrl-C ends", width))
     out: list[RenderableType] = [head]
-    out += [Text(cut(f"! {line}", width), style="bold red") for line in wrong[:WRONG_SHOWN]]
+    for line in wrong[:WRONG_SHOWN]:
+        parts = wrap(f"! {line}", width, subsequent_indent="  ", max_lines=LINES_OF_ONE, placeholder=" …")
+        out += [Text(part, style="bold red") for part in parts]
     if len(wrong) > WRONG_SHOWN:
         out.append(Text(f"! and {len(wrong) - WRONG_SHOWN} more", style="bold red"))
     if not wrong:
         out.append(Text("nothing is wrong", style="green"))
-    left = height - len(out)
+    left = height - len(out) - 1  # a line is kept for the names of what has no room
+    without = []
     for title, columns, rows, right in _sections(seen):
         room = left - 2
-        if rows and room > 0:
+        if rows and room < min(len(rows), 2):
+            without.append(title)
+        elif rows:
             shown = rows if len(rows) <= room else rows[: room - 1]
             told = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
             cells = [[row[at] for at in told] for row in shown]
@@ -48,6 +56,8 @@ def screen(seen: Overview, width: int, height: int = 1000) -> RenderableType:
             if len(shown) < len(rows):
                 out.append(Text(f"and {len(rows) - len(shown)} more", style="dim"))
                 left -= 1
+    if without:
+        out.append(Text(cut(f"no room for: {', '.join(without)}", width), style="dim"))
     return Group(*out)
 
 
