@@ -173,7 +173,10 @@ class _Loop:
         with self._lock:
             never_ran = self._thread is None and not self.ended
             self.end()
-        if never_ran:
+        if never_ran and _in_a_loop():
+            with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+                elsewhere.submit(asyncio.run, self.client.close()).result()
+        elif never_ran:
             asyncio.run(self.client.close())
         elif self._thread is not None and not self.inside:
             self._thread.join()

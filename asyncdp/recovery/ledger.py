@@ -146,7 +146,7 @@ class CapacityLedger:
             changed = self._changed
             with anyio.move_on_after(self._relist_s) as patience:
                 await changed.wait()
-            if patience.cancelled_caught and not self.free:
+            if patience.cancelled_caught:
                 await self.rebuild()
 
     async def try_reserve(

@@ -36,6 +36,8 @@ FILES = {
     "asyncdp/recovery/selection.py": ("tests/sans_io/test_selection.py",),
     "asyncdp/recovery/reservations.py": ("tests/sans_io/test_selection.py",),
     "asyncdp/recovery/machine.py": ("tests/sans_io/test_recovery_machine.py",),
+    "asyncdp/recovery/gate.py": ("tests/recovery/test_ledger.py", "tests/recovery/test_loop.py"),
+    "asyncdp/recovery/group_writer.py": ("tests/recovery/test_group_writer.py",),
     "asyncdp/recovery/ledger.py": ("tests/recovery/test_ledger.py",),
     "asyncdp/recovery/loop.py": ("tests/recovery/test_loop.py",),
 }

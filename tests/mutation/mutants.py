@@ -55,6 +55,7 @@ def mutants_of(root: Path, file: str) -> list[Mutant]:
 
 def _messages_of_errors(module: cst.Module) -> set[cst.CSTNode]:
     texts: set[cst.CSTNode] = set()
+    raised: set[str] = set()
 
     class Raises(cst.CSTVisitor):
         def visit_Raise(self, node: cst.Raise) -> None:  # noqa: N802 - libcst's name
@@ -62,13 +63,22 @@ def _messages_of_errors(module: cst.Module) -> set[cst.CSTNode]:
                 def on_visit(self, node: cst.CSTNode) -> bool:
                     if isinstance(node, cst.BaseString | cst.Arg):
                         texts.add(node)
+                    if isinstance(node, cst.Arg) and isinstance(node.value, cst.Name):
+                        raised.add(node.value.value)
                     return True
 
             node.visit(Messages())
             for inner in _calls(node):
                 texts.add(inner)
 
+    class Texts(cst.CSTVisitor):
+        def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 - libcst's name
+            target = node.targets[0].target
+            if isinstance(target, cst.Name) and target.value in raised and isinstance(node.value, cst.BaseString):
+                texts.update((node, node.value))
+
     module.visit(Raises())
+    module.visit(Texts())
     return texts
 
 

@@ -1,6 +1,7 @@
 """GroupWriter on the memory plane, in virtual time: a group is written as a whole, or nothing of it is left."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -52,7 +53,7 @@ def test_a_group_is_claimed_once_it_is_committed(backend: str) -> None:
         assert (listed.group_id, listed.weight_version, listed.expected_num_keys) == ("g", 7, 2)
         assert (listed.committed, listed.is_complete, await client.depth("p")) == (True, True, 1)
         tags = dict(zip(listed.keys, listed.tags, strict=True))
-        assert tags["b"]["status"] == "failed"
+        assert (tags["a"]["input_lengths"], tags["b"]["status"]) == (3, "failed")
         assert (tags["b"]["failure"], tags["b"]["prompt"]) == ("the environment crashed", 4)
         claimed = await client.claim_meta("p", "train", ["x"], 2)
         assert (claimed.sample_ids, claimed.sequence_lengths) == (["a", "c"], None)
@@ -61,8 +62,9 @@ def test_a_group_is_claimed_once_it_is_committed(backend: str) -> None:
     on_a_plane(check, backend=backend)
 
 
+@pytest.mark.parametrize("with_ledger", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_failure_in_the_middle_leaves_nothing(backend: str) -> None:
+def test_a_failure_in_the_middle_leaves_nothing(backend: str, with_ledger: bool) -> None:  # noqa: FBT001
     """The first error goes up as it was; the place is given back; rows of others stay."""
 
     async def check(client: Client) -> None:
@@ -71,12 +73,14 @@ def test_a_failure_in_the_middle_leaves_nothing(backend: str) -> None:
         place = await ledger.reserve("g")
         with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - the block fails
             async with GroupWriter(
-                client, "p", "g", size=2, weight_version=7, reservation=place, ledger=ledger
+                client, "p", "g", size=2, weight_version=7, reservation=place, ledger=ledger if with_ledger else None
             ) as group:
                 await group.put(["a"], x(1.0))
                 raise ZeroDivisionError
         assert not hasattr(raised.value, "rollback_error")
-        assert (await keys(client), ledger.used) == (["theirs"], 0)
+        assert (await keys(client), ledger.used) == (["theirs"], 0 if with_ledger else 1)
+        await ledger.rebuild()
+        assert ledger.used == 1
 
     on_a_plane(check, backend=backend)
 
@@ -218,6 +222,83 @@ def test_a_rollback_that_fails_is_attached_to_the_first_error() -> None:
         assert isinstance(raised.value.rollback_error, (DataPlaneUnavailable, TimeoutError))  # type: ignore[attr-defined]
         assert "The rollback of the group failed too: " in raised.value.__notes__[0]
         assert (await client.list_metadata("p"))[0].committed is False
+
+    on_a_plane(check, plan)
+
+
+def test_a_commit_and_a_rollback_that_fail_are_both_told() -> None:
+    """The commit's error goes up, with that of the rollback; the reservation goes with a later listing."""
+    plan = FaultPlan().on("clear_samples").error(DataPlaneUnavailable, "away", for_s=1e6)
+
+    async def check(client: Client) -> None:
+        with pytest.raises(DataPlaneError) as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await group.put(["b"], x(1.0))
+                await client.evict(["a"], "p")
+        assert isinstance(raised.value.rollback_error, (DataPlaneUnavailable, TimeoutError))  # type: ignore[attr-defined]
+
+    on_a_plane(check, plan)
+
+
+def test_failures_are_counted_and_calls_take_as_long_as_they_may() -> None:
+    """``timeout_s`` is that of the put."""
+    plan = FaultPlan().on("put_samples").silent(at_s=60.0)
+
+    async def check(client: Client) -> None:
+        with suppress(DataPlaneError):
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                assert (group.failed, group.meta) == (0, None)
+                await group.fail("a", "it crashed")
+                await group.fail("b", "it crashed")
+                assert group.failed == 2
+                await anyio.sleep(61.0)
+                for call in (group.put(["c"], x(1.0), timeout_s=2.0), group.fail("d", "it crashed", timeout_s=2.0)):
+                    began = anyio.current_time()
+                    with pytest.raises(DataPlaneError):
+                        await call
+                    assert anyio.current_time() - began < 2.5
+                assert group.failed == 2
+
+    on_a_plane(check, plan)
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_put_without_an_answer_is_rolled_back_whatever_came_after_it(refused: bool) -> None:  # noqa: FBT001
+    """The writer goes on with another put, which works or is refused; the first one had happened."""
+    plan = FaultPlan().on("put_samples", call="Publish").lose_reply(after=1, times=4)
+
+    async def check(client: Client) -> None:
+        await client.put_samples(["theirs"], "p", x(9.0), [{"group_id": "h"}])
+        with suppress(ZeroDivisionError):
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                with pytest.raises(DataPlaneError) as raised:
+                    await group.put(["a"], x(1.0))
+                assert raised.value.ambiguous
+                with suppress(DataPlaneBadRequest):
+                    await group.put(["theirs"] if refused else ["b"], x(1.0))
+                raise ZeroDivisionError
+        assert await keys(client) == ["theirs"]
+
+    on_a_plane(check, plan)
+
+
+def test_a_rollback_that_takes_too_long_says_so() -> None:
+    """With the error that it follows, which goes up after ten seconds at the most."""
+    plan = FaultPlan().silent(at_s=5.0)
+
+    async def check(client: Client) -> None:
+        with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                await anyio.sleep(6.0)
+                began = anyio.current_time()
+                raise ZeroDivisionError
+        assert anyio.current_time() - began <= 10.5
+        assert str(raised.value.rollback_error) == "the rollback took longer than 10 s"  # type: ignore[attr-defined]
+        assert raised.value.__notes__ == [
+            "The rollback of the group failed too: TimeoutError: the rollback took longer than 10 s"
+        ]
 
     on_a_plane(check, plan)
 

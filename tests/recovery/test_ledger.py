@@ -1,5 +1,6 @@
 """CapacityLedger on the memory plane, in virtual time."""
 
+import inspect
 import random
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from asyncdp import (
     stack,
 )
 from asyncdp.recovery import CapacityLedger, GroupWriter, Reservation
+from asyncdp.recovery import ledger as ledger_module
 from asyncdp.recovery.reservations import reservation_id
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 
@@ -40,6 +42,18 @@ def on_a_plane(check: Callable[[Client], Any], plan: FaultPlan | None = None, ba
             await check(client)
 
     run_virtual(run, backend)  # type: ignore[arg-type]
+
+
+class Other:
+    """A client of somebody else's, without a name or a clock."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("owner", "env"):
+            raise AttributeError(name)
+        return getattr(self._client, name)
 
 
 async def put_group(client: Client, name: str, version: int = 1) -> None:
@@ -303,6 +317,88 @@ def test_a_backend_that_cannot_bind_removals_is_refused() -> None:
     assert raised.value.capability == "bound_mutations"
 
 
+@pytest.mark.parametrize(("at_once", "sizes"), [(4, [4, 4, 4, 2]), (5, [6, 6, 2]), (14, [14])])
+def test_rows_are_removed_in_batches_of_whole_groups(
+    at_once: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each group once, in order; a batch is over with the group that fills it."""
+    monkeypatch.setattr(ledger_module, "ROWS_AT_ONCE", at_once)
+
+    async def check(client: Client) -> None:
+        for name in range(7):
+            await put_group(client, str(name))
+        listed = await client.list_metadata("p")
+        batches = ledger_module.removed_together(listed)
+        assert [one.size for one in batches] == sizes
+        assert [one for batch in batches for one in batch.sample_ids] == [key for one in listed for key in one.keys]
+        assert ledger_module.removed_together([]) == []
+
+    on_a_plane(check)
+
+
+def test_its_defaults_are_those_of_the_page() -> None:
+    """docs/recovery.md names the seconds."""
+    defaults = {name: one.default for name, one in inspect.signature(CapacityLedger).parameters.items()}
+    assert (defaults["reservation_timeout_s"], defaults["relist_s"]) == (1800.0, 1.0)
+
+
+def test_a_reservation_says_who_has_what() -> None:
+    """Its owner is the client unless one is named; a client of somebody else's may have no name."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 3)
+        named = await ledger.reserve("a", owner="w", weight_version=4)
+        assert (named.group_id, named.owner, named.weight_version, named.meta.size) == ("a", "w", 4, 1)
+        assert (await ledger.reserve("b")).owner == client.owner
+        assert (await CapacityLedger(Other(client), "p", 3).reserve("c")).owner == ""  # type: ignore[arg-type]
+
+    on_a_plane(check)
+
+
+def test_commit_and_release_remove_one_reservation_only() -> None:
+    """The group, and what else this client has put, stay."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 3)
+        places = [await ledger.reserve(name) for name in "abc"]
+        await put_group(client, "a")
+        await ledger.commit(places[0])
+        assert await rows(client) == {"a_g0", "a_g1", reservation_id("b"), reservation_id("c")}
+        assert (ledger.used, ledger.reserved) == (3, ["b", "c"])
+        await ledger.release(places[1])
+        assert await rows(client) == {"a_g0", "a_g1", reservation_id("c")}
+        assert (ledger.used, ledger.reserved) == (2, ["c"])
+
+    on_a_plane(check)
+
+
+def test_a_reservation_that_was_cancelled_after_its_put_is_removed() -> None:
+    """By the next listing, which knows it by its token; one that was made since for the same group stays."""
+
+    async def check(client: Client) -> None:
+        class Late(Other):
+            """Its answers to puts come late."""
+
+            async def put_samples(self, *args: Any, **kwargs: Any) -> Any:
+                """Put, and answer after nine seconds."""
+                meta = await client.put_samples(*args, **kwargs)
+                await anyio.sleep(9.0)
+                return meta
+
+        ledger = CapacityLedger(Late(client), "p", 1)  # type: ignore[arg-type]
+        for since in (False, True):
+            with anyio.move_on_after(1.0):
+                await ledger.reserve("a")
+            assert (await rows(client), ledger.used) == ({reservation_id("a")}, 1)
+            if since:
+                await client.clear_samples((await client.list_metadata("p"))[0].meta(), "p")
+                await CapacityLedger(client, "p", 1).reserve("a")
+            await ledger.rebuild()
+            assert (await rows(client), ledger.used) == ({reservation_id("a")} if since else set(), int(since))
+
+    on_a_plane(check)
+
+
 STEPS = st.lists(
     st.sampled_from(["reserve", "reserve", "work", "fail", "vanish", "pop", "restart", "list", "pause", "other"]),
     max_size=25,
@@ -441,6 +537,7 @@ def test_random_histories_neither_exceed_the_capacity_nor_lose_places(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @settings(max_examples=1000, phases=PHASES)
 @given(steps=STEPS, seed=st.integers(0, 2**16), capacity=st.integers(1, 3), faults=st.booleans())
 def test_a_thousand_random_histories(steps: list[str], seed: int, capacity: int, faults: bool) -> None:  # noqa: FBT001

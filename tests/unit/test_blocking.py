@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+import anyio
 import pytest
 import torch
 from anyio.from_thread import BlockingPortal
@@ -218,6 +219,20 @@ def test_a_running_loop_is_not_blocked(client: BlockingClient) -> None:
         return await asyncio.to_thread(client.depth, "p")
 
     assert asyncio.run(check()) == 8
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_client_that_was_never_used_is_closed_in_a_running_loop(backend: str) -> None:
+    """An async actor that ends before its first call; closed for good."""
+    client = build_blocking_client(MEMORY, nemo=True)
+
+    async def check() -> None:
+        client.close()
+
+    anyio.run(check, backend=backend)
+    with pytest.raises(DataPlaneClosed):
+        client.ping()
+    assert threads() == 0
 
 
 def test_as_nemo_wants_it_a_running_loop_is_blocked_with_one_warning() -> None:
