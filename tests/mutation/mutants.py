@@ -71,14 +71,14 @@ def _messages_of_errors(module: cst.Module) -> set[cst.CSTNode]:
             for inner in _calls(node):
                 texts.add(inner)
 
-    class Texts(cst.CSTVisitor):
+    class Assigned(cst.CSTVisitor):
         def visit_Assign(self, node: cst.Assign) -> None:  # noqa: N802 - libcst's name
             target = node.targets[0].target
             if isinstance(target, cst.Name) and target.value in raised and isinstance(node.value, cst.BaseString):
                 texts.update((node, node.value))
 
     module.visit(Raises())
-    module.visit(Texts())
+    module.visit(Assigned())
     return texts
 
 

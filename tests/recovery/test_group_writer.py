@@ -210,16 +210,18 @@ def test_cancelled_at_any_moment_it_leaves_all_or_nothing(backend: str) -> None:
     on_a_plane(check, FaultPlan(seed=5).on("put_samples").delay(p50_s=0.2, p99_s=1.0), backend)
 
 
-def test_a_rollback_that_fails_is_attached_to_the_first_error() -> None:
+@pytest.mark.parametrize("error", [DataPlaneUnavailable, DataPlaneBadRequest])
+def test_a_rollback_that_fails_is_attached_to_the_first_error(error: type[Exception]) -> None:
     """The first error goes up; the second one is at hand, and in the traceback. What is left cannot be claimed."""
-    plan = FaultPlan().on("clear_samples").error(DataPlaneUnavailable, "away", for_s=1e6)
+    plan = FaultPlan().on("clear_samples").error(error, "away", for_s=1e6)
 
     async def check(client: Client) -> None:
         with pytest.raises(ZeroDivisionError) as raised:  # noqa: PT012 - the block fails
             async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
                 await group.put(["a"], x(1.0))
                 raise ZeroDivisionError
-        assert isinstance(raised.value.rollback_error, (DataPlaneUnavailable, TimeoutError))  # type: ignore[attr-defined]
+        assert isinstance(raised.value.rollback_error, (error, TimeoutError))  # type: ignore[attr-defined]
+        assert type(raised.value.rollback_error) is error or error is DataPlaneUnavailable  # type: ignore[attr-defined]
         assert "The rollback of the group failed too: " in raised.value.__notes__[0]
         assert (await client.list_metadata("p"))[0].committed is False
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tests.forks import combinations
 from tests.forks.scenes import SCENES, play
 from tests.ucxx.hosts import needs_ucx
 
@@ -51,10 +50,3 @@ def test_a_program_that_forks_on_the_lane(owner: UCXXTransport) -> None:
     *said, small, last = play(config_of(owner, "auto"), *SCENES)
     assert [*said, last] == [f"played {name}" for name in SCENES]
     assert small == "read small rows"
-
-
-@pytest.mark.timeout(combinations.LIMIT_S)
-@pytest.mark.parametrize(("lane", "seed"), [("off", 2), ("auto", 3)])
-def test_a_blocking_client_among_new_processes(owner: UCXXTransport, lane: str, seed: int) -> None:
-    """Forked, spawned, loading data, closed in any order or never: the parent's plane goes on, and nothing is left."""
-    assert combinations.play(config_of(owner, lane), seed).endswith(" did no harm")

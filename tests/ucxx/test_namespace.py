@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from asyncdp.testing.contract import Reads
+from tests.forks import combinations
 from tests.ucxx.hosts import HAVE_UCX, _can_unshare
 
 ROOT = Path(__file__).parents[2]
 #: Files whose tests open UCX listeners.
 FILES = (
+    pytest.param("test_blocking_forks.py", marks=pytest.mark.timeout(2 * combinations.LIMIT_S)),
     "test_engine.py",
     "test_forks.py",
     "test_gone_clients.py",
