@@ -134,7 +134,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
                 broken.update(broken_again)
             failed.update(broken)
     if not failed:
-        return assemble(reads, n, call.fields, specs, ctx.env.codec).to_tensordict()
+        whole = assemble(reads, n, call.fields, specs, ctx.env.codec)
+        try:
+            return whole.to_tensordict()
+        except DataPlaneError:
+            if not whole.undecodable():
+                raise
+        reads = [(whole, range(n))]
     raise _partial(call, located.handles, reads, failed, specs, ctx)
 
 
@@ -201,6 +207,9 @@ def _partial(
     where = {row: at for at, row in enumerate(came)}
     kept = [(block, [where[row] for row in rows]) for block, rows in _without(reads, failed)]
     block = assemble(kept, len(came), call.fields, specs, ctx.env.codec) if came else Block(0, {})
+    if bad := block.undecodable():
+        failed = {**failed, **{came[row]: err for row, err in bad.items()}}
+        block = block.take([row for row in range(block.n) if row not in bad])
     meta = KVBatchMeta(
         call.partition_id,
         sample_ids=list(call.sample_ids),

@@ -158,14 +158,31 @@ class Block:
     def _leaf(self, name: str, column: Column) -> Any:
         try:
             return leaf_of(column, self.specs.get(name), self.codec)
-        except DataPlaneError:
-            raise
         except Exception as err:
             if not isinstance(column, Objects):
                 raise
-            # The bytes are as they were put; usually the object's class cannot be imported here.
-            msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
-            raise DataPlaneReadError(msg, field=name, cause=err) from err
+            raise _undecodable(name, err) from err
+
+    def undecodable(self) -> dict[int, DataPlaneError]:
+        """Return an error for each row of which an object cannot be decoded in this process; the field is named."""
+        errors: dict[int, DataPlaneError] = {}
+        for name, column in self.columns.items():
+            for row, item in enumerate(column.items if isinstance(column, Objects) else ()):
+                try:
+                    self.codec.loads(item)
+                except Exception as err:  # noqa: BLE001 - the other rows are read
+                    errors.setdefault(row, _undecodable(name, err))
+        return errors
+
+
+def _undecodable(name: str, err: Exception) -> DataPlaneError:
+    """Return the error of an object of a field."""
+    if isinstance(err, DataPlaneError):
+        err.field = err.field or name
+        return err
+    # The bytes are as they were put; usually the object's class cannot be imported here.
+    msg = f"an object of field {name!r} cannot be decoded in this process: {type(err).__name__}: {err}"
+    return DataPlaneReadError(msg, field=name, cause=err)
 
 
 #: The tree of errors imports nothing of asyncdp; pickled, this one holds its rows in columnar form.

@@ -14,7 +14,7 @@ import torch
 
 from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
-from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
+from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneReadError, DataPlaneWriteError, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client import lane as lane_module
@@ -87,6 +87,30 @@ async def test_what_is_read_is_the_reader_s_own(table: SlotTable, lane: Lane) ->
     table.drop(grant.slot, grant.generation, range(2))
     put(table, "new", rows(2, 4096, 5.0))
     assert filled(first) == [9.0, 9.0]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("kind", [CorruptPayload, DataPlaneReadError])
+async def test_a_payload_that_cannot_be_built_does_not_fail_the_others(
+    table: SlotTable, lane: Lane, monkeypatch: pytest.MonkeyPatch, kind: type[DataPlaneReadError]
+) -> None:
+    """Its refs have the error, those that are stale theirs, and the others of the read have their rows."""
+    build = lane_module.block_of
+
+    def fails_once(payload: Any, codec: Any) -> Any:
+        if payload.layout.metas[0].name == "bad":
+            raise kind("of a dtype that nobody knows", field="bad")
+        return build(payload, codec)
+
+    monkeypatch.setattr(lane_module, "block_of", fails_once)
+    bad = Block.from_fields({"bad": torch.zeros(1, 4)}, 1)
+    grants = [put(table, f"op{at}", bad if at in (1, 2) else rows(1))[0] for at in range(4)]
+    table.drop(grants[2].slot, grants[2].generation, [0])
+    refs = [ref(grant, fields=("bad",) if at in (1, 2) else ("a",)) for at, grant in enumerate(grants)]
+    result = verify(await lane.read(refs), ReadSlots(HOST, tuple(refs)))
+    assert sorted(at for part in result.parts for at in part.refs) == [0, 3]
+    assert {at: type(err) for at, err in result.errors.items()} == {1: kind, 2: StaleSlotError}
+    assert (result.errors[1].host, result.errors[1].field) == ("h", "bad")
 
 
 @pytest.mark.anyio

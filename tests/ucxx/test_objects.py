@@ -2,6 +2,7 @@ import collections
 import contextlib
 import enum
 import pickle
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asyncdp import build_data_plane_client
-from asyncdp.errors import CorruptPayload
+from asyncdp.calls import GetSamples
+from asyncdp.calls.slots import HostRef, Locate, Located, Part, ReadResult, SlotRef
+from asyncdp.compose.reads import read_rows
+from asyncdp.errors import CorruptPayload, DataPlaneNotReady, PartialReadError
+from asyncdp.rows.block import Block
+from asyncdp.rows.block import Objects as RowObjects
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.payload import objects
 from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
@@ -216,6 +222,35 @@ def test_pickle_only_where_it_was_turned_on() -> None:
     with pytest.raises(CorruptPayload, match="allow_pickle is off") as caught:
         MsgpackCodec().loads(data)
     assert not caught.value.retryable
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("lost", [False, True])
+async def test_a_pickle_that_is_not_loaded_does_not_fail_the_other_rows(*, lost: bool) -> None:
+    """The error of its row, by field; also where other rows did not come for another reason."""
+    trusting, codec = MsgpackCodec(allow_pickle=True), MsgpackCodec()
+    block = Block(3, {"x": RowObjects([trusting.dumps(value) for value in ("one", Colour.RED, {"three": 3})])})
+    host = HostRef("h", 1, (1,))
+    refs = (SlotRef(host, 0, 1, ("x",), range(3), range(3)), SlotRef(host, 1, 1, ("x",), range(1), range(3, 4)))
+    refs = refs[: 1 + lost]
+
+    async def send(call: Any, _: Any) -> Any:
+        if isinstance(call, Locate):
+            return Located(refs, {}, (None,) * (3 + lost), {})
+        errors = {1: DataPlaneNotReady("full")} if lost else {}
+        return ReadResult((Part((0,), block, (block.nbytes,), block.schema_hash()),), errors)
+
+    context: Any = SimpleNamespace(env=SimpleNamespace(codec=codec), verb="get_samples")
+    call = GetSamples(("a", "b", "c", "d")[: 3 + lost], "p", ("x",))
+    with pytest.raises(PartialReadError) as caught:
+        await read_rows(send, call, context)
+    told = caught.value
+    assert told.ok.sample_ids == ["a", "c"]
+    assert [same(told.rows[at]["x"], value) for at, value in enumerate(("one", {"three": 3}))] == [True, True]
+    kinds = {1: CorruptPayload, 3: DataPlaneNotReady} if lost else {1: CorruptPayload}
+    assert {row: type(err) for row, err in told.errors.items()} == kinds
+    assert told.errors[1].field == "x"
+    assert "allow_pickle" in told.errors[1].message
 
 
 def test_each_reader_says_itself_whether_pickles_are_loaded() -> None:

@@ -23,6 +23,7 @@ from asyncdp.errors import (
     DataPlaneClosed,
     DataPlaneError,
     DataPlaneNotReady,
+    DataPlaneReadError,
     DataPlaneUnavailable,
     DataPlaneWriteError,
     StaleSlotError,
@@ -589,13 +590,16 @@ async def test_a_start_that_fails_leaves_the_adopted_rows_to_the_next() -> None:
                 assert not (await connection.read(again, (ref,))).errors
 
 
-async def test_a_payload_that_cannot_be_built_does_not_fail_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [CorruptPayload, DataPlaneReadError])
+async def test_a_payload_that_cannot_be_built_does_not_fail_the_others(
+    monkeypatch: pytest.MonkeyPatch, kind: type[DataPlaneReadError]
+) -> None:
     """Its refs have the error, as damaged ones; the others of the read have their rows, and the connection stays."""
     build = connections.block_of
 
     def fails_once(payload: Any, codec: Any) -> Any:
         if payload.layout.metas[0].name == "bad":
-            raise CorruptPayload("an object of a kind that nobody knows")
+            raise kind("of a dtype that nobody knows", field="bad")
         return build(payload, codec)
 
     monkeypatch.setattr(connections, "block_of", fails_once)
@@ -609,6 +613,7 @@ async def test_a_payload_that_cannot_be_built_does_not_fail_the_others(monkeypat
                     refs += await put_over(connection, here, f"{at}", bad if at == 1 else rows(1))
                 result = verify(await connection.read(here, refs), ReadSlots(here, tuple(refs)))
                 assert sorted(at for part in result.parts for at in part.refs) == [0, 2]
-                assert {at: type(err) for at, err in result.errors.items()} == {1: CorruptPayload}
-                assert (result.errors[1].host, result.errors[1].retryable) == (here.id, True)
+                assert {at: type(err) for at, err in result.errors.items()} == {1: kind}
+                told = result.errors[1]
+                assert (told.host, told.field, told.retryable) == (here.id, "bad", kind is CorruptPayload)
                 assert not connection.spent

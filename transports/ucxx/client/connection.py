@@ -20,6 +20,7 @@ from asyncdp.errors import (
     CorruptPayload,
     DataPlaneBadRequest,
     DataPlaneError,
+    DataPlaneReadError,
     DataPlaneUnavailable,
     DataPlaneUnsupported,
 )
@@ -260,9 +261,9 @@ class Connection:
         for head, data in zip(reply.parts, buffers, strict=True):
             try:
                 parts.append(self._part(head, data))
-            except CorruptPayload as err:  # what one writer has put does not keep the other rows from their reader
+            except DataPlaneReadError as err:  # what one writer has put does not keep the other rows from their reader
                 for at in head.refs:
-                    errors[at] = CorruptPayload(err.message, host=host.id, port=self._port, cause=err)
+                    errors[at] = type(err)(err.message, host=host.id, port=self._port, field=err.field, cause=err)
         return ReadResult(tuple(parts), errors)
 
     def _check(self, reply: Rows, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]) -> None:

@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from asyncdp.calls.slots import Part, ReadResult
-from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneNotReady, DataPlaneWriteError, StaleSlotError
+from asyncdp.errors import (
+    CorruptPayload,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneReadError,
+    DataPlaneWriteError,
+    StaleSlotError,
+)
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
 from ..payload.cooperative_copy import copy_cooperatively
@@ -128,7 +135,13 @@ class Lane:
         """Check the slots after the copy and return the part without refs that became stale; None if all did."""
         numbers = [pick.ref for pick in gather.picks]
         self._check(refs, numbers, errors)
-        block = block_of(copied, self._codec)
+        try:
+            block = block_of(copied, self._codec)
+        except DataPlaneReadError as err:  # what one writer has put does not keep the other rows from their reader
+            for at in numbers:
+                if at not in errors:
+                    errors[at] = type(err)(err.message, host=refs[at].host.id, field=err.field, cause=err)
+            return None
         sizes = gather.nbytes
         if any(at in errors for at in numbers):
             kept = [place for place, at in enumerate(numbers) if at not in errors]

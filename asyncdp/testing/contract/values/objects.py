@@ -12,7 +12,7 @@ import pytest
 import torch
 from tensordict import LazyStackedTensorDict, NonTensorData, NonTensorStack, TensorDict
 
-from asyncdp import DataPlaneBadRequest, DataPlaneReadError
+from asyncdp import DataPlaneBadRequest, DataPlaneReadError, PartialReadError
 
 from ..base import Contract
 from ..rig import Rig, declare, table
@@ -343,7 +343,7 @@ class Objects(Contract):
     async def test_an_object_whose_class_is_not_here_is_a_typed_error(
         self, rig: Rig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """A reader without the class gets an error that names the field, and the other fields can be read."""
+        """A reader without the class gets an error of that row that names the field; all else can be read."""
         elsewhere = ModuleType("asyncdp_only_elsewhere")
         kind = type("Kind", (), {"__module__": elsewhere.__name__})
         elsewhere.Kind = kind  # type: ignore[attr-defined]
@@ -351,11 +351,14 @@ class Objects(Contract):
         with monkeypatch.context() as there:
             there.setitem(sys.modules, elsewhere.__name__, elsewhere)
             try:
-                await rig.client.put_samples(["a"], "p", {"x": [kind()], "y": torch.ones(1)})
+                await rig.client.put_samples(["a", "b"], "p", {"x": [kind(), "text"], "y": torch.ones(2)})
             except DataPlaneBadRequest as err:
                 assert err.field == "x"  # noqa: PT017 - either is right
                 return
-        with pytest.raises(DataPlaneReadError, match="asyncdp_only_elsewhere") as caught:
-            await rig.mate.get_samples(["a"], "p", ["x", "y"])
-        assert caught.value.field == "x"
+        with pytest.raises(PartialReadError, match="asyncdp_only_elsewhere") as caught:
+            await rig.mate.get_samples(["a", "b"], "p", ["x", "y"])
+        assert {row: (type(err), err.field) for row, err in caught.value.errors.items()} == {
+            0: (DataPlaneReadError, "x")
+        }
+        assert rows_of(caught.value.rows["x"]) == ["text"]
         assert (await rig.mate.get_samples(["a"], "p", ["y"]))["y"].tolist() == [1.0]
