@@ -55,7 +55,7 @@ for impl, extra in {"ucxx": "ucxx", "transfer_queue": "tq"}.items():
     assert done.returncode == 1 and f"pip install 'asyncdp[{extra}]'" in done.stdout, done
     done = run("ping", "--config", "d.json")
     assert done.returncode == 2 and f"asyncdp[{extra}" in done.stderr and done.stderr.count("\\n") == 1, done
-assert "needs: pip install 'asyncdp[plot]'" in " ".join(run("demo", "--plot", "x.png").stderr.split())
+assert "plots need: pip install 'asyncdp[plot]'" in " ".join(run("demo", "--plot", "x.png").stderr.split())
 assert "asyncdp[ucxx]" in run("serve").stderr
 assert "in a checkout of asyncdp only" in run("bench").stderr
 from asyncdp.cli.top.page import PAGE
