@@ -230,7 +230,7 @@ class RecoveryLoop:
         The chosen groups are not removed, nor chosen again, until ``finish`` or ``put_back``, the end of the block of
         ``reported`` with an error, or until ``trained`` says that they are trained.
         """
-        selection = await self._look(count, count if least is None else least)
+        selection = await self._look(count=count, least=count if least is None else least)
         self._training.update((group.group_id, selection) for group in selection.chosen)
         for loop, selections in SELECTED.get():
             if loop is self:
@@ -254,7 +254,7 @@ class RecoveryLoop:
 
     async def sweep(self) -> None:
         """Do once what every recovery does after the ping, but for the declarations."""
-        await self._look(0, 0)
+        await self._look()
         await self._release()
 
     # -- the task
@@ -304,7 +304,7 @@ class RecoveryLoop:
             detail = _detail_of(error)
         step = self._handle(event, detail, retry_after_s=getattr(error, "retry_after_s", None))
         if step.next_state is State.GIVEN_UP:
-            raise error if error is not None and event is Event.BROKEN else self._gave_up(machine)
+            raise self._gave_up(machine) if error is None else error
 
     def _gave_up(self, machine: RecoveryMachine) -> RecoveryGaveUp:
         story = [str(step) for step in machine.story]
@@ -330,7 +330,7 @@ class RecoveryLoop:
                 return {"used": self.ledger.used, "capacity": self.ledger.capacity}
             case State.EVICTING:
                 before = Counter(self.removed)
-                selection = await self._look(0, 0, self._listing)
+                selection = await self._look(self._listing)
                 return {"removed": dict(self.removed - before), "waiting": dict(selection.waiting)}
             case _:
                 return {"released": await self._release(), "unknown_owners": dict(self.unknown_owners)}
@@ -374,7 +374,7 @@ class RecoveryLoop:
     async def _rebuild(self) -> Listing:
         return await self.ledger.rebuild(gone=None if self._alive is None else self._is_gone)
 
-    async def _look(self, count: int, least: int, listing: Listing | None = None) -> Selection:
+    async def _look(self, listing: Listing | None = None, *, count: int = 0, least: int = 0) -> Selection:
         """Remove what is trained and what falls out of a listing (None: of a new one), and choose among the rest."""
         async with self._looking:
             if listing is None:

@@ -27,6 +27,7 @@ from asyncdp import (
     SampleNotFound,
     stack,
 )
+from asyncdp.middleware.policy.backoff import Backoff
 from asyncdp.recovery import (
     CapacityLedger,
     GroupWriter,
@@ -36,6 +37,7 @@ from asyncdp.recovery import (
     Selector,
     is_outage,
 )
+from asyncdp.recovery.machine import Event, RecoveryMachine
 from asyncdp.testing import FaultPlan, faulty_stack, run_virtual
 
 BACKENDS = ["asyncio", "trio"]
@@ -499,10 +501,10 @@ def test_removals_spare_what_was_put_anew() -> None:
         listing = await loop.ledger.rebuild()
         await client.pop(["g_g0", "g_g1"], "p")
         await put_group(client, "g", 5)
-        await loop._look(0, 0, listing)
+        await loop._look(listing)
         assert await groups(client) == ["g"]
         loop = loop_on(client)
-        await loop._look(0, 0, listing)
+        await loop._look(listing)
         assert await groups(client) == ["g"]
 
     on_a_plane(check)
@@ -571,10 +573,13 @@ def test_an_outage_is_told_step_by_step() -> None:
 
     async def check(client: Client) -> None:
         told: list[RecoveryStep] = []
+        await put_group(client, "stale", 1)
         loop = loop_on(client, on_event=told.append, backoff_base_s=0.001, backoff_cap_s=0.001)
+        assert (loop.failed_rows, loop.released, loop.removed, loop.unknown_owners) == (0, 0, {}, {})
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(loop.run)
             await loop.ledger.gate.wait()
+            assert told[2].detail == {"removed": {"stale": 1}, "waiting": {}}
             told.clear()
             await anyio.sleep(100.0)
             assert loop.report(DataPlaneUnavailable("loading", retry_after_s=7.0))
@@ -652,6 +657,72 @@ def test_a_ping_takes_no_longer_than_it_may() -> None:
         assert not loop.ledger.gate.is_open
 
     on_a_plane(check, FaultPlan().silent(at_s=1.0))
+
+
+def test_a_story_says_what_it_leaves_out() -> None:
+    """Between its beginning and its end."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client, give_up_after_s=9.0)
+        machine = RecoveryMachine(Backoff(0.5, 10.0), random.Random(1), 0.0, give_up_after_s=9.0, story_steps=4)
+        for _ in range(5):
+            machine.handle(Event.FAILED, 1.0, {"error": "away"})
+            machine.handle(Event.WAITED, 2.0)
+        error = loop._gave_up(machine)
+        assert len(error.story) == 5
+        assert error.story[2] == "(6 steps are not shown)"
+        assert [" waited" in line for line in error.story] == [False, True, False, False, True]
+
+    on_a_plane(check)
+
+
+def test_a_sweep_of_what_is_gone_goes_up_at_once() -> None:
+    """A partition that was dropped is not waited for, nor is there an outage."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(expect, DataPlaneBadRequest, loop.run)
+            await loop.ledger.gate.wait()
+            await client.drop_partition("p")
+        assert loop.outage == 0
+
+    on_a_plane(check)
+
+
+def test_claims_are_looked_at_where_it_was_told_to() -> None:
+    """Of the tasks it was given, else of all of the partition; without ``alive`` none are."""
+
+    async def check(client: Client) -> None:
+        await client.register_partition("q", ["x"], 8, ["train", "score"], grpo_group_size=2)
+        await client.put_samples(["g_g0", "g_g1"], "q", {"x": torch.zeros(2)}, [{"weight_version": 5}] * 2)
+        await client.claim_meta("q", "score", ["x"], 2)
+        for alive, tasks, left in (
+            (None, None, 1),
+            (lambda _: False, ["train"], 1),
+            (lambda _: True, ["score"], 1),
+            (lambda _: False, None, 0),
+        ):
+            loop = loop_on(client, ledger=CapacityLedger(client, "q", 4), alive=alive, tasks=tasks)
+            await loop.sweep()
+            assert (len(await client.list_claims("q", "score")), loop.released) == (left, 1 - left)
+
+    on_a_plane(check)
+
+
+def test_weight_fifo_waits_for_older_weights_that_are_being_made() -> None:
+    """Their reservation says so, before there is a row."""
+
+    async def check(client: Client) -> None:
+        await put_group(client, "new", 5)
+        loop = loop_on(client, selector=Selector("weight_fifo"))
+        loop.ledger.gate.open()
+        place = await loop.ledger.reserve("old", weight_version=4)
+        assert (await loop.select(1)).chosen == ()
+        await loop.ledger.release(place)
+        assert [one.group_id for one in (await loop.select(1)).chosen] == ["new"]
+
+    on_a_plane(check)
 
 
 def test_what_was_removed_and_released_is_counted_over_all_sweeps() -> None:
