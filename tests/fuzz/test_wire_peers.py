@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from asyncdp.calls.slots import HostRef, SlotRef
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.errors import DataPlaneError, DataPlaneUnsupported
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.transports.ucxx.client.connection import Connection
 from asyncdp.transports.ucxx.host.registration import NoDirectory
@@ -271,6 +271,6 @@ def test_memory_is_taken_only_for_what_can_come() -> None:
         control.data_received(pack_frame(Rows([PartHead([0, 1], [64, 32], 1, 1 << 33, 3)], [])))
         await task
 
-    with pytest.raises(DataPlaneUnavailable, match="no UCX") as caught:
+    with pytest.raises(DataPlaneUnsupported, match="no UCX") as caught:
         asyncio.run(read())
     assert not ran_out(caught.value)
