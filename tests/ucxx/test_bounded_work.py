@@ -353,9 +353,9 @@ async def test_no_reply_takes_more_than_all_replies_may() -> None:
 
 async def test_rows_named_one_by_one_times_fields_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: more cells than the slot has, beyond some: refused, before anything of that size is made."""
-    from asyncdp.transports.ucxx.host import service
+    from asyncdp.transports.ucxx.host import reads
 
-    monkeypatch.setattr(service, "MOST_CELLS", 1000)
+    monkeypatch.setattr(reads, "MOST_CELLS", 1000)
     async with hosted(inline_bytes=0) as host:
         ref = await _ragged(host, [1] * 10, fields=20)
         names = tuple(f"f{at}" for at in range(20))

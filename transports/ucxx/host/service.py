@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import time
-from collections.abc import AsyncIterator, Callable, Container, Iterable, Sequence
-from contextlib import asynccontextmanager, closing
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -15,43 +15,37 @@ import numpy as np
 from asyncdp.errors import (
     CorruptPayload,
     DataPlaneBadRequest,
-    DataPlaneError,
     DataPlaneNotReady,
-    DataPlaneUnavailable,
     StaleSlotError,
 )
 
-from ..payload.gather import Gather, Selection, gathers
-from ..payload.layout import spans
-from ..payload.payload import Payload
+from ..payload.payload import SUMMED_AT_ONCE
 from ..slots.header import State
 from ..slots.slot_split import Split
-from ..wire.failures import describe
 from ..wire.messages import (
     LONGEST_PUT_S,
     Abort,
     Drop,
-    PartHead,
     Read,
     Reserve,
     Rows,
-    SlotRows,
     WireError,
     Write,
 )
+from .field_lists import FieldLists, refuse_twice
 from .limits.memory_share import MemoryShare
-from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
 from .limits.time_slices import TimeSlices
+from .reads import Reads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
     from asyncdp.process.buffer_pool import BufferPool
 
-    from ..slots.slot import Grant, ReadAttempt, Slot
+    from ..payload.payload import Payload
+    from ..slots.slot import Grant, Slot
     from ..slots.table import SlotTable
     from ..slots.writer_process import Process
-    from .limits.time_slices import Work
     from .registration import HostDirectory
     from .settings import HostSettings
 
@@ -59,15 +53,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Service"]
 
-#: Rows of a put up to which they are split into slots on the event loop (0.1 us each), and bytes up to which a
-#: checksum is computed there (2 GB/s); beyond that a thread does it.
+#: Rows of a put up to which they are split into slots on the event loop (0.1 us each); beyond that a thread does it.
 _SPLIT_AT_ONCE: Final = 4096
-_SUMMED_AT_ONCE: Final = 1 << 20
-#: Most bytes copied at once on the event loop (0.1 ms).
-_COPIED_AT_ONCE: Final = 256 << 10
-#: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
-#: written to, which takes 0.2 to 2 s for each GiB.
-_TOUCHED_AT_ONCE: Final = 4 << 20
 #: Most cells (rows x fields) of one put: each takes a byte in the arena, and eight where its length differs.
 _MOST_CELLS: Final = 1 << 24
 
@@ -97,13 +84,14 @@ class Service:
         self.directory = directory
         self.clock = clock
         self.draining = False
-        self.served: dict[str, int] = {}
+        self.served: Counter[str] = Counter()
         self.buffers = buffers
         self.memory = MemoryShare(settings.held_bytes)
         #: For requests that are decoded: those that reserve slots, and all others.
         self.reserving, self.requests = (MemoryShare(settings.held_bytes // 2) for _ in range(2))
         #: The event loop's turns, which all long requests of all sessions share.
         self.turns = TimeSlices()
+        self._reads = Reads(table, settings, buffers, self.memory, self.turns, self.served)
         self._sweeping: asyncio.Future[None] | None = None
         self._listing = asyncio.Lock()
         self._reserving: set[tuple[str, int]] = set()
@@ -140,158 +128,10 @@ class Service:
                 f"this host is in epoch {self.table.arena.epoch}; the slots were of epoch {epoch} and are gone"
             )
 
-    # -- reading
-
-    @asynccontextmanager
-    async def read(self, request: Read, *, in_frame: bool = False) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
-        """Gather rows; yield the reply and its payloads, whose memory is counted until the context ends.
-
-        All read attempts are finished before the reply is yielded.
-
-        Args:
-            request: The read request.
-            in_frame: Whether the payload has to fit into the frame, because this connection cannot use UCX.
-        """
+    def read(self, request: Read, *, in_frame: bool = False) -> AbstractAsyncContextManager[tuple[Rows, list[Bytes]]]:
+        """Gather rows into a reply; as :meth:`.reads.Reads.read`, of this epoch."""
         self._own(request.epoch)
-        errors: dict[int, DataPlaneError] = {}
-        attempts: dict[int, ReadAttempt] = {}
-        most = self.settings.inline_bytes if in_frame else self.settings.max_reply_bytes
-        room = ReplyRoom(min(most, self.settings.held_bytes))
-        work = self.turns.begin()
-        try:
-            made, unfit = gathers(await self._picked(request, attempts, errors, room, work))
-            errors.update(unfit)
-            nbytes = sum(gather.layout.nbytes for gather in made)
-            if nbytes > room.total and (refused := room.recheck(made)):
-                errors.update(refused)
-                made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
-                nbytes = sum(gather.layout.nbytes for gather in made)
-            if in_frame and nbytes > most:
-                made = self._within_frame(made, errors, most)
-            async with self.memory.hold(nbytes):
-                parts, payloads = [], []
-                for gather in made:
-                    out = await self._memory(gather.layout.nbytes)
-                    for _ in gather.fill(out, _COPIED_AT_ONCE):
-                        if work.over:
-                            await work.next()
-                    await self._check(gather, attempts, errors, work)
-                    parts.append(await self._head(gather, out))
-                    payloads.append(out)
-                while attempts:
-                    if work.over:
-                        await work.next()
-                    self.table.finish_read(attempts.popitem()[1])
-                self._count("reads", len(request.refs))
-                yield self._without_failed(parts, payloads, errors)
-        finally:
-            for attempt in attempts.values():
-                self.table.finish_read(attempt)
-
-    async def _memory(self, nbytes: int) -> Bytes:
-        out, fresh = self.buffers.take(nbytes)
-        if fresh and nbytes >= _TOUCHED_AT_ONCE:
-            await asyncio.to_thread(out[:: mmap.PAGESIZE].fill, 0)  # numpy releases the GIL meanwhile
-        return out
-
-    async def _picked(
-        self,
-        request: Read,
-        attempts: dict[int, ReadAttempt],
-        errors: dict[int, DataPlaneError],
-        room: ReplyRoom,
-        work: Work,
-    ) -> list[Selection]:
-        """Begin an attempt for each ref that can be read and fits the reply; an error for each other one."""
-        lists = _FieldLists(request.fields)
-        for at, ref in enumerate(request.refs):
-            if work.over:
-                await work.next()
-            fields = lists.of(ref)
-            if not room.named(len(fields), len(ref.rows or ())):
-                errors[at] = ASK_AGAIN
-                continue
-            if ref.rows and self._repeats(ref, len(fields)):
-                errors[at] = REPEATED
-                continue
-            attempt = self.table.begin_read(ref.slot, ref.generation, fields, ref.index)
-            if isinstance(attempt, DataPlaneError):
-                errors[at] = attempt
-                continue
-            attempts[at] = attempt
-            payload = self.table.payload(attempt, fields, ref.index)
-            if isinstance(payload, DataPlaneError):
-                errors[at] = payload
-            elif (refused := room.take(Selection(at, payload, fields, ref.index), ref.slot)) is not None:
-                errors[at] = refused
-        return room.kept
-
-    def _repeats(self, ref: SlotRows, fields: int) -> bool:
-        """Return whether a ref names more cells than its slot has, and more than may be named repeatedly."""
-        slot = self.table.find(ref.slot, ref.generation)
-        cells = 0 if slot is None else slot.header.rows * slot.header.cols
-        return len(ref.rows or ()) * fields > max(MOST_CELLS, cells)
-
-    def _within_frame(self, made: list[Gather], errors: dict[int, DataPlaneError], most: int) -> list[Gather]:
-        """Drop the refs that do not fit into the frame, the only way to send payload without UCX."""
-        fit: list[Gather] = []
-        left = most
-        for whole in made:
-            gather, picks = whole, whole.picks
-            while gather.layout.nbytes > left and len(picks) > 1:
-                picks = picks[: len(picks) // 2]
-                (gather,) = gathers(picks)[0]
-            if gather.layout.nbytes <= left:
-                fit.append(gather)
-                left -= gather.layout.nbytes
-            elif not fit:
-                msg = f"{gather.layout.nbytes} bytes do not fit into a frame (inline_bytes={most}), and there is no UCX"
-                errors[picks[0].ref] = DataPlaneUnavailable(msg, blames_port=False)
-            kept = {pick.ref for pick in gather.picks} if any(gather is one for one in fit) else set()
-            for pick in whole.picks:
-                if pick.ref not in kept and pick.ref not in errors:
-                    errors[pick.ref] = DataPlaneNotReady("the frame is full: ask again", retry_after_s=0.0)
-        return fit
-
-    async def _check(
-        self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError], work: Work
-    ) -> None:
-        """Add an error for each ref of which rows were cleared during the copy."""
-        for pick in gather.picks:
-            if work.over:
-                await work.next()
-            cleared = self.table.cleared(attempts[pick.ref], pick.fields, pick.rows)
-            if cleared is not None:
-                errors[pick.ref] = cleared
-
-    async def _head(self, gather: Gather, out: Bytes) -> PartHead:
-        payload = Payload(gather.layout, out)
-        counts, refs = gather.counts, [pick.ref for pick in gather.picks]
-        sums = None
-        if self.settings.checksum:
-            at_once = len(out) <= _SUMMED_AT_ONCE
-            sums = _sums(payload, counts) if at_once else await asyncio.to_thread(_sums, payload, counts)
-        return PartHead(refs, list(gather.nbytes), payload.schema(), gather.layout.nbytes, gather.layout.n, sums)
-
-    def _without_failed(
-        self, parts: list[PartHead], payloads: list[Bytes], errors: dict[int, DataPlaneError]
-    ) -> tuple[Rows, list[Bytes]]:
-        """Build the reply without parts of which a row was cleared; the other refs of those have to be read again."""
-        kept, bodies = [], []
-        for part, payload in zip(parts, payloads, strict=True):
-            if not any(at in errors for at in part.refs):
-                kept.append(part)
-                bodies.append(payload)
-                continue
-            for at in part.refs:
-                if at not in errors:
-                    errors[at] = DataPlaneNotReady(
-                        "a row beside it was cleared meanwhile: ask again", retry_after_s=0.0
-                    )
-        failed = [(at, *describe(err)) for at, err in sorted(errors.items())]
-        if sum(map(len, bodies)) <= self.settings.inline_bytes:
-            return Rows(kept, failed, b"".join(body.tobytes() for body in bodies)), []
-        return Rows(kept, failed), bodies
+        return self._reads.read(request, in_frame=in_frame)
 
     # -- writing
 
@@ -302,7 +142,7 @@ class Service:
             raise DataPlaneNotReady("this slot host is shutting down and takes no more", retry_after_s=1.0)
         if not request.fields or not request.sizes:
             raise DataPlaneBadRequest("a put of no rows or no fields reserves nothing")
-        _refuse_twice(request.fields)
+        refuse_twice(request.fields)
         if len(request.fields) * len(request.sizes) > _MOST_CELLS:
             raise DataPlaneBadRequest(f"a put of {len(request.sizes)} rows x {len(request.fields)} fields is too large")
         until = time.monotonic() + min(request.wait_s, request.ttl_s)
@@ -329,7 +169,7 @@ class Service:
                 if waits:
                     await _set_or_over(self._freed, min(left, 0.2))
             else:
-                self._count("reserved", len(grants))
+                self.served["reserved"] += len(grants)
                 return grants
 
     def _within_share(self, owner: str, units: int) -> None:
@@ -417,7 +257,7 @@ class Service:
         for slot, _ in places:
             if self.table.find(slot.number, slot.generation) is None or not self.table.seal(slot, self.clock()):
                 raise StaleSlotError(f"slot {slot.number} was given up while it was written")
-        self._count("written", len(places))
+        self.served["written"] += len(places)
 
     def release(self, places: Sequence[tuple[Slot, Bytes]]) -> None:
         """Mark that these slots are not being received into any more."""
@@ -453,7 +293,7 @@ class Service:
         """End the life of rows; return how many were found."""
         self._own(request.epoch)
         found, work = 0, self.turns.begin()
-        lists = _FieldLists(request.fields)
+        lists = FieldLists(request.fields)
         for ref in request.refs:
             if work.over:
                 await work.next()
@@ -478,46 +318,11 @@ class Service:
             **self.served,
         }
 
-    def _count(self, what: str, by: int) -> None:
-        self.served[what] = self.served.get(what, 0) + by
-
-
-def _sums(payload: Payload, counts: Sequence[int]) -> list[int]:
-    """Return the checksum of each selection of a payload, by the number of rows of each."""
-    return [payload.checksum(first, stop) for first, stop in spans(counts)]
-
 
 async def _sum(payload: Payload) -> int:
-    if payload.layout.nbytes <= _SUMMED_AT_ONCE:
+    if payload.layout.nbytes <= SUMMED_AT_ONCE:
         return payload.checksum()
     return await asyncio.to_thread(payload.checksum)
-
-
-class _FieldLists:
-    """The field lists of a request; each is checked when the first ref names it."""
-
-    def __init__(self, lists: Sequence[tuple[str, ...]]) -> None:
-        self._lists = lists
-        self._checked: set[int] = set()
-
-    def of(self, ref: SlotRows) -> tuple[str, ...]:
-        """Return the fields of a ref.
-
-        Raises:
-            DataPlaneBadRequest: A field is named twice.
-        """
-        if ref.fields >= len(self._lists):
-            raise WireError(f"field list {ref.fields} of {len(self._lists)}")
-        fields = self._lists[ref.fields]
-        if ref.fields not in self._checked:
-            _refuse_twice(fields)
-            self._checked.add(ref.fields)
-        return fields
-
-
-def _refuse_twice(fields: tuple[str, ...]) -> None:
-    if len(set(fields)) != len(fields):
-        raise DataPlaneBadRequest("a field is named twice")
 
 
 async def _set_or_over(event: asyncio.Event, seconds: float) -> None:

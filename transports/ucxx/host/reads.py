@@ -1,0 +1,228 @@
+"""The read requests of clients: rows of many slots are gathered into one reply."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
+
+from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable
+
+from ..payload.gather import Gather, Selection, gathers
+from ..payload.layout import spans
+from ..payload.payload import SUMMED_AT_ONCE, Payload
+from ..wire.failures import describe
+from ..wire.messages import PartHead, Read, Rows, SlotRows
+from .field_lists import FieldLists
+from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
+
+if TYPE_CHECKING:
+    from collections import Counter
+    from collections.abc import AsyncIterator, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
+
+    from asyncdp.process.buffer_pool import BufferPool
+
+    from ..slots.slot import ReadAttempt
+    from ..slots.table import SlotTable
+    from .limits.memory_share import MemoryShare
+    from .limits.time_slices import TimeSlices, Work
+    from .settings import HostSettings
+
+    Bytes = npt.NDArray[np.uint8]
+
+__all__ = ["Reads"]
+
+#: Most bytes copied at once on the event loop (0.1 ms).
+_COPIED_AT_ONCE: Final = 256 << 10
+#: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
+#: written to, which takes 0.2 to 2 s for each GiB.
+_TOUCHED_AT_ONCE: Final = 4 << 20
+
+
+class Reads:
+    """Serves read requests on one slot table.
+
+    Args:
+        table: Table of the host's slots.
+        settings: Configuration of the host.
+        buffers: Pool of the buffers for replies.
+        memory: Limit on the memory of all replies together.
+        turns: The event loop's turns, which all long requests of all sessions share.
+        served: Counters of what was served.
+    """
+
+    def __init__(
+        self,
+        table: SlotTable,
+        settings: HostSettings,
+        buffers: BufferPool,
+        memory: MemoryShare,
+        turns: TimeSlices,
+        served: Counter[str],
+    ) -> None:
+        """Start with no requests running."""
+        self._table = table
+        self._settings = settings
+        self._buffers = buffers
+        self._memory = memory
+        self._turns = turns
+        self._served = served
+
+    @asynccontextmanager
+    async def read(self, request: Read, *, in_frame: bool = False) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
+        """Gather rows; yield the reply and its payloads, whose memory is counted until the context ends.
+
+        All read attempts are finished before the reply is yielded.
+
+        Args:
+            request: The read request.
+            in_frame: Whether the payload has to fit into the frame, because this connection cannot use UCX.
+        """
+        errors: dict[int, DataPlaneError] = {}
+        attempts: dict[int, ReadAttempt] = {}
+        most = self._settings.inline_bytes if in_frame else self._settings.max_reply_bytes
+        room = ReplyRoom(min(most, self._settings.held_bytes))
+        work = self._turns.begin()
+        try:
+            made, unfit = gathers(await self._picked(request, attempts, errors, room, work))
+            errors.update(unfit)
+            nbytes = sum(gather.layout.nbytes for gather in made)
+            if nbytes > room.total and (refused := room.recheck(made)):
+                errors.update(refused)
+                made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
+                nbytes = sum(gather.layout.nbytes for gather in made)
+            if in_frame and nbytes > most:
+                made = self._within_frame(made, errors, most)
+            async with self._memory.hold(nbytes):
+                parts, payloads = [], []
+                for gather in made:
+                    out = await self._buffer(gather.layout.nbytes)
+                    for _ in gather.fill(out, _COPIED_AT_ONCE):
+                        if work.over:
+                            await work.next()
+                    await self._check(gather, attempts, errors, work)
+                    parts.append(await self._head(gather, out))
+                    payloads.append(out)
+                while attempts:
+                    if work.over:
+                        await work.next()
+                    self._table.finish_read(attempts.popitem()[1])
+                self._served["reads"] += len(request.refs)
+                yield self._without_failed(parts, payloads, errors)
+        finally:
+            for attempt in attempts.values():
+                self._table.finish_read(attempt)
+
+    async def _buffer(self, nbytes: int) -> Bytes:
+        out, fresh = self._buffers.take(nbytes)
+        if fresh and nbytes >= _TOUCHED_AT_ONCE:
+            await asyncio.to_thread(out[:: mmap.PAGESIZE].fill, 0)  # numpy releases the GIL meanwhile
+        return out
+
+    async def _picked(
+        self,
+        request: Read,
+        attempts: dict[int, ReadAttempt],
+        errors: dict[int, DataPlaneError],
+        room: ReplyRoom,
+        work: Work,
+    ) -> list[Selection]:
+        """Begin an attempt for each ref that can be read and fits the reply; an error for each other one."""
+        lists = FieldLists(request.fields)
+        for at, ref in enumerate(request.refs):
+            if work.over:
+                await work.next()
+            fields = lists.of(ref)
+            if not room.named(len(fields), len(ref.rows or ())):
+                errors[at] = ASK_AGAIN
+                continue
+            if ref.rows and self._repeats(ref, len(fields)):
+                errors[at] = REPEATED
+                continue
+            attempt = self._table.begin_read(ref.slot, ref.generation, fields, ref.index)
+            if isinstance(attempt, DataPlaneError):
+                errors[at] = attempt
+                continue
+            attempts[at] = attempt
+            payload = self._table.payload(attempt, fields, ref.index)
+            if isinstance(payload, DataPlaneError):
+                errors[at] = payload
+            elif (refused := room.take(Selection(at, payload, fields, ref.index), ref.slot)) is not None:
+                errors[at] = refused
+        return room.kept
+
+    def _repeats(self, ref: SlotRows, fields: int) -> bool:
+        """Return whether a ref names more cells than its slot has, and more than may be named repeatedly."""
+        slot = self._table.find(ref.slot, ref.generation)
+        cells = 0 if slot is None else slot.header.rows * slot.header.cols
+        return len(ref.rows or ()) * fields > max(MOST_CELLS, cells)
+
+    def _within_frame(self, made: list[Gather], errors: dict[int, DataPlaneError], most: int) -> list[Gather]:
+        """Drop the refs that do not fit into the frame, the only way to send payload without UCX."""
+        fit: list[Gather] = []
+        left = most
+        for whole in made:
+            gather, picks = whole, whole.picks
+            while gather.layout.nbytes > left and len(picks) > 1:
+                picks = picks[: len(picks) // 2]
+                (gather,) = gathers(picks)[0]
+            if gather.layout.nbytes <= left:
+                fit.append(gather)
+                left -= gather.layout.nbytes
+            elif not fit:
+                msg = f"{gather.layout.nbytes} bytes do not fit into a frame (inline_bytes={most}), and there is no UCX"
+                errors[picks[0].ref] = DataPlaneUnavailable(msg, blames_port=False)
+            kept = {pick.ref for pick in gather.picks} if any(gather is one for one in fit) else set()
+            for pick in whole.picks:
+                if pick.ref not in kept and pick.ref not in errors:
+                    errors[pick.ref] = DataPlaneNotReady("the frame is full: ask again", retry_after_s=0.0)
+        return fit
+
+    async def _check(
+        self, gather: Gather, attempts: dict[int, ReadAttempt], errors: dict[int, DataPlaneError], work: Work
+    ) -> None:
+        """Add an error for each ref of which rows were cleared during the copy."""
+        for pick in gather.picks:
+            if work.over:
+                await work.next()
+            cleared = self._table.cleared(attempts[pick.ref], pick.fields, pick.rows)
+            if cleared is not None:
+                errors[pick.ref] = cleared
+
+    async def _head(self, gather: Gather, out: Bytes) -> PartHead:
+        payload = Payload(gather.layout, out)
+        counts, refs = gather.counts, [pick.ref for pick in gather.picks]
+        sums = None
+        if self._settings.checksum:
+            at_once = len(out) <= SUMMED_AT_ONCE
+            sums = _sums(payload, counts) if at_once else await asyncio.to_thread(_sums, payload, counts)
+        return PartHead(refs, list(gather.nbytes), payload.schema(), gather.layout.nbytes, gather.layout.n, sums)
+
+    def _without_failed(
+        self, parts: list[PartHead], payloads: list[Bytes], errors: dict[int, DataPlaneError]
+    ) -> tuple[Rows, list[Bytes]]:
+        """Build the reply without parts of which a row was cleared; the other refs of those have to be read again."""
+        kept, bodies = [], []
+        for part, payload in zip(parts, payloads, strict=True):
+            if not any(at in errors for at in part.refs):
+                kept.append(part)
+                bodies.append(payload)
+                continue
+            for at in part.refs:
+                if at not in errors:
+                    errors[at] = DataPlaneNotReady(
+                        "a row beside it was cleared meanwhile: ask again", retry_after_s=0.0
+                    )
+        failed = [(at, *describe(err)) for at, err in sorted(errors.items())]
+        if sum(map(len, bodies)) <= self._settings.inline_bytes:
+            return Rows(kept, failed, b"".join(body.tobytes() for body in bodies)), []
+        return Rows(kept, failed), bodies
+
+
+def _sums(payload: Payload, counts: Sequence[int]) -> list[int]:
+    """Return the checksum of each selection of a payload, by the number of rows of each."""
+    return [payload.checksum(first, stop) for first, stop in spans(counts)]
