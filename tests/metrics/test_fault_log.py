@@ -96,10 +96,12 @@ def test_each_event_of_a_layer_has_a_level() -> None:
     import re
     from pathlib import Path
 
-    root = Path(__file__).parents[2]
+    import asyncdp
+
+    root = Path(asyncdp.__file__).parent  # as installed, too
     emitted = {
         name
-        for folder in ("middleware", "transports", "asyncdp/compose")
+        for folder in ("middleware", "transports", "compose")
         for file in (root / folder).rglob("*.py")
         for name in re.findall(r'\.emit\("(\w+)"', file.read_text())
     }
