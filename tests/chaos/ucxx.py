@@ -23,7 +23,7 @@ from typing import Any
 from asyncdp.errors import DataPlaneError
 from tests.chaos.ucxx_account import balance
 from tests.chaos.ucxx_faults import FAULTS, Fault, strike
-from tests.chaos.ucxx_plane import GRACE_S, ChaosPlane, descriptors
+from tests.chaos.ucxx_plane import GRACE_S, ChaosPlane, descriptors, open_files
 from tests.chaos.ucxx_report import show
 from tests.chaos.ucxx_tally import Tally
 from tests.chaos.ucxx_verbs import TIMEOUT_S
@@ -109,7 +109,8 @@ async def chaos(way: str, faults: Sequence[Fault], folder: Path) -> tuple[list[T
         await plane.abandon()
     left = plane.segments()
     assert not left, f"segments are left: {left}"
-    assert descriptors(os.getpid()) <= mine + 4, f"{descriptors(os.getpid()) - mine} descriptors more in this process"
+    more = descriptors(os.getpid()) - mine
+    assert more <= 4, f"{more} descriptors more in this process: {open_files(os.getpid())}"
     return tallies, account
 
 

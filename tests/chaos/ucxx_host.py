@@ -55,8 +55,10 @@ class Fickle(Host):
         for stream in self.streams if self.mute else ():
             stream.end()
         self.mute = False
-        if not self._ports[0]._server.is_serving():
-            self._ports[0] = await Port.open(self.settings.bind, self._ports[0].number, self._serve)
+        if not self._ports[0]._listening:
+            self._ports[0] = await Port.open(
+                self.settings.bind, self._ports[0].number, self._pending_connections, self._serve
+            )
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.slots.arena import WORDS, Arena, arena_name
 from tests.chaos.ucxx_journal import Journal, entries
 
-__all__ = ["ChaosPlane", "Child", "descriptors"]
+__all__ = ["ChaosPlane", "Child", "descriptors", "open_files"]
 
 ROOT = Path(__file__).parents[2]
 SECRET = "a secret for chaos"
@@ -191,4 +192,13 @@ class ChaosPlane:
 
 def descriptors(pid: int) -> int:
     """Open descriptors of a process."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+    return len(open_files(pid))
+
+
+def open_files(pid: int) -> list[str]:
+    """What the open descriptors of a process are."""
+    found = []
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # that of the listing itself
+            found.append(str(descriptor.readlink()))
+    return sorted(found)
