@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from asyncdp.calls import CallContext, ClearSamples, GetSamples, PutSamples
 from asyncdp.calls.answers import verify
-from asyncdp.calls.slots import Locate, Publish, ReadResult, ReadSlots, Reserve, WriteSlots
+from asyncdp.calls.slots import Locate, Publish, ReadSlots, Reserve, WriteSlots
 from asyncdp.errors import (
     DataPlaneClearError,
     DataPlaneError,
@@ -20,6 +21,7 @@ from asyncdp.service import Layer
 
 if TYPE_CHECKING:
     from asyncdp.calls import Call
+    from asyncdp.calls.slots import ReadResult
     from asyncdp.service import Service
 
 __all__ = ["ErrorTable", "TypedErrors"]
@@ -85,7 +87,7 @@ class TypedErrors(Layer):
             raw: dict[int, Exception] = dict(result.errors)  # a transport may put raw exceptions here
             place: dict[str, Any] = {"op": ctx.verb, "host": call.host.id, "port": call.port}
             typed = {at: self.typed(err, call, ctx).located(**place) for at, err in raw.items()}
-            result = ReadResult(result.parts, typed, verified=result.verified)
+            result = replace(result, errors=typed)
         return verify(result, call)
 
     def typed(self, raw: BaseException, call: Call[Any], ctx: CallContext) -> DataPlaneError:

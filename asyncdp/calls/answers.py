@@ -166,7 +166,7 @@ def verify(result: ReadResult, call: ReadSlots) -> ReadResult:
         for ref in range(len(call.refs)):
             if ref not in there:
                 errors[ref] = _corrupt("the host's answer leaves this slot out", call)
-    return ReadResult(tuple(parts), errors, verified=True)
+    return ReadResult(tuple(parts), errors, verified=True, through_port=result.through_port)
 
 
 def _split(part: Part, call: ReadSlots, keep: Sequence[int]) -> Iterable[Part]:

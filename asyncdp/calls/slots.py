@@ -141,11 +141,14 @@ class ReadResult:
         parts: Payloads of the refs that were read.
         errors: ``{index of the ref: error}`` of the refs that could not be read.
         verified: Whether :func:`~asyncdp.calls.answers.verify` has checked the parts.
+        through_port: Whether a port answered. False for rows that were read in shared memory: that says nothing of the
+            port of the call.
     """
 
     parts: tuple[Part, ...]
     errors: Mapping[int, DataPlaneError] = field(default_factory=dict)
     verified: bool = False
+    through_port: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +278,11 @@ class Reserve(Call[tuple[SlotRef, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
-class WriteSlots(Call[None]):
+class WriteSlots(Call["bool | None"]):
     """Write payload into reserved slots; ``block`` holds the rows of all refs, in their order.
 
-    ``spare`` is as in :class:`Reserve`.
+    ``spare`` is as in :class:`Reserve`. The result is False where the payload was written in shared memory, so that no
+    port took part; a transport whose ports always do may return None.
     """
 
     host: HostRef

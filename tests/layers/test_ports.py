@@ -1,10 +1,12 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import anyio
 import pytest
 
-from asyncdp import DataPlaneTimeout, DataPlaneUnavailable
-from asyncdp.calls.slots import ReadSlots
+from asyncdp import DataPlaneTimeout, DataPlaneUnavailable, MemoryTransport
+from asyncdp.calls import CallContext, handles
+from asyncdp.calls.slots import ReadResult, ReadSlots
 from asyncdp.middleware.policy.permit import Health
 from asyncdp.testing import FaultPlan
 from tests.layers.rig import Rig, rows, virtual
@@ -53,6 +55,30 @@ async def test_a_dead_port_comes_back_after_a_good_probe() -> None:
         assert len(rig.wire("ReadSlots", port=1)) == 4
         assert (rig.events["probe"], rig.events["recovered"]) == (1, 1)
         assert {state.health for state in rig.ports.values()} == {Health.HEALTHY}
+
+
+@virtual
+async def test_what_was_read_in_shared_memory_says_nothing_of_a_port() -> None:
+    """A dead port stays in quarantine while rows are read without one; the first answer through it ends that."""
+    shared = False
+
+    class SharedMemory(MemoryTransport):
+        """Reads without a port now and then."""
+
+        @handles(ReadSlots)
+        async def _read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
+            return replace(await super()._read(call, ctx), through_port=not shared)
+
+    async with Rig(FaultPlan().on(host=H, port=1).refuse(times=1), transport=SharedMemory) as rig:
+        ids = await rig.fill(4)
+        await read(rig, ids, 8)
+        await anyio.sleep(40.0)
+        shared = True
+        await read(rig, ids, 8)
+        assert (rig.events["quarantine"], rig.events["probe"], rig.events["recovered"]) == (1, 0, 0)
+        shared = False
+        await read(rig, ids, 8)
+        assert (rig.events["probe"], rig.events["recovered"]) == (1, 1)
 
 
 @virtual

@@ -43,7 +43,8 @@ async def put(host_client: HostClient, here: HostRef, route: Route, op_id: str, 
     """Reserve and write."""
     sizes = block.row_nbytes().tolist()
     refs = await host_client.reserve(here, route, op_id, tuple(block.columns), sizes, 0, ttl_s=5.0)
-    await host_client.write(here, route, op_id, refs, block)
+    over_lane = host_client.lane_of(here, route) is not None
+    assert await host_client.write(here, route, op_id, refs, block) is not over_lane
     return refs
 
 
@@ -62,6 +63,7 @@ async def test_lane_and_wire_see_the_same_rows(*, writes: bool, reads: bool) -> 
         picked = tuple(replace(ref, index=[2, 0], rows=[0, 1]) for ref in refs)
         result = verify(await reader.read(here, route, picked), ReadSlots(here, picked))
         assert not result.errors
+        assert result.through_port is not reads
         td = result.parts[0].block.to_tensordict()
         assert torch.equal(td["a"], block.columns["a"].values[[2, 0]])  # type: ignore[attr-defined]
         assert [row.tolist() for row in td["r"].unbind()] == [[0, 1, 2], [0, 1]]

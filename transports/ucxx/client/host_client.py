@@ -173,14 +173,17 @@ class HostClient:
         *,
         port: int | None = None,
         checksum: bool = False,
-    ) -> None:
-        """Write rows into reserved slots; ``block`` holds the rows of all refs in order."""
+    ) -> bool:
+        """Write rows into reserved slots; ``block`` holds the rows of all refs in order.
+
+        Returns whether they went through a port, not over the lane.
+        """
         names = [(host.id, host.epoch, ref.slot, ref.generation) for ref in refs]
         lane = self.lane_of(host, route) if all(self._granted.get(name) == op_id for name in names) else None
         if lane is None:
             async with self._use(host, route, port) as connection:
                 await connection.write(host, op_id, refs, block, checksum=checksum)
-            return
+            return True
         self._copying[op_id] = self._copying.get(op_id, 0) + 1
         try:
             await lane.write(refs, block)
@@ -190,6 +193,7 @@ class HostClient:
                 del self._copying[op_id]
         for name in names:
             self._granted.pop(name, None)
+        return False
 
     async def abort(self, host: HostRef, route: Route, op_id: str, port: int | None = None) -> int:
         """Abort a put; return how many of its slots stay occupied for now."""

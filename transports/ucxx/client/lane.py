@@ -111,7 +111,7 @@ class Lane:
             part = self._part(gather, Payload(gather.layout, out), refs, errors)
             if part is not None:
                 parts.append(part)
-        return ReadResult(tuple(parts), errors)
+        return ReadResult(tuple(parts), errors, through_port=False)
 
     def _known(self, ref: SlotRef) -> bool:
         return ref.host.epoch == self.arena.epoch and 0 <= ref.slot < self.arena.units

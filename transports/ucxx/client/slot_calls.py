@@ -141,13 +141,14 @@ class SlotCalls(Service):
         return refs
 
     @handles(s.WriteSlots)
-    async def _write(self, call: s.WriteSlots, ctx: CallContext) -> None:
-        async def write(place: HostAddress, port: int | None) -> None:
+    async def _write(self, call: s.WriteSlots, ctx: CallContext) -> bool:
+        async def write(place: HostAddress, port: int | None) -> bool:
             told: dict[str, Any] = {"port": port, "checksum": self._checksum}
-            await self._resolver.host_client.write(call.host, place.route, ctx.op_id, call.refs, call.block, **told)
+            given = call.host, place.route, ctx.op_id, call.refs, call.block
+            return await self._resolver.host_client.write(*given, **told)
 
         try:
-            await self._at(call.host, call.port, write)
+            return await self._at(call.host, call.port, write)
         except StaleSlotError as err:
             raise _replaced(call.host, err) from err
 
