@@ -63,9 +63,8 @@ def install(
     from redis.exceptions import RedisError
 
     from asyncdp.errors import DataPlaneError
+    from asyncdp.settings.urls import without_password
     from asyncdp.transports.ucxx.directory.server.acl import install_functions
-
-    from .serving import without_password
 
     try:
         anyio.run(install_functions, url, checked)

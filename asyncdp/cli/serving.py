@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import json
 import os
-import re
 import signal
 import socket
 import time
@@ -21,6 +20,7 @@ from asyncdp.config import UcxxSettings, parse_config
 from asyncdp.errors import DataPlaneError
 from asyncdp.process.private_files import write_private
 from asyncdp.settings.names import convert
+from asyncdp.settings.urls import without_password
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -208,20 +208,6 @@ def write_config(file: Path, config: Mapping[str, Any]) -> None:
     """Write what clients attach with; it may hold a password."""
     file.parent.mkdir(parents=True, exist_ok=True)
     write_private(file, json.dumps(config, indent=2) + "\n")
-
-
-def without_password(url: str) -> str:
-    """Return a URL as it may be shown, also one whose password is not escaped."""
-    if "//" not in url:
-        return "***@" + url.rpartition("@")[2] if "@" in url else url
-    shown = re.sub(r"//(?:([^:@/?#]*)(:.*)?|.*)@", lambda found: _shown_user(found[1], found[2]), url, flags=re.DOTALL)
-    return re.sub(r"(password=)[^&]*", r"\1***", shown)
-
-
-def _shown_user(user: str | None, password: str | None) -> str:
-    if user is None:
-        return "//***@"
-    return f"//{user}:***@" if password else f"//{user}@"
 
 
 def _say(text: str) -> None:

