@@ -89,6 +89,8 @@ def _not_ready(call: ClaimMeta, need: int, seen: ClaimTry) -> ClaimNotReady:
     if seen.missing_fields:
         lacking = ", ".join(f"{name!r} in {count}" for name, count in seen.missing_fields.items())
         msg += f"; fields missing in those that wait: {lacking}"
+    if not seen.ready and not seen.waiting_ids:
+        msg += " (what the task has claimed does not count: list_claims)"
     return ClaimNotReady(
         msg,
         required_fields=call.required_fields,
