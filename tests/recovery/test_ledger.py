@@ -213,10 +213,12 @@ def test_reservations_of_owners_that_are_gone_are_removed() -> None:
     """Each owner is asked about once in a listing."""
 
     async def check(client: Client) -> None:
-        ledger = CapacityLedger(client, "p", 4)
+        ledger = CapacityLedger(client, "p", 5)
         for name, owner in (("a", "dead"), ("b", "dead"), ("c", "alive")):
             await ledger.reserve(name, owner=owner)
         await ledger.reserve("d")
+        await ledger.reserve("e")
+        await put_group(client, "e")  # its reservation ends as well
         asked = []
 
         async def gone(owner: str) -> bool:
@@ -226,6 +228,7 @@ def test_reservations_of_owners_that_are_gone_are_removed() -> None:
         listing = await ledger.rebuild(gone=gone)
         assert sorted(asked) == sorted(["alive", client.owner, "dead"])
         assert (sorted(listing.reservations), sorted(ledger.reserved)) == (["c", "d"], ["c", "d"])
+        assert await rows(client) == {reservation_id("c"), reservation_id("d"), "e_g0", "e_g1"}
 
     on_a_plane(check)
 
@@ -317,7 +320,7 @@ def test_a_backend_that_cannot_bind_removals_is_refused() -> None:
     assert raised.value.capability == "bound_mutations"
 
 
-@pytest.mark.parametrize(("at_once", "sizes"), [(4, [4, 4, 4, 2]), (5, [6, 6, 2]), (14, [14])])
+@pytest.mark.parametrize(("at_once", "sizes"), [(4, [4, 4, 4, 2]), (5, [6, 6, 2]), (14, [14]), (100, [14])])
 def test_rows_are_removed_in_batches_of_whole_groups(
     at_once: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
