@@ -372,6 +372,7 @@ class HostStatus:
         slots: Number of slots by state: ``free``, ``writing``, ``ready``, ``given_up``, and among these ``reading``; a
             state may be missing. Empty if the backend has no slots, or does not count them.
         draining: Whether it only serves what it has and accepts no new rows.
+        supervised: Whether a supervisor starts it again when it dies, as ``asyncdp serve`` does.
     """
 
     host_id: str
@@ -385,6 +386,7 @@ class HostStatus:
     rows: int | None = None
     slots: dict[str, int] = field(default_factory=dict)
     draining: bool = False
+    supervised: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -28,6 +29,7 @@ from .tables import age, console, size
 if TYPE_CHECKING:
     from asyncdp.client import Client
     from asyncdp.config import Config
+    from asyncdp.meta import HostStatus
     from asyncdp.transports.ucxx.process.diagnosis import Diagnosis
 
 __all__ = ["EXTRAS", "Finding", "doctor", "of_config", "of_machine"]
@@ -73,9 +75,9 @@ def doctor(*, config: ConfigFile = None, timeout: TimeoutS = 10.0, as_json: Json
 
     Nothing is changed. Ends with code 1 if there is a problem.
     """
-    found = [*of_machine()]
-    if config is not None:
-        found += of_config(config, timeout)
+    reported: set[tuple[str, int]] = set()
+    of_plane = [] if config is None else of_config(config, timeout, reported=reported)
+    found = [*of_machine(reported), *of_plane]
     problems = sum(one.level == "problem" for one in found)
     if as_json:
         print_json([asdict(one) for one in found])
@@ -110,8 +112,8 @@ def _wrapped(text: str, width: int) -> list[str]:
 # -- this machine
 
 
-def of_machine() -> Iterator[Finding]:
-    """Look at this machine and at what is installed."""
+def of_machine(reported: Collection[tuple[str, int]] = ()) -> Iterator[Finding]:
+    """Look at this machine and at what is installed; say nothing of ``reported`` slot hosts, by name and epoch."""
     torch = _version("torch") or "missing"
     text = f"asyncdp {__version__}, Python {platform.python_version()}, torch {torch}"
     yield Finding("ok" if sys.platform == "linux" else "problem", "versions", text)
@@ -123,7 +125,7 @@ def of_machine() -> Iterator[Finding]:
             install = f"pip install 'asyncdp[{extra}]', if you need it"
             yield Finding("note", f"extra {extra}", f"{', '.join(missing)} not installed", install)
     yield _shared_memory()
-    yield from _segments()
+    yield from _segments(reported)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = soft == resource.RLIM_INFINITY or soft >= DESCRIPTORS
     remedy = "" if enough else f"ulimit -n {DESCRIPTORS * 4}"
@@ -158,13 +160,17 @@ def _shared_memory() -> Finding:
     return Finding("note", str(SHM), f"{text}: too little for a slot host's arena of {size(ARENA_BYTES)}", remedy)
 
 
-def _segments() -> Iterator[Finding]:
-    found = segments()
+def _segments(reported: Collection[tuple[str, int]]) -> Iterator[Finding]:
+    found = [one for one in segments() if (one.host_id, one.epoch) not in reported or one.state == "served"]
     unserved = [one for one in found if one.state == "unserved"]
     if unserved:
         total, silent = size(sum(one.size_bytes for one in unserved)), age(max(one.silent_s for one in unserved))
-        text = f"{len(unserved)} segments of {total} that no slot host serves, the longest for {silent}"
-        remedy = "start their hosts again, which recover the rows; or: asyncdp arena rm --all"
+        names = ", ".join(sorted({one.host_id for one in unserved}))
+        text = f"{len(unserved)} segments of {total} that no slot host serves, the longest for {silent}: of {names}"
+        remedy = (
+            "wait where a supervisor (asyncdp serve) starts their hosts again, or start them under the same names: they"
+            " recover the rows; only if nobody needs these any more, asyncdp arena rm --all gives them up"
+        )
         yield Finding("note", "arenas", text, remedy)
     elif found:
         yield Finding("ok", "arenas", f"{len(found)}, each with its slot host or another user's")
@@ -173,8 +179,21 @@ def _segments() -> Iterator[Finding]:
 # -- a plane
 
 
-def of_config(file: Path, timeout_s: float, now: Callable[[], float] = time.time) -> list[Finding]:
-    """Check a config, what it needs, and the plane that it names; ``now`` returns the unix seconds of this machine."""
+def of_config(
+    file: Path,
+    timeout_s: float,
+    now: Callable[[], float] = time.time,
+    reported: set[tuple[str, int]] | None = None,
+) -> list[Finding]:
+    """Check a config, what it needs, and the plane that it names.
+
+    Args:
+        file: The config.
+        timeout_s: Seconds that each question may take.
+        now: Returns the unix seconds of this machine.
+        reported: Gets name and epoch of each host that is reported as silent.
+    """
+    reported = set() if reported is None else reported
     try:
         given = read_config(file)
         parsed, warned = checked(given)
@@ -189,10 +208,16 @@ def of_config(file: Path, timeout_s: float, now: Callable[[], float] = time.time
     if parsed.impl == "memory":
         text = "impl memory lives in the process that started it: no other process can attach to it"
         return [*found, Finding("note", "plane", text, "use impl ucxx or transfer_queue for several processes")]
-    return [*found, *_of_plane(given, parsed, timeout_s, now)]
+    return [*found, *_of_plane(given, parsed, timeout_s, now, reported)]
 
 
-def _of_plane(given: Mapping[str, Any], parsed: Config, timeout_s: float, now: Callable[[], float]) -> list[Finding]:
+def _of_plane(
+    given: Mapping[str, Any],
+    parsed: Config,
+    timeout_s: float,
+    now: Callable[[], float],
+    reported: set[tuple[str, int]],
+) -> list[Finding]:
     from asyncdp.factory import build_data_plane_client
 
     found: list[Finding] = []
@@ -204,26 +229,34 @@ def _of_plane(given: Mapping[str, Any], parsed: Config, timeout_s: float, now: C
             found.append(Finding("problem", "plane", str(err), _advice(parsed, err)))
             return
         async with client:
-            if not await _pings(client, parsed, timeout_s, found):
+            if not await _pings(client, parsed, timeout_s, found, reported):
                 return
             try:
-                await _look_at_hosts(client, timeout_s, found)
+                await _look_at_hosts(client, timeout_s, found, reported)
             except DataPlaneError as err:
                 found.append(Finding("problem", "hosts", f"{type(err).__name__}: {err}", _advice(parsed, err)))
                 return
         if parsed.impl == "ucxx":
-            await _look_at_directory(given, now, found)
+            await _look_at_directory(given, now, found, reported)
 
     anyio.run(look)
     return found
 
 
-async def _pings(client: Client, parsed: Config, timeout_s: float, found: list[Finding]) -> bool:
+async def _pings(
+    client: Client, parsed: Config, timeout_s: float, found: list[Finding], reported: set[tuple[str, int]]
+) -> bool:
     began = time.monotonic()
     try:
         await client.ping(timeout_s=timeout_s)
     except DataPlaneError as err:
-        found.append(Finding("problem", "plane", f"{type(err).__name__}: {err}", _advice(parsed, err)))
+        silent: list[HostStatus] = []
+        if parsed.impl == "ucxx":
+            with suppress(DataPlaneError):  # the directory may answer where no slot host does
+                silent = [host for host in await client.list_hosts(timeout_s=timeout_s) if not host.alive]
+        reported.update((host.host_id, host.epoch) for host in silent)
+        remedy = _help_for_silent(silent) if silent else _advice(parsed, err)
+        found.append(Finding("problem", "plane", f"{type(err).__name__}: {err}", remedy))
         return False
     found.append(Finding("ok", "plane", f"answers, after {(time.monotonic() - began) * 1e3:.0f} ms"))
     return True
@@ -245,15 +278,29 @@ def _advice(parsed: Config, err: Exception) -> str:
     return "is the directory running, and may this machine connect to it? The config's controller_address is its URL"
 
 
-async def _look_at_hosts(client: Client, timeout_s: float, found: list[Finding]) -> None:
+def _help_for_silent(silent: list[HostStatus]) -> str:
+    if not any(host.slots or host.supervised for host in silent):
+        return (
+            "a storage unit of TransferQueue does not come back; asyncdp evict PARTITION --lost gives up the rows that"
+            " it had"
+        )
+    names = ", ".join(host.host_id for host in silent if host.supervised)
+    wait = f"wait: the supervisor of {names} (asyncdp serve) starts it again; if that has ended too, " if names else ""
+    return (
+        f"{wait}start them again under the same names: they recover the rows; asyncdp ls PARTITION shows what is lost"
+    )
+
+
+async def _look_at_hosts(
+    client: Client, timeout_s: float, found: list[Finding], reported: set[tuple[str, int]]
+) -> None:
     hosts = await client.list_hosts(timeout_s=timeout_s)
-    silent = [host.host_id for host in hosts if not host.alive]
+    silent = [host for host in hosts if not host.alive]
+    reported.update((host.host_id, host.epoch) for host in silent)
     if silent:
-        text = f"{len(silent)} of {len(hosts)} do not answer: {', '.join(silent)}; their rows cannot be read"
-        remedy = "asyncdp evict PARTITION --lost: a storage unit of TransferQueue does not come back"
-        if any(host.slots for host in hosts):
-            remedy = "start them again under the same names; then asyncdp ls PARTITION shows what is lost"
-        found.append(Finding("problem", "hosts", text, remedy))
+        names = ", ".join(host.host_id for host in silent)
+        text = f"{len(silent)} of {len(hosts)} do not answer: {names}; their rows cannot be read"
+        found.append(Finding("problem", "hosts", text, _help_for_silent(silent)))
     else:
         found.append(Finding("ok", "hosts", f"{len(hosts)}, all answer"))
     for host in hosts:
@@ -262,22 +309,26 @@ async def _look_at_hosts(client: Client, timeout_s: float, found: list[Finding])
             found.append(Finding("note", "hosts", text, "pop or evict rows, or add slot hosts"))
 
 
-async def _look_at_directory(given: Mapping[str, Any], now: Callable[[], float], found: list[Finding]) -> None:
+async def _look_at_directory(
+    given: Mapping[str, Any], now: Callable[[], float], found: list[Finding], reported: Collection[tuple[str, int]]
+) -> None:
     from redis.exceptions import RedisError
 
     from asyncdp.transports.ucxx.process.diagnosis import diagnose
 
     try:
-        found.extend(_of_directory(await diagnose(given, now)))
+        found.extend(_of_directory(await diagnose(given, now), {name for name, _ in reported}))
     except (DataPlaneError, RedisError, OSError) as err:
         found.append(Finding("problem", "directory", f"{type(err).__name__}: {err}", "see the server's own log"))
 
 
-def _of_directory(seen: Diagnosis) -> Iterator[Finding]:
+def _of_directory(seen: Diagnosis, reported: Collection[str] = ()) -> Iterator[Finding]:
     for host, why in seen.refused.items():
         remedy = "set ASYNCDP_SECRET to the secret with which the slot host was started"
         yield Finding("problem", "secret", f"{host} refuses this client: {why}", remedy)
     for host, why in seen.silent.items():
+        if host in reported:
+            continue
         text = f"{host} is registered and cannot be reached from here: {why}"
         yield Finding("problem", "hosts", text, "can this machine reach its address, as asyncdp hosts shows it?")
     if not seen.refused and not seen.silent:

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 from typer.testing import CliRunner
 
+from asyncdp import HostStatus
 from asyncdp.cli.app import app
-from asyncdp.cli.doctor import Finding, _of_directory, of_config, of_machine
+from asyncdp.cli.arena import Segment
+from asyncdp.cli.doctor import Finding, _look_at_hosts, _of_directory, of_config, of_machine
 
 doctor_file = sys.modules["asyncdp.cli.doctor"]  # the package's attribute is the command
 
@@ -123,15 +125,53 @@ def test_what_is_wrong_with_a_directory_is_told() -> None:
     assert (full.level, "nearly full" in full.text) == ("note", True)
 
 
+@pytest.mark.anyio
+async def test_a_silent_host_is_told_once_with_what_brings_it_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waiting where it is supervised; neither the directory's finding nor that of arenas tells it again."""
+    pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
+    from asyncdp.transports.ucxx.process.diagnosis import Diagnosis
+
+    class Plane:
+        def __init__(self, host: HostStatus) -> None:
+            self.host = host
+
+        async def list_hosts(self, *, timeout_s: float) -> list[HostStatus]:
+            del timeout_s
+            return [self.host, HostStatus("other", 9, alive=True)]
+
+    for host, help_ in (
+        (
+            HostStatus("h", 8, alive=False, slots={"ready": 1}, supervised=True),
+            "wait: the supervisor of h (asyncdp serve)",
+        ),
+        (HostStatus("h", 8, alive=False, slots={"ready": 1}), "start them again under the same names"),
+        (HostStatus("h", 0, alive=False), "a storage unit of TransferQueue does not come back"),
+    ):
+        seen: list[Finding] = []
+        reported: set[tuple[str, int]] = set()
+        await _look_at_hosts(Plane(host), 1.0, seen, reported)  # type: ignore[arg-type]
+        (one,) = seen
+        assert (one.level, one.remedy.startswith(help_)) == ("problem", True), one.remedy
+        directory = _of_directory(Diagnosis(0.0, None, None, {}, {"h": "no answer"}), {name for name, _ in reported})
+        assert "hosts" not in {finding.about for finding in directory}
+        left = Segment("asyncdp-1", "h", host.epoch, 1 << 20, 3.0, "unserved")
+        monkeypatch.setattr(doctor_file, "segments", lambda left=left: [left])
+        assert "arenas" not in {finding.about for finding in of_machine(reported)}
+        arenas = found(list(of_machine()), "arenas")
+        assert (arenas.level, arenas.text.endswith(": of h")) == ("note", True)
+        assert arenas.remedy.startswith("wait where a supervisor")
+        assert arenas.remedy.endswith("asyncdp arena rm --all gives them up")
+
+
 def test_the_code_tells_whether_there_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
     """0 or 1; JSON has every finding."""
-    monkeypatch.setattr(doctor_file, "of_machine", lambda: [Finding("note", "a", "works")])
+    monkeypatch.setattr(doctor_file, "of_machine", lambda _: [Finding("note", "a", "works")])
     done = CliRunner().invoke(app, ["doctor", "--json"], env={"ASYNCDP_CONFIG": ""})
     assert (done.exit_code, json.loads(done.stdout)) == (
         0,
         [{"level": "note", "about": "a", "text": "works", "remedy": ""}],
     )
-    monkeypatch.setattr(doctor_file, "of_machine", lambda: [Finding("problem", "a", "broken", "mend it")])
+    monkeypatch.setattr(doctor_file, "of_machine", lambda _: [Finding("problem", "a", "broken", "mend it")])
     done = CliRunner().invoke(app, ["doctor"], env={"ASYNCDP_CONFIG": "", "COLUMNS": "80"})
     assert done.exit_code == 1
     assert (

@@ -76,16 +76,31 @@ async def test_it_sees_the_plane_and_its_clients() -> None:
 
 
 def test_lost_rows_are_told_with_what_helps() -> None:
-    """A slot host that is started again recovers its rows; a storage unit of TransferQueue does not come back."""
-    host = {"host": "h", "state": "silent", "capacity_bytes": None, "used_bytes": None}
+    """What brings rows back stands first; a storage unit of TransferQueue does not come back."""
+    host = {"host": "h", "state": "silent", "capacity_bytes": None, "used_bytes": None, "supervised": False}
     nothing = dict.fromkeys(("claims", "clients", "ops", "ports", "retries"), ())
-    for slots, help_ in (
-        ({"ready": 1}, "start their host again under its name, or asyncdp evict p"),
-        ({}, "asyncdp evict p"),
+    slots = {"ready": 1}
+    for hosts, help_ in (
+        ([{"slots": slots, "supervised": True}, {"slots": slots, "state": "answers"}], "wait until their host"),
+        ([{"slots": slots}], "start their host again under its name"),
+        ([{"slots": slots, "state": "answers"}], "look again in a few seconds"),
+        ([], "look again in a few seconds"),
+        ([{"slots": {}}], "their storage unit does not come back"),
     ):
-        seen = {**nothing, "plane": {"answers": True}, "hosts": [{**host, "slots": slots}]}
-        lost = _wrong({**seen, "partitions": [{"partition": "p", "lost": 2}]})[1]
-        assert lost == f"Partition p has lost 2 rows: {help_} --lost."
+        seen = {**nothing, "plane": {"answers": True}, "hosts": [{**host, **one} for one in hosts]}
+        lost = _wrong({**seen, "partitions": [{"partition": "p", "lost": 2}]})[-1]
+        assert lost.startswith(f"2 rows of partition p cannot be read: {help_}")
+        assert ("as a last resort, asyncdp evict p --lost gives" in lost) is ("storage" not in help_)
+        assert lost.endswith("asyncdp evict p --lost gives them up.")
+
+
+def test_a_host_that_is_started_again_is_told() -> None:
+    """Its rows cannot be read until then."""
+    host = {"host": "h", "state": "silent", "capacity_bytes": None, "slots": {}, "supervised": True}
+    nothing = dict.fromkeys(("claims", "clients", "ops", "ports", "retries", "partitions"), ())
+    assert _wrong({**nothing, "plane": {"answers": True}, "hosts": [host]}) == [
+        "Host h does not answer: its rows cannot be read until its supervisor has started it again."
+    ]
 
 
 def test_ports_of_a_host_are_one_sentence() -> None:

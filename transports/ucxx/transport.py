@@ -217,6 +217,8 @@ class UCXXTransport(SlotCalls):
         self._resolver.know(hosts)
         if not any(host.alive for host in hosts):
             msg = "the directory answers, but no slot host is there"
+            if any(host.supervised for host in hosts):
+                msg += "; their supervisor starts them again"
             raise DataPlaneUnavailable(msg, blames_port=False)
 
     @handles(c.ListMetadata)
@@ -244,6 +246,7 @@ class UCXXTransport(SlotCalls):
                 free_bytes=host.free_bytes,
                 slots=host.slots,
                 draining=host.draining,
+                supervised=host.supervised,
             )
             for host in await self._directory.hosts()
         ]

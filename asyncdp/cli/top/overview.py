@@ -214,6 +214,7 @@ def _host(host: HostStatus) -> dict[str, Any]:
         "capacity_bytes": host.capacity_bytes,
         "rows": host.rows,
         "slots": host.slots,
+        "supervised": host.supervised,
         "heartbeat_age_s": None if host.heartbeat_age_s is None else round(host.heartbeat_age_s, 1),
     }
 
@@ -252,12 +253,17 @@ def _wrong(seen: Overview) -> list[str]:
     """Return what is wrong, worst first, each in one sentence."""
     out = [] if seen["plane"]["answers"] else [f"The plane does not answer: {seen['plane']['error']}"]
     hosts = seen["hosts"]
-    silent = (host["host"] for host in hosts if host["state"] == "silent")
-    out += [f"Host {name} does not answer: its rows cannot be read." for name in silent]
+    for host in hosts:
+        if host["state"] == "silent":
+            again = " until its supervisor has started it again" * host["supervised"]
+            out.append(f"Host {host['host']} does not answer: its rows cannot be read{again}.")
     lost = ((one["partition"], one["lost"]) for one in seen["partitions"] if one["lost"])
-    back = any(host["state"] == "silent" and host["slots"] for host in hosts)  # a storage unit does not come back
-    remedy = f"{'start their host again under its name, or ' * back}asyncdp evict"
-    out += [f"Partition {name} has lost {rows} rows: {remedy} {name} --lost." for name, rows in lost]
+    help_ = _help_for_lost(hosts)
+    out += [
+        f"{rows} row{'s' * (rows != 1)} of partition {name} cannot be read: {help_}asyncdp evict {name} --lost gives"
+        " them up."
+        for name, rows in lost
+    ]
     full = (
         host for host in hosts if host["capacity_bytes"] and (host["used_bytes"] or 0) > FULL * host["capacity_bytes"]
     )
@@ -265,6 +271,20 @@ def _wrong(seen: Overview) -> list[str]:
         part = f"{host['used_bytes'] / host['capacity_bytes']:.0%} of {size(host['capacity_bytes'])}"
         out.append(f"Host {host['host']} is nearly full: {part}; puts will have to wait.")
     return out + _wrong_of_clients(seen)
+
+
+def _help_for_lost(hosts: list[dict[str, Any]]) -> str:
+    """Return what to do before rows that cannot be read are given up; empty where nothing brings them back."""
+    silent = [host for host in hosts if host["state"] == "silent"]
+    if any(host["supervised"] for host in silent):
+        first = "wait until their host has been started again"
+    elif any(host["slots"] for host in silent):
+        first = "start their host again under its name"
+    elif any(host["slots"] for host in hosts) or not hosts:  # it was started again just now, or is not registered
+        first = "look again in a few seconds, or start the host that is missing here under its name"
+    else:
+        return "their storage unit does not come back; "  # of TransferQueue
+    return f"{first}; as a last resort, "
 
 
 def _quarantines(ports: list[dict[str, Any]]) -> Iterator[str]:
