@@ -15,7 +15,6 @@ import tempfile
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,7 +168,7 @@ def ucxx() -> Iterator[Said]:
         yield from ask("ucxx", "claims of the dead", file, LOOKING)
         anyio.run(fill_up, client)
         yield from ask("ucxx", "arena full", file, LOOKING)
-        anyio.run(partial(client.clear_samples, None, "big"))
+        anyio.run(client.drop_partition, "big")
         pid = transport.plane.server.pid
         go_on = _paused(pid)
         try:
