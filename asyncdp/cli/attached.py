@@ -10,6 +10,7 @@ import json
 import sys
 import warnings
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -23,6 +24,7 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
     DataPlaneUnsupported,
 )
+from asyncdp.settings.names import nearest
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
@@ -128,17 +130,35 @@ def attach(command: str, config_file: Path | None) -> Client:
 def ask(command: str, config_file: Path | None, work: Callable[[Client], Awaitable[R]]) -> R:
     """Attach to a plane, do ``work`` with a client of it, and return its result; end the command on any error."""
     client = attach(command, config_file)
+    near = ""
 
     async def main() -> R:
+        nonlocal near
         async with client:
-            return await work(client)
+            try:
+                return await work(client)
+            except DataPlaneBadRequest as err:
+                near = await _nearest_partition(client, err)
+                raise
 
     try:
         return anyio.run(main)
     except DataPlaneError as err:
-        fail(command, err, code_of(err))
+        fail(command, f"{err}{near}", code_of(err))
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+async def _nearest_partition(client: Client, err: DataPlaneBadRequest) -> str:
+    """Return what to add to the error of an unknown partition: the partition whose name is most like it, if one is."""
+    if err.field != "partition_id" or not err.partition_id:
+        return ""
+    from asyncdp.metrics.published import PARTITION
+
+    with suppress(DataPlaneError):
+        known = [one.partition_id for one in await client.list_partitions() if one.partition_id != PARTITION]
+        return nearest(err.partition_id, known)
+    return ""
 
 
 def code_of(err: DataPlaneError) -> int:

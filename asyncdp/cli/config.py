@@ -58,7 +58,11 @@ def check(
         return
     for text in warned:
         typer.echo(f"{file}: warning: {text}")
-    where = "" if parsed.controller_address is None else ", attaches to a plane that runs"
+    where = (
+        ""
+        if parsed.controller_address is None
+        else "; names a plane to attach to, which was not asked (asyncdp doctor asks it)"
+    )
     typer.echo(f"{file}: valid: {parsed.impl} with backend {parsed.backend}{where}")
 
 

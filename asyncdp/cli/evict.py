@@ -30,6 +30,14 @@ class _Wanted:
     incomplete: bool
     older_than_s: float
 
+    def __str__(self) -> str:
+        """Return the groups in words: ``incomplete groups``."""
+        kinds = ["incomplete groups"] if self.incomplete else []
+        kinds += ["groups with lost rows"] if self.lost else []
+        kinds += [] if self.before is None else [f"groups of versions below {self.before}"]
+        old = f" that are {self.older_than_s:g} s old" if self.older_than_s else ""
+        return f"{' or '.join(kinds)}{old}"
+
     def takes(self, group: DataPlaneGroupMeta, now: float) -> bool:
         if now - group.created_at < self.older_than_s:
             return False
@@ -89,7 +97,7 @@ def evict(  # noqa: PLR0913 - the options of a command
         removed = [group.group_id for group in chosen]
         print_json({"partition_id": partition, "groups": removed, "rows": rows, "removed": not dry_run})
     else:
-        typer.echo(f"{'would remove' if dry_run else 'removed'} {what}" if chosen else "no such groups")
+        typer.echo(f"{'would remove' if dry_run else 'removed'} {what}" if chosen else f"no {wanted} in {partition!r}")
 
 
 def _show(chosen: list[DataPlaneGroupMeta], now: float) -> None:

@@ -16,6 +16,8 @@ __all__ = ["serve"]
 SUFFIXES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 #: The option of each setting of a slot host that has one, where it is not called alike.
 OPTIONS = {"host_id": "--name", "arena_bytes": "--arena", "max_slot_bytes": "--max-slot"}
+#: Seconds that a slot host waits for a directory that is not there yet.
+WAIT_S = 30.0
 
 
 class _Size(int):
@@ -104,13 +106,16 @@ def serve(  # noqa: PLR0913 - the options of a command
         float | None, typer.Option(min=0.001, help="Seconds that running requests get at the end. [5]")
     ] = None,
     wait_s: Annotated[
-        float, typer.Option(min=0.0, help="Seconds to wait for a directory that is not there yet.")
-    ] = 30.0,
+        float | None, typer.Option(min=0.0, help="Seconds to wait for a directory that is not there yet. [30]")
+    ] = None,
     more: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other setting of a slot host.")
     ] = None,
     hosts: Annotated[int | None, typer.Option(min=1, max=64, help="Slot hosts of a whole plane. [1]")] = None,
     capacity: Annotated[int | None, typer.Option(min=1, help="Samples that a whole plane holds. [1000000]")] = None,
+    start_timeout_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds that slot hosts of a whole plane may take to start. [60]")
+    ] = None,
     folder: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="Where a whole plane keeps its data. [a temporary one]"),
@@ -149,25 +154,27 @@ def serve(  # noqa: PLR0913 - the options of a command
         "drain_s": drain_s,
     }
     host = {key: value for key, value in given.items() if value is not None}
+    own = {"folder": None if folder is None else str(folder), "start_timeout_s": start_timeout_s}
     for key, value in _more(more or []).items():
-        if key in given:
+        if key in given or key in own:
             msg = f"{key} has an option of its own: {OPTIONS.get(key, '--' + key.replace('_', '-'))}"
             raise typer.BadParameter(msg, param_hint="--set")
         host[key] = value
     serving = Serving(namespace=namespace, host=host, config_file=config_file, json_line=json_line)
-    plane_only = {"--hosts": hosts, "--capacity": capacity, "--folder": folder}
-    host_only = {"--name": name, "--bind": bind, "--publish": publish}
+    plane_only: dict[str, Any] = {"--hosts": hosts, "--capacity": capacity, "--folder": folder}
+    plane_only |= {"--start-timeout-s": start_timeout_s}
+    host_only = {"--name": name, "--bind": bind, "--publish": publish, "--wait-s": wait_s}
     try:
         if directory:
             _refuse(plane_only, "is for a whole plane; this host joins the plane at --directory")
-            serve_host(serving, directory, wait_s)
+            serve_host(serving, directory, WAIT_S if wait_s is None else wait_s)
         else:
             _refuse(
                 host_only,
                 "needs the directory of a plane: --directory, or ASYNCDP_DIRECTORY where it has a password. A whole"
                 " plane serves this machine alone: its directory is a unix socket",
             )
-            serve_plane(serving, hosts or 1, capacity or 1_000_000, folder)
+            serve_plane(serving, hosts or 1, capacity or 1_000_000, {k: v for k, v in own.items() if v is not None})
     except CannotServe as err:
         if err.setting is None:
             typer.echo(f"asyncdp serve: {err}", err=True)

@@ -110,8 +110,8 @@ def serve_host(serving: Serving, url: str, wait_s: float) -> None:
 # -- a whole plane
 
 
-def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None) -> None:
-    """Serve a directory and slot hosts, for this machine, until told to end.
+def serve_plane(serving: Serving, hosts: int, capacity: int, own: Mapping[str, Any]) -> None:
+    """Serve a directory and slot hosts, for this machine, until told to end; ``own`` are keys of ``ucxx``.
 
     Raises:
         CannotServe: The reason.
@@ -124,9 +124,7 @@ def serve_plane(serving: Serving, hosts: int, capacity: int, folder: Path | None
 
     log_for_operators()
     config = _client_config(serving.namespace, hosts, capacity)
-    config["ucxx"] |= {"host_log": "stderr", "host": {"supervised": True, **serving.host}} | (
-        {} if folder is None else {"folder": str(folder)}
-    )
+    config["ucxx"] |= {"host_log": "stderr", "host": {"supervised": True, **serving.host}, **own}
     _say(f"a plane on this machine: a directory and {hosts} slot host{'s' * (hosts != 1)} of {_mib(arena_bytes)}")
     began = time.monotonic()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves, both signals leave by the same way

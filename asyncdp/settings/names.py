@@ -15,7 +15,7 @@ import msgspec
 
 from asyncdp.rows.plain_values import plain_tree
 
-__all__ = ["as_mapping", "check_keys", "convert", "named", "no_such", "not_one_of", "plain_mapping"]
+__all__ = ["as_mapping", "check_keys", "convert", "named", "nearest", "no_such", "not_one_of", "plain_mapping"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -35,7 +35,8 @@ def named(**settings: str) -> Iterator[None]:
         raise ValueError(names.sub(lambda found: settings[found[1]], str(err))) from err
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``; did you mean 'x'?`` for the known name that is most like ``name``; empty where none is."""
     near = difflib.get_close_matches(name, list(known), 1)
     return f"; did you mean {near[0]!r}?" if near else ""
 
@@ -54,14 +55,14 @@ def no_such(
     names = list(known)
     last = path.rpartition(".")[2]
     home = (homes or {}).get(last)
-    near = f"; did you mean {home!r}?" if home else _nearest(last, names)
+    near = f"; did you mean {home!r}?" if home else nearest(last, names)
     return ValueError(f"{path}: {problem}{near} (there are: {', '.join(names)})")
 
 
 def not_one_of(path: str, value: Any, known: Iterable[str], of: str = "") -> ValueError:
     """Return the error for a value that is not one of ``known``; ``of`` is a text that says what they apply to."""
     values = list(known)
-    near = _nearest(value, values) if isinstance(value, str) else ""
+    near = nearest(value, values) if isinstance(value, str) else ""
     listed = ", ".join(map(repr, values))
     return ValueError(f"{path}: {value!r:.80} is not one of {listed}{of}{near}")
 

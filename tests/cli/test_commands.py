@@ -179,6 +179,21 @@ def test_evict_removes_the_groups_that_are_named(plane: SimpleNamespace, options
     assert sorted(group.group_id for group in groups(plane)) == left
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--incomplete", "no incomplete groups in 'q'"),
+        ("--lost", "no groups with lost rows in 'q'"),
+        ("--older-than-version 3", "no groups of versions below 3 in 'q'"),
+        ("--lost --incomplete --older-than 5", "no incomplete groups or groups with lost rows that are 5 s old in 'q'"),
+    ],
+)
+def test_evict_says_which_groups_there_are_not(plane: SimpleNamespace, options: str, said: str) -> None:
+    """By what was asked for, and in which partition."""
+    anyio.run(plane.client.register_partition, "q", ["x"], 8, ["train"])
+    assert run(f"evict q {options} --yes", **plane.env).stdout == f"{said}\n"
+
+
 def test_evict_spares_rows_that_were_put_anew_since_they_were_listed(
     plane: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -236,6 +251,12 @@ def test_other_mistakes_are_one_line_and_code_2(plane: SimpleNamespace) -> None:
     unknown = run("ls nowhere", **plane.env)
     assert (unknown.exit_code, unknown.stderr.count("\n")) == (2, 1)
     assert "nowhere" in unknown.stderr
+    assert "did you mean" not in unknown.stderr
+    anyio.run(plane.client.register_partition, "rollouts", ["x"], 8, ["train"])
+    for line in ("ls", "describe", "depth", "claims", "evict --lost", "release --owner x"):
+        near = run(f"{line} rolouts", **plane.env)
+        assert (near.exit_code, near.stderr.count("\n")) == (2, 1)
+        assert near.stderr.endswith("; did you mean 'rollouts'?\n")
     choice = run("evict p", **plane.env)
     assert (choice.exit_code, "which groups?" in choice.stderr) == (2, True)
 
@@ -274,6 +295,8 @@ def test_config_check_says_what_a_client_would(tmp_path: Path) -> None:
         return run(f"config check {file}")
 
     assert check({"impl": "memory"}).stdout == f"{file}: valid: memory with backend simple\n"
+    attached = check({"impl": "memory", "controller_address": "memory://x"}).stdout
+    assert attached.endswith("; names a plane to attach to, which was not asked (asyncdp doctor asks it)\n")
     warned = check({"impl": "ucxx", "controller_address": "redis://h", "ucxx": {"folder": "/x"}})
     assert (warned.exit_code, "warning: ucxx.folder: has no effect" in warned.stdout) == (0, True)
     for config, said in (

@@ -281,6 +281,9 @@ def test_a_host_that_cannot_start_is_said_in_a_line() -> None:
         (["--bind", "0.0.0.0"], "--bind"),
         (["--publish", "10.0.0.1"], "--publish"),
         (["--name", "a"], "--name"),
+        (["--wait-s", "600"], "--wait-s"),
+        (["--set", "start_timeout_s=600"], "--start-timeout-s"),
+        (["--directory", "redis://x", "--start-timeout-s", "600"], "--start-timeout-s"),
         (["--directory", "http://x"], "--directory"),
         (["--directory", "redis://x", "--name", ""], "--name"),
         (["--directory", "redis://x", "--folder", "f"], "--folder"),
@@ -294,6 +297,17 @@ def test_a_wrong_option_is_named(options: list[str], named: str, monkeypatch: py
     result = CliRunner().invoke(app, ["serve", *options])
     assert result.exit_code == 2
     assert named in result.output.strip().splitlines()[-1]
+
+
+@slow
+def test_hosts_that_start_too_slowly_are_told_with_the_setting() -> None:
+    """By its name in a config, and as an option of serve."""
+    command = [sys.executable, "-m", "asyncdp", "serve", "--no-ucx", "--arena", "8M", "--max-slot", "1M"]
+    env = {**os.environ, "ASYNCDP_DIRECTORY": ""}
+    command += ["--start-timeout-s", "0.001"]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, check=False)
+    assert done.returncode == 1
+    assert "did not start within 0.001 s (ucxx.start_timeout_s; asyncdp serve --start-timeout-s)" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make folders and files of other users")

@@ -202,7 +202,10 @@ class EmbeddedPlane:
         assert child.stdout is not None  # noqa: S101 - made with a pipe
         if not select.select([child.stdout], [], [], look_s)[0]:
             if time.monotonic() >= until:
-                raise DataPlaneUnavailable(f"slot host {number} did not come up in time")
+                raise DataPlaneUnavailable(
+                    f"slot host {number} did not start within {self._settings.start_timeout_s:g} s"
+                    " (ucxx.start_timeout_s; asyncdp serve --start-timeout-s)"
+                )
             return rest
         came = os.read(child.stdout.fileno(), 1 << 16)
         if not came:
