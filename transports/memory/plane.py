@@ -8,29 +8,34 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import anyio
+import anyio.lowlevel
+
 from asyncdp.calls.answers import group_meta, published, refusal
 from asyncdp.calls.slots import HostRef, Located, Placement, Publish, Published, SlotRef
 from asyncdp.clock import AnyioClock
+from asyncdp.config import Config, MemorySettings
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWriteError
 from asyncdp.meta import DataPlaneGroupMeta, RowHandle
 from asyncdp.process.forks import on_fork
 from asyncdp.rows.field_spec import FieldSpec
+from asyncdp.settings.urls import without_password
 from asyncdp.transports.directory.core import KEEP_S
 from asyncdp.transports.directory.directory import Directory, Piece
 from asyncdp.transports.directory.listing import find, page
 
-from .host import Use, least_loaded
+from .host import Host, Use, least_loaded
 
 if TYPE_CHECKING:
     from asyncdp.calls import Only
     from asyncdp.transports.directory.rows import Cell
 
-    from .host import Host
-
-__all__ = ["PLANES", "Plane"]
+__all__ = ["PLANES", "Plane", "Waker", "start"]
 
 #: Seconds after which a host that is down is considered lost instead of restarting.
 HOST_TIMEOUT_S = 5.0
+#: Config keys of the plane, as opposed to those of one client.
+PLANE_KEYS = ("storage_capacity", "num_storage_units", "group_id_pattern", "strict_schema", "auto_register", "memory")
 
 
 class Plane(Directory):
@@ -213,6 +218,26 @@ class Plane(Directory):
         return sorted((group_meta(partition_id, one, gone) for one in listed), key=lambda meta: meta.created_at)
 
 
+class Waker:
+    """An event that can be set from any thread."""
+
+    __slots__ = ("_event", "_schedule")
+
+    def __init__(self) -> None:
+        """Begin unset, for a task of the running event loop to wait for."""
+        self._event = anyio.Event()
+        loop: Any = anyio.lowlevel.current_token().native_token
+        self._schedule: Callable[..., Any] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
+
+    def wake(self) -> None:
+        """Set the event."""
+        self._schedule(self._event.set)
+
+    async def wait(self) -> None:
+        """Wait until it is set."""
+        await self._event.wait()
+
+
 def _host_ref(use: Use) -> HostRef:
     ref = use.host.ref
     return ref if ref.epoch == use.epoch else HostRef(ref.id, use.epoch, ref.ports)
@@ -221,3 +246,42 @@ def _host_ref(use: Use) -> HostRef:
 #: The planes of this process by address, so that other clients and unpickled ones can attach. This is the one exception
 #: to the rule of no module-level state.
 PLANES: weakref.WeakValueDictionary[str, Plane] = weakref.WeakValueDictionary()
+
+
+def start(address: str, config: Config) -> Plane | None:
+    """Start a plane at an address and return it; None if there is one of the same config.
+
+    Raises:
+        ValueError: There is one of another config.
+    """
+    there = PLANES.get(address)
+    if there is not None and not there.closed:
+        _check_same(there, config, address)
+        return None
+    settings = config.memory or MemorySettings()
+    first = 1
+    hosts = []
+    for number in range(config.num_storage_units):
+        ports = tuple(range(first, first + settings.ports_per_host))
+        first += settings.ports_per_host
+        hosts.append(Host(f"host-{number}", ports, settings.slots_per_host, settings.rows_per_slot))
+    plane = PLANES[address] = Plane(
+        config.storage_capacity,
+        hosts,
+        config.group_id_pattern,
+        strict_schema=config.strict_schema,
+        auto_register=config.auto_register,
+    )
+    plane.config = config
+    return plane
+
+
+def _check_same(plane: Plane, config: Config, address: str) -> None:
+    """Raise ValueError if the plane at this address has another config."""
+    for key in PLANE_KEYS:
+        there, here = getattr(plane.config, key), getattr(config, key)
+        if key == "memory":
+            there, here = there or MemorySettings(), here or MemorySettings()
+        if there != here:
+            msg = f"{key}: the plane at {without_password(address)} has {there!r}, not {here!r}"
+            raise ValueError(msg)

@@ -15,17 +15,18 @@ from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
 from asyncdp.calls.answers import claim_try
-from asyncdp.config import Config, MemorySettings, parse_config, plain_config, shared_config
+from asyncdp.config import MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, HostStatus, PartitionInfo
 from asyncdp.service import Service
 from asyncdp.settings.urls import without_password
 
-from .host import Host
-from .plane import PLANES, Plane
+from .plane import PLANES, Plane, Waker, start
 
 if TYPE_CHECKING:
     from asyncdp.meta import DataPlaneGroupMeta
+
+    from .host import Host
 
 __all__ = ["MemoryTransport"]
 
@@ -62,11 +63,7 @@ class MemoryTransport(Service):
         self._attached: Plane | None = None
         self._known: dict[str, str] = {}
         if bootstrap:
-            there = PLANES.get(self._address)
-            if there is None or there.closed:
-                self._owned = self._attached = PLANES[self._address] = _start(parsed, self._settings)
-            else:
-                _check_same(there, parsed, self._address)
+            self._owned = self._attached = start(self._address, parsed)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as the config; the unpickled transport attaches to the same plane."""
@@ -253,7 +250,7 @@ class MemoryTransport(Service):
             if self._closed:
                 msg = "the client was closed while this call waited"
                 raise DataPlaneClosed(msg, op=ctx.verb)
-            waker = _Waker()
+            waker = Waker()
             plane = self.plane
             plane.watch(waker, waker.wake)  # before the look, so that no change in between is missed
             try:
@@ -398,58 +395,9 @@ def _not_after(plane: Plane, ctx: CallContext) -> float:
     return plane.monotonic() + ctx.remaining()
 
 
-class _Waker:
-    """An event that can be set from any thread."""
-
-    __slots__ = ("_event", "_schedule")
-
-    def __init__(self) -> None:
-        self._event = anyio.Event()
-        loop: Any = anyio.lowlevel.current_token().native_token
-        self._schedule: Callable[..., Any] = getattr(loop, "call_soon_threadsafe", None) or loop.run_sync_soon
-
-    def wake(self) -> None:
-        self._schedule(self._event.set)
-
-    async def wait(self) -> None:
-        await self._event.wait()
-
-
-def _start(config: Config, settings: MemorySettings) -> Plane:
-    first = 1
-    hosts = []
-    for number in range(config.num_storage_units):
-        ports = tuple(range(first, first + settings.ports_per_host))
-        first += settings.ports_per_host
-        hosts.append(Host(f"host-{number}", ports, settings.slots_per_host, settings.rows_per_slot))
-    plane = Plane(
-        config.storage_capacity,
-        hosts,
-        config.group_id_pattern,
-        strict_schema=config.strict_schema,
-        auto_register=config.auto_register,
-    )
-    plane.config = config
-    return plane
-
-
-def _check_same(plane: Plane, config: Config, address: str) -> None:
-    """Raise ValueError if the plane at this address has another config."""
-    for key in PLANE_KEYS:
-        there, here = getattr(plane.config, key), getattr(config, key)
-        if key == "memory":
-            there, here = there or MemorySettings(), here or MemorySettings()
-        if there != here:
-            msg = f"{key}: the plane at {without_password(address)} has {there!r}, not {here!r}"
-            raise ValueError(msg)
-
-
 def _attach(config: dict[str, Any]) -> MemoryTransport:
     return MemoryTransport(config, bootstrap=False)
 
-
-#: Config keys of the plane, as opposed to those of one client.
-PLANE_KEYS = ("storage_capacity", "num_storage_units", "group_id_pattern", "strict_schema", "auto_register", "memory")
 
 #: Config of the plane of ``MemoryTransport()`` without arguments.
 DEFAULTS: Mapping[str, Any] = {
