@@ -21,7 +21,6 @@ import pytest
 import torch
 from anyio.from_thread import BlockingPortal
 
-import asyncdp.blocking
 from asyncdp import (
     ClaimNotReady,
     DataPlaneBadRequest,
@@ -35,6 +34,7 @@ from asyncdp import (
     MemoryTransport,
 )
 from asyncdp.blocking import BlockingClient, build_blocking_client
+from asyncdp.process import client_loop
 from asyncdp.protocol import VERBS, DataPlaneClient
 from asyncdp.testing import FaultPlan, faulty_stack
 
@@ -161,7 +161,7 @@ def test_a_first_call_whose_loop_does_not_start_says_so(what: str, monkeypatch: 
     def fail(*_: Any) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    where: Any = {"the loop": asyncio.events, "the thread": threading.Thread, "the portal": asyncdp.blocking}[what]
+    where: Any = {"the loop": asyncio.events, "the thread": threading.Thread, "the portal": client_loop}[what]
     name = {"the loop": "new_event_loop", "the thread": "start", "the portal": "BlockingPortal"}[what]
     with build_blocking_client(MEMORY) as client:
         with monkeypatch.context() as broken:
