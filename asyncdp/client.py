@@ -6,10 +6,8 @@ service execute it. :func:`asyncdp.stack` makes a client over the default layers
 
 from __future__ import annotations
 
-import os
 import random
 import sys
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -17,17 +15,15 @@ from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, TypeVar, cast
 
-import anyio
 from tensordict import TensorDict
 
 from asyncdp import calls as c
 from asyncdp.calls import Call, CallContext, Env, Only
+from asyncdp.calls_in_flight import CallsInFlight
 from asyncdp.clock import AnyioClock, NoSink, Unlimited
 from asyncdp.compose.composition import SlotMapping
 from asyncdp.compose.outcomes import PendingOutcomes
 from asyncdp.errors import (
-    DataPlaneBadRequest,
-    DataPlaneClosed,
     DataPlaneError,
     DataPlaneUnsupported,
     PartialReadError,
@@ -61,8 +57,6 @@ __all__ = ["Client", "DataPlaneClient"]
 
 R = TypeVar("R")
 
-#: Seconds that close() waits for calls whose waits it has cancelled. They end at once unless a backend keeps them.
-CALLS_END_S = 1.0
 #: Seconds that the single poll of a claim with ``timeout_s=0`` may take; the default of AttemptTimeout.
 LOOK_S = 10.0
 
@@ -121,11 +115,7 @@ class Client(DataPlaneClient):
         self.outermost = False
         self.recipe: tuple[Callable[..., Any], tuple[Any, ...]] | None = None
         self.__claims = HeldClaims()
-        self.__pid = os.getpid()
-        self.__home: int | None = None
-        self.__idle: anyio.Event | None = None
-        self.__closed = False
-        self._in_flight = 0
+        self._in_flight = CallsInFlight()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the recipe: when unpickled, the client attaches to the same plane."""
@@ -158,11 +148,8 @@ class Client(DataPlaneClient):
 
     async def __run(self, call: Call[R], verb: str, timeout_s: float | None) -> R:
         env = self.env
-        if self.__closed:
-            msg = "the client is closed"
-            raise DataPlaneClosed(msg, op=verb, partition_id=getattr(call, "partition_id", None))
         timeout_s = self.call_timeout_s if timeout_s is None else check.seconds(timeout_s, verb)
-        self.__enter(verb)
+        self._in_flight.begin(call, verb)
         began = env.clock.now()
         serving = CALLER.get()
         caller = None if serving is None else serving.ctx
@@ -183,22 +170,7 @@ class Client(DataPlaneClient):
                 shorten(leaving, sys._getframe())  # noqa: SLF001 - what inspect.currentframe() returns, typed
             raise leaving from leaving.__cause__
         finally:
-            self._in_flight -= 1
-            if self.__idle is not None and not self._in_flight:
-                self.__idle.set()
-
-    def __enter(self, verb: str) -> None:
-        """Count a call; raise DataPlaneBadRequest in a forked child or while another thread's loop uses the client."""
-        here = threading.get_ident()
-        if self.__pid != os.getpid():
-            msg = f"this client was made in process {self.__pid}; a forked child attaches a client of its own"
-            raise DataPlaneBadRequest(msg, op=verb)
-        if self._in_flight == 0:
-            self.__home = here
-        elif self.__home != here:
-            msg = "this client is in use by the event loop of another thread; use one client per loop"
-            raise DataPlaneBadRequest(msg, op=verb)
-        self._in_flight += 1
+            self._in_flight.ended()
 
     def __leaving(self, err: DataPlaneError, call: Call[Any], verb: str, elapsed_s: float) -> DataPlaneError:
         """Complete an error that leaves the client: verb, partition, elapsed time, ``retryable``."""
@@ -520,7 +492,7 @@ class Client(DataPlaneClient):
 
         Idempotent; in a forked child it leaves the parent's client open.
         """
-        if self.__closed:
+        if self._in_flight.closed:
             return
         try:
             await self.end_calls()
@@ -528,15 +500,8 @@ class Client(DataPlaneClient):
             await self.service.close()
 
     async def end_calls(self) -> None:
-        """Cancel the waits of calls, which then raise DataPlaneClosed, and let the calls end, within CALLS_END_S."""
-        self.__closed = True
-        if self.__pid != os.getpid():  # in a forked child the calls belong to the parent
-            return
-        self.env.open_waits.end()
-        if self._in_flight and self.__home == threading.get_ident():
-            self.__idle = anyio.Event()  # outcomes that these calls leave open are resolved when the services close
-            with anyio.move_on_after(CALLS_END_S):
-                await self.__idle.wait()
+        """Cancel the waits of calls, which then raise DataPlaneClosed, and let the calls end, within a second."""
+        await self._in_flight.end(self.env.open_waits)
 
     async def __aenter__(self) -> Self:
         """Return the client itself."""

@@ -234,7 +234,7 @@ class Rig:
             "probes": [key for key, s in states.items() if s.probe is not None],
             "readers": self.slots()["reading"],
             "scopes": len(self.client.env.open_waits.scopes),
-            "in_flight": self.client._in_flight,
+            "in_flight": self.client._in_flight.number,
             "watches": len(self.layer(SlotRetry)._overlaps._watches),
             "wakers": len(self.transport.plane._wakers),
         }

@@ -22,7 +22,7 @@ def leftovers(client: Client) -> dict[str, Any]:
     holds for a call that has ended (used connections, copies, reads, waiters). Pending outcomes are not included: they
     need I/O and are kept in ``client.env.pending_outcomes`` until the next mutation or close().
     """
-    found = {"waits": len(client.env.open_waits.scopes), "calls in flight": vars(client)["_in_flight"]}
+    found = {"waits": len(client.env.open_waits.scopes), "calls in flight": vars(client)["_in_flight"].number}
     for layer in layers_of(client):
         found.update(_of(layer))
     return {name: count for name, count in found.items() if count}
