@@ -37,6 +37,11 @@ def text(x: float, y: float, said: str, kind: str = "", anchor: str = "start") -
     return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(said)}</text>'
 
 
+def rect(x: float, y: float, width: float, height: float, kind: str) -> str:
+    """Return a rectangle, such as a bar."""
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" class="{kind}"/>'
+
+
 def box(x: float, y: float, width: float, height: float, said: str, kind: str = "box") -> str:
     """Return a box with a word in its middle."""
     shape = f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="4" class="{kind}"/>'
@@ -92,10 +97,7 @@ def sequence(title: str, who: Sequence[str], steps: Sequence[tuple[int, int, str
     for i, (start, end, said) in enumerate(steps):
         y = 70 + 36 * i
         if start == end:
-            parts += [
-                f'<rect x="{at[start] - 5}" y="{y - 14}" width="10" height="22" class="work"/>',
-                text(at[start] + 12, y + 2, said),
-            ]
+            parts += [rect(at[start] - 5, y - 14, 10, 22, "work"), text(at[start] + 12, y + 2, said)]
         else:
             parts += [arrow((at[start], y), (at[end], y), kind="" if start < end else "back")]
             parts += [text((at[start] + at[end]) / 2, y - 5, said, "over", "middle")]
@@ -216,12 +218,9 @@ def deaths() -> str:
     parts = [text(210, 20, "it dies", "", "middle"), text(552, 20, "lost is"), '<path d="M210 26V356" class="life"/>']
     for i, (who, spans, rest) in enumerate(DEATHS):
         y, x = 34 + 36 * i, 210.0
-        parts += [text(150, y + 18, who, "", "end"), f'<rect x="158" y="{y}" width="52" height="26" class="good"/>']
+        parts += [text(150, y + 18, who, "", "end"), rect(158, y, 52, 26, "good")]
         for said, width, kind in spans:
-            parts += [
-                f'<rect x="{x:g}" y="{y}" width="{width}" height="26" class="{kind}"/>',
-                text(x + width / 2, y + 18, said, "", "middle"),
-            ]
+            parts += [rect(x, y, width, 26, kind), text(x + width / 2, y + 18, said, "", "middle")]
             x += width
         parts.append(text(552, y + 18, rest))
     parts = ['<g transform="translate(16 0)">', *parts, "</g>"]
@@ -251,7 +250,7 @@ def bars(what: str) -> str:
             value = max(0.0, float(row[i]))
             parts += [
                 text(230, y + 14, label, "", "end"),
-                f'<rect x="238" y="{y:g}" width="{value / most * 380:.0f}" height="18" class="bar{number}"/>',
+                rect(238, y, round(value / most * 380), 18, f"bar{number}"),
             ]
             parts.append(text(244 + value / most * 380, y + 14, row[i]))
             y += 24

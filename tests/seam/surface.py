@@ -8,6 +8,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+#: What users, authors of layers, and authors of transports import from, but for errors and metas.
 MODULES = (
     "asyncdp",
     "asyncdp.calls",

@@ -11,19 +11,11 @@ from pathlib import Path
 import pytest
 
 import asyncdp
+from tests.seam.surface import MODULES
 
 ROOT = Path(__file__).parents[2]
 #: What users, authors of layers, and authors of transports import from.
-PUBLIC = (
-    "asyncdp",
-    "asyncdp.calls",
-    "asyncdp.calls.slots",
-    "asyncdp.calls.answers",
-    "asyncdp.compose.waits",
-    "asyncdp.rows",
-    "asyncdp.errors",
-    "asyncdp.meta",
-)
+PUBLIC = (*MODULES, "asyncdp.errors", "asyncdp.meta")
 
 
 def _words(path: Path) -> set[str]:

@@ -14,7 +14,7 @@ from ..encoding.rows import full_tags
 from .waiting import Waiting
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from asyncdp.errors import DataPlaneError
 
@@ -65,24 +65,6 @@ class Claiming(Waiting):
             DataPlaneTimeout: The request arrived after its deadline.
         """
 
-        async def look(passed_s: float) -> tuple[ClaimTry, float | None]:
-            mine = OperationId(op.id, op.left_s - passed_s)
-            return await self._look(mine, partition_id, task, fields, most, least, owner, lease_s, explain)
-
-        return await self._until(partition_id, wait_s, look, lambda seen: seen.meta.size > 0)
-
-    async def _look(
-        self,
-        op: OperationId,
-        partition_id: str,
-        task: str,
-        fields: Sequence[str],
-        most: int,
-        least: int,
-        owner: str,
-        lease_s: float | None,
-        explain: bool,  # noqa: FBT001 - positional like the other arguments
-    ) -> tuple[ClaimTry, float | None]:
         def make(schema: Schema) -> bytes:
             number = schema.task(partition_id, task)
             needed = schema.required(partition_id, fields)
@@ -95,6 +77,15 @@ class Claiming(Waiting):
             lease = False if lease_s is None else lease_s
             return pack((number, needed, most, low, owner, lease, tuple(fields), explain))
 
+        async def look(passed_s: float) -> tuple[ClaimTry, float | None]:
+            return await self._look(OperationId(op.id, op.left_s - passed_s), partition_id, task, fields, make)
+
+        return await self._until(partition_id, wait_s, look, lambda seen: seen.meta.size > 0)
+
+    async def _look(
+        self, op: OperationId, partition_id: str, task: str, fields: Sequence[str], make: Callable[[Schema], bytes]
+    ) -> tuple[ClaimTry, float | None]:
+        """Send the request that ``make`` encodes; return the answer, and in how many seconds a lease ends."""
         answer = await self._serve("claim", partition_id, make, op)
         while not answer.blob:  # the index is being built, page by page
             answer = await self._serve("claim", partition_id, make, op)
