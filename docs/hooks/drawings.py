@@ -56,11 +56,11 @@ def arrow(*points: tuple[float, float], kind: str = "") -> str:
 
 def stack() -> str:
     """Draw the default stack, with what the layers say of themselves."""
-    from asyncdp.factory import _BELOW_MAPPING, DEFAULT_LAYERS
+    from asyncdp.layering import BELOW_MAPPING, DEFAULT_LAYERS
     from asyncdp.middleware.metrics import Metrics
 
-    above = [Metrics, *(kind for kind in DEFAULT_LAYERS.values() if kind not in _BELOW_MAPPING)]
-    below = [kind for kind in DEFAULT_LAYERS.values() if kind in _BELOW_MAPPING]
+    above = [Metrics, *(kind for kind in DEFAULT_LAYERS.values() if kind not in BELOW_MAPPING)]
+    below = [kind for kind in DEFAULT_LAYERS.values() if kind in BELOW_MAPPING]
     rows = [
         ("Client", "Checks the arguments of a verb, and makes a call of it, with a deadline and an op_id."),
         *((kind.__name__, sentence(kind)) for kind in (*above, *below)),

@@ -68,7 +68,7 @@ def config() -> str:
 
 def layers() -> str:
     """Return the settings under ``layers:``."""
-    from asyncdp.factory import DEFAULT_LAYERS
+    from asyncdp.layering import DEFAULT_LAYERS
     from asyncdp.middleware.policy.budget import RetryBudget
 
     def body() -> Iterator[tuple[str, str, str, str]]:

@@ -9,7 +9,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 #: What puts stacks together.
-KNOWS_ALL = {"factory.py", "__init__.py"}
+KNOWS_ALL = {"factory.py", "layering.py", "__init__.py"}
+PUT_TOGETHER = ("asyncdp.factory", "asyncdp.layering")
 #: Folders of the core.
 CORE_FOLDERS = ("batching", "calls", "compose", "metrics", "process", "rows", "settings")
 
@@ -58,7 +59,7 @@ def test_the_core_knows_neither_layers_nor_transports(file: Path) -> None:
 def test_layers_know_no_transport_and_take_time_and_chance_as_arguments(file: Path) -> None:
     """Middleware imports no transport, no asyncio, no time, no random (but for types)."""
     for name in _imports(file):
-        assert not name.startswith(("asyncdp.transports", "asyncdp.testing", "asyncdp.factory")), name
+        assert not name.startswith(("asyncdp.transports", "asyncdp.testing", *PUT_TOGETHER)), name
         assert name.split(".")[0] not in {"asyncio", "time", "random", "trio"}, name
 
 
@@ -66,7 +67,7 @@ def test_layers_know_no_transport_and_take_time_and_chance_as_arguments(file: Pa
 def test_transports_know_no_layer(file: Path) -> None:
     """Transports import the core only."""
     for name in _imports(file):
-        assert not name.startswith(("asyncdp.middleware", "asyncdp.testing", "asyncdp.factory")), name
+        assert not name.startswith(("asyncdp.middleware", "asyncdp.testing", *PUT_TOGETHER)), name
 
 
 @pytest.mark.parametrize("file", _files("transports/directory"), ids=lambda f: f.name)

@@ -28,7 +28,7 @@ constructor, the fixture itself opens a plane and says how a second transport is
             return opened
 
 ``config`` holds the keys of :class:`~asyncdp.config.DataPlaneConfig` that a test sets; for most tests it is empty. The
-suite puts the default layers around each transport (:func:`~asyncdp.factory.stack`), opens a fresh plane for each test
+suite puts the default layers around each transport (:func:`~asyncdp.layering.stack`), opens a fresh plane for each test
 and closes all clients at its end; ``opened`` then shuts down whatever else it started. Servers that are slow to start
 belong in a session-scoped fixture that ``open_plane`` requests.
 

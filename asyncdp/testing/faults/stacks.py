@@ -37,9 +37,9 @@ def faulty_stack(
         client = faulty_stack(MemoryTransport(), plan, attempt_timeout_s=1.0)
 
     Args:
-        transport: See :func:`~asyncdp.factory.stack`.
+        transport: See :func:`~asyncdp.layering.stack`.
         plan: The fault plan.
-        by_layer: Settings of the layers, as :func:`~asyncdp.factory.default_layers` takes them.
+        by_layer: Settings of the layers, as :func:`~asyncdp.layering.default_layers` takes them.
         clock: As ``stack()`` takes it.
         rng: As ``stack()`` takes it; None: backoff and rotation are seeded by the plan.
         on_event: As ``stack()`` takes it.

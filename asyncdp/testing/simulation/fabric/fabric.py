@@ -155,8 +155,8 @@ class Fabric:
 
         Args:
             name: Name of the client.
-            layers: Settings of its layers, by their names in :data:`~asyncdp.factory.DEFAULT_LAYERS`; layers without an
-                entry are left out. None: all layers.
+            layers: Settings of its layers, by their names in :data:`~asyncdp.layering.DEFAULT_LAYERS`; layers without
+                an entry are left out. None: all layers.
             budget: Settings of its retry budget.
 
         Raises:
