@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import anyio
-
 from asyncdp.calls import Resend
 from asyncdp.calls.slots import TryClaim, TryPartition
 from asyncdp.errors import DataPlaneClosed, DataPlaneTimeout
@@ -90,14 +88,12 @@ class AttemptTimeout(Layer):
             limit += call.wait_s
         elif call.resend is Resend.NEVER:  # the backend executes the whole verb, waiting included
             limit = ctx.deadline
-        scope = anyio.CancelScope(deadline=min(limit, ctx.deadline))
-        scopes = waits.scopes
-        scopes.add(scope)
+        scope = waits.scope(min(limit, ctx.deadline))
         try:
             with scope:
                 return await self.inner.execute(call, ctx)
         finally:
-            scopes.discard(scope)
+            waits.scopes.discard(scope)
         if waits.closed:
             raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
         raise self._late(call, ctx, began, limit)

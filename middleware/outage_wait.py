@@ -154,8 +154,7 @@ def _waits(call: Call[Any]) -> bool:
 async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:
     """Wait for an event, for ``seconds`` at most; a close of the client ends the wait."""
     waits = ctx.env.open_waits
-    scope = anyio.CancelScope(deadline=ctx.env.clock.now() + seconds)
-    waits.scopes.add(scope)
+    scope = waits.scope(ctx.env.clock.now() + seconds)
     try:
         with scope:
             await turn.wait()

@@ -7,6 +7,8 @@ Layers and transports are services; a service executes calls with one method::
 
 from __future__ import annotations
 
+import asyncio
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -88,12 +90,29 @@ class Budget(Protocol):
 class OpenWaits:
     """The waits of a client's calls, which closing the client cancels."""
 
-    __slots__ = ("closed", "scopes")
+    __slots__ = ("_kind", "_loop", "closed", "scopes")
 
     def __init__(self) -> None:
         """Begin open, without waits."""
         self.closed = False
         self.scopes: set[anyio.CancelScope] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._kind = anyio.CancelScope
+
+    def scope(self, deadline: float = math.inf) -> anyio.CancelScope:
+        """Return a new cancel scope of a wait, which has to be discarded from ``scopes`` when the wait has ended.
+
+        To make a scope, anyio looks for the running event loop, and initialises the scope of that kind of loop twice.
+        Every attempt has one, so the kind is remembered for a loop of asyncio.
+        """
+        loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop() without raising an error on trio
+        if loop is not None and loop is self._loop:
+            scope = self._kind(deadline=deadline)
+        else:
+            scope = anyio.CancelScope(deadline=deadline)
+            self._loop, self._kind = loop, type(scope)
+        self.scopes.add(scope)
+        return scope
 
     def end(self) -> None:
         """Cancel every wait; the calls that were waiting raise DataPlaneClosed."""
@@ -192,8 +211,7 @@ class CallContext:
         waits = self.env.open_waits
         if waits.closed:
             raise DataPlaneClosed("the client is closed", op=self.verb)
-        scope = anyio.CancelScope()
-        waits.scopes.add(scope)
+        scope = waits.scope()
         try:
             with scope:
                 await self.env.clock.sleep(max(0.0, min(seconds, self.remaining())))

@@ -1,16 +1,21 @@
-"""The clock of a stack: that of the loop on which a call runs, whichever loops the client met before."""
+"""The clock and the cancel scopes of a stack are those of the loop on which a call runs, whatever ran before."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar, cast
 
 import anyio
 import pytest
 import trio
 
+from asyncdp import DataPlaneTimeout, MemoryTransport, stack
 from asyncdp.clock import AnyioClock
 from asyncdp.testing.clock import run_virtual
+
+T = TypeVar("T")
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -41,18 +46,40 @@ def test_wall_time_is_read_anew_for_each_loop() -> None:
         assert abs(anyio.run(read, backend="trio")) < 60
 
 
-def test_trio_as_a_guest_of_asyncio_has_trio_s_time() -> None:
-    """A loop of asyncio is running there too, and is not the one that cancel scopes count on."""
-    clock = AnyioClock()
+def as_guest(work: Callable[[], Awaitable[T]]) -> T:
+    """Run it on trio as a guest of asyncio: a loop of asyncio is running there too, and is not the one that counts."""
 
-    async def guest() -> float:
-        return clock.now() - trio.current_time()
-
-    async def host() -> float:
+    async def host() -> Any:
         loop, done = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
         trio.lowlevel.start_guest_run(
-            guest, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=done.set_result
+            work, run_sync_soon_threadsafe=loop.call_soon_threadsafe, done_callback=done.set_result
         )
-        return (await done).unwrap()
+        return await done
 
-    assert abs(asyncio.run(host())) < 60
+    return cast("T", asyncio.run(host()).unwrap())
+
+
+def test_trio_as_a_guest_of_asyncio_has_trio_s_time() -> None:
+    """The clocks of loops begin at numbers of their own."""
+    clock = AnyioClock()
+
+    async def read() -> float:
+        return clock.now() - trio.current_time()
+
+    assert abs(as_guest(read)) < 60
+
+
+def test_a_client_goes_from_loop_to_loop() -> None:
+    """Its attempts have cancel scopes and deadlines of the loop that runs them."""
+    client = stack(MemoryTransport())
+
+    async def wait() -> bool:
+        await client.ping()
+        with pytest.raises(DataPlaneTimeout, match="nobody registered"):
+            await client.wait_partition("p", timeout_s=0.2)
+        return True
+
+    assert as_guest(wait)
+    assert anyio.run(wait)
+    assert anyio.run(wait, backend="trio")
+    assert anyio.run(wait)
