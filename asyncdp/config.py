@@ -26,6 +26,7 @@ __all__ = [
 
 Positive = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 CALL_TIMEOUT_S = 60.0
 
 
@@ -148,7 +149,7 @@ class TransferQueueSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=T
             allocating new pages takes most of a large read's time. 0: none.
     """
 
-    namespace: str = "asyncdp"
+    namespace: Text = "asyncdp"
     endpoints: dict[str, Any] | None = None
     bootstrap_timeout_s: Seconds = 120.0
     actor_runtime_env: bool = False
@@ -190,7 +191,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
         directory: Settings of the directory's client, by their names in ``DirectorySettings``.
     """
 
-    namespace: str = "asyncdp"
+    namespace: Text = "asyncdp"
     lane: Literal["auto", "off"] = "auto"
     secret: str | None = None
     allow_pickle: bool = False
@@ -198,7 +199,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     connections_per_port: Positive = 8
     devices: str | None = None
     start_timeout_s: Seconds = 60.0
-    folder: str | None = None
+    folder: Text | None = None
     host_log: Literal["folder", "stderr"] = "folder"
     host: dict[str, Any] = {}
     directory: dict[str, Any] = {}
@@ -255,7 +256,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     storage_capacity: Positive = 1_000_000
     global_segment_size: Positive | None = None
     local_buffer_size: Positive | None = None
-    controller_address: str | None = None
+    controller_address: Text | None = None
     ack_timeout_ms: Positive | None = None
     observability: _Observability | None = None
     call_timeout_s: Seconds = CALL_TIMEOUT_S
@@ -264,7 +265,7 @@ class Config(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     strict_schema: bool = False
     auto_register: bool = False
     claim_lease_s: Seconds | None = None
-    owner: str | None = None
+    owner: Text | None = None
     full_tracebacks: bool = False
     nemo: bool | NemoSettings | None = None
     memory: MemorySettings | None = None

@@ -51,6 +51,13 @@ DESCRIPTORS: Final = 1024
 #: Seconds between two clocks from which the ages of samples are misleading.
 CLOCK_S: Final = 1.0
 NO_EVICTION: Final = "valkey-cli CONFIG SET maxmemory-policy noeviction, and the same in the server's config file"
+#: Where hosts refuse the secret, and do not accept the one that the directory tells either.
+SET_IT: Final = "set ASYNCDP_SECRET (or ucxx.secret) to the secret with which the slot hosts were started"
+#: Where hosts accept the secret that the directory tells.
+UNSET_IT: Final = (
+    "unset ASYNCDP_SECRET (or remove ucxx.secret): it is another plane's; the secret of this one is random, and its"
+    " directory tells it to clients that have none"
+)
 
 
 @dataclass(frozen=True)
@@ -274,7 +281,7 @@ def _advice(parsed: Config, err: Exception) -> str:
             )
         return "is the process that started the plane still there, and do its addresses lead to it from this machine?"
     if "secret" in str(err):
-        return "set ASYNCDP_SECRET to the secret with which the slot hosts were started"
+        return SET_IT
     return "is the directory running, and may this machine connect to it? The config's controller_address is its URL"
 
 
@@ -324,7 +331,7 @@ async def _look_at_directory(
 
 def _of_directory(seen: Diagnosis, reported: Collection[str] = ()) -> Iterator[Finding]:
     for host, why in seen.refused.items():
-        remedy = "set ASYNCDP_SECRET to the secret with which the slot host was started"
+        remedy = UNSET_IT if host in seen.told else SET_IT
         yield Finding("problem", "secret", f"{host} refuses this client: {why}", remedy)
     for host, why in seen.silent.items():
         if host in reported:

@@ -179,7 +179,7 @@ def serve(  # noqa: PLR0913 - the options of a command
         if err.setting is None:
             typer.echo(f"asyncdp serve: {err}", err=True)
             raise typer.Exit(1) from err
-        if err.setting == "directory" or err.setting in given:
+        if err.setting in ("directory", "namespace") or err.setting in given:
             hint = OPTIONS.get(err.setting, f"--{err.setting.replace('_', '-')}")
             raise typer.BadParameter(str(err), param_hint=hint) from err
         raise typer.BadParameter(f"{err.setting}: {err}", param_hint="--set") from err

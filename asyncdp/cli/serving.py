@@ -172,7 +172,10 @@ def _client_config(namespace: str, hosts: int, capacity: int) -> dict[str, Any]:
         "num_storage_units": hosts,
         "ucxx": {"namespace": namespace},
     }
-    parse_config(config)
+    try:
+        parse_config(config)
+    except ValueError as err:
+        raise CannotServe(str(err), "namespace") from None  # the only one that was not checked before
     return config
 
 

@@ -231,6 +231,7 @@ def test_a_plane_that_is_not_there_is_one_line_and_code_3(tmp_path: Path, line: 
         ('{"enabled": true, "impl": "ucx"}', "did you mean 'ucxx'?"),
         ('{"enabled": false, "impl": "ucxx"}', "disabled"),
         ('{"enabled": true, "impl": "ucxx"}', "controller_address: required to attach"),
+        ('{"enabled": true, "impl": "memory"}', "controller_address: required to attach"),
     ],
 )
 def test_a_wrong_config_is_one_line_and_code_2(tmp_path: Path, text: str | None, said: str) -> None:

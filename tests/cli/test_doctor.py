@@ -114,7 +114,9 @@ def test_what_is_wrong_with_a_directory_is_told() -> None:
     assert "it removes rows and claims" in said["problem", "directory"].text
     assert "noeviction" in said["problem", "directory"].remedy
     assert "nothing to disk" in said["note", "directory"].text
-    assert "ASYNCDP_SECRET" in said["problem", "secret"].remedy
+    assert said["problem", "secret"].remedy.startswith("set ASYNCDP_SECRET (or ucxx.secret) to the secret with which")
+    told = Diagnosis(0.0, None, None, {"h": "the secret is not"}, {}, {"h"})
+    assert next(iter(_of_directory(told))).remedy.startswith("unset ASYNCDP_SECRET (or remove ucxx.secret)")
     assert "i is registered and cannot be reached" in said["problem", "hosts"].text
     assert all(one.remedy for one in sick)
     well = list(_of_directory(Diagnosis(0.01, (1, 100, "noeviction"), persistent=True, refused={}, silent={})))

@@ -282,6 +282,7 @@ def test_a_host_that_cannot_start_is_said_in_a_line() -> None:
         (["--publish", "10.0.0.1"], "--publish"),
         (["--name", "a"], "--name"),
         (["--wait-s", "600"], "--wait-s"),
+        (["--namespace", ""], "--namespace"),
         (["--set", "start_timeout_s=600"], "--start-timeout-s"),
         (["--directory", "redis://x", "--start-timeout-s", "600"], "--start-timeout-s"),
         (["--directory", "http://x"], "--directory"),

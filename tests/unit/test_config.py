@@ -50,6 +50,13 @@ BAD_CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
     "lease of no time": ({"claim_lease_s": 0}, "claim_lease_s"),
     "acknowledgements in no time": ({"ack_timeout_ms": 0}, "ack_timeout_ms"),
     "owner is a number": ({"owner": 1}, "owner"),
+    "owner is empty": ({"owner": ""}, "owner: expected str of length >= 1"),
+    "address is empty": ({"controller_address": ""}, "controller_address: expected str"),
+    "namespace is empty": (
+        {"impl": "ucxx", "backend": "valkey", "ucxx": {"namespace": ""}},
+        "ucxx.namespace: expected str",
+    ),
+    "folder is empty": ({"impl": "ucxx", "backend": "valkey", "ucxx": {"folder": ""}}, "ucxx.folder: expected str"),
 }
 
 

@@ -45,7 +45,8 @@ class MemoryTransport(Service):
         bootstrap: Whether to start a plane.
 
     Raises:
-        ValueError: The config is invalid, or a plane with another config has that address already.
+        ValueError: The config is invalid, has no address to attach to, or a plane with another config has that address
+            already.
     """
 
     def __init__(self, config: Mapping[str, Any] | None = None, *, bootstrap: bool = True) -> None:
@@ -56,6 +57,8 @@ class MemoryTransport(Service):
         self._settings = parsed.memory or MemorySettings()
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
+        if parsed.controller_address is None and not bootstrap:
+            raise ValueError("controller_address: required to attach; the owner's attach_config() has it")
         self._address = parsed.controller_address or f"memory://{uuid.uuid4().hex}"
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._config = {**plain_config(whole), "controller_address": self._address}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from ..wire.handshake import Secret, UnprovedError
 from .embedded import directory_settings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from typing import Any
 
     from ..directory import HostInfo
@@ -41,6 +42,7 @@ class Diagnosis:
         persistent: Whether the directory writes its data to disk; None: this user may not ask for it.
         refused: By host id, why a host that runs refuses this client, such as a wrong secret.
         silent: By host id, why a registered host cannot be used.
+        told: Those of the refusing hosts that accept the secret which the directory tells.
     """
 
     clock_ahead_s: float
@@ -48,6 +50,7 @@ class Diagnosis:
     persistent: bool | None
     refused: Mapping[str, str]
     silent: Mapping[str, str]
+    told: Collection[str] = ()
 
 
 async def diagnose(config: Mapping[str, Any], now: Callable[[], float] = time.time) -> Diagnosis:
@@ -64,11 +67,13 @@ async def diagnose(config: Mapping[str, Any], now: Callable[[], float] = time.ti
     settings = parsed.ucxx or UcxxSettings()
     directory = Directory(str(parsed.controller_address), settings=directory_settings(settings))
     resolver = HostResolver(directory, settings, Secret(settings.secret), MsgpackCodec(allow_pickle=False))
+    with_told = HostResolver(directory, settings, Secret(""), MsgpackCodec(allow_pickle=False))
     try:
         ahead_s = await directory.server_time() - now()
         memory, persistent = await directory.state()
         refused: dict[str, str] = {}
         silent: dict[str, str] = {}
+        told: set[str] = set()
         for host in await directory.hosts():
             try:
                 async with asyncio.timeout(HOST_S):
@@ -77,8 +82,14 @@ async def diagnose(config: Mapping[str, Any], now: Callable[[], float] = time.ti
                 silent[host.id] = f"no answer within {HOST_S:g} s"
             except (DataPlaneError, RedisError, OSError) as err:
                 (refused if isinstance(err.__cause__, UnprovedError) else silent)[host.id] = str(err)
-        return Diagnosis(ahead_s, memory, persistent, refused, silent)
+                if host.id in refused and await directory.shared_secret() is not None:
+                    with suppress(TimeoutError, DataPlaneError, RedisError, OSError):
+                        async with asyncio.timeout(HOST_S):
+                            await _ask(with_told, host)
+                            told.add(host.id)
+        return Diagnosis(ahead_s, memory, persistent, refused, silent, told)
     finally:
+        await with_told.close()
         await resolver.close()
         await directory.close()
 

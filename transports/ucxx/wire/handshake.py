@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["Secret", "UnprovedError", "authenticate", "greet"]
 
 _NONCE_BYTES = 32
-_SAME = "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) must be the same on both sides"
+_SAME = (
+    "the environment variable ASYNCDP_SECRET (or ucxx.secret in the config) must be the same on both sides;"
+    " unset it where the plane's own secret is random, which its directory tells"
+)
 
 
 class UnprovedError(WireError):
