@@ -135,7 +135,7 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkey
         with pytest.raises(DataPlaneNotReady):
             await service.reserve(asks("too many", 20_000), None)
         giving = asyncio.ensure_future(service.reserve(asks("given up", 4000), None))
-        while not service._reserving:  # a thread splits the rows before
+        while not service._reserving:  # noqa: ASYNC110 - a thread splits the rows before
             await asyncio.sleep(0.001)
         with pytest.raises(DataPlaneNotReady):
             await service.reserve(asks("given up", 4000), None)
@@ -143,7 +143,7 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkey
         with pytest.raises(DataPlaneError):
             await giving
         cut_off = asyncio.ensure_future(service.reserve(asks("cut off", 4000), None))
-        while not service._reserving:
+        while not service._reserving:  # noqa: ASYNC110 - as above
             await asyncio.sleep(0.001)
         cut_off.cancel()
         await asyncio.gather(cut_off, return_exceptions=True)
