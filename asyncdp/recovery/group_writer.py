@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import anyio
 
-from asyncdp.errors import DataPlaneError
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError
+from asyncdp.settings import verb_arguments as check
 
 from .reservations import WRITER
 
@@ -45,11 +46,16 @@ class GroupWriter:
     committed, so no claim returns it, and a RecoveryLoop evicts it. Once the group is committed nothing is removed, and
     the block does not fail if its reservation cannot be removed: the next listing of a CapacityLedger does that.
 
+    A group of another size than ``size`` is not committed: a put of too many rows is refused before it is sent, and a
+    block that ends with too few is an error, after which nothing is left. Failed rows stand for rows that are missing:
+    with them the group is committed, to be counted, though it is not complete. So is a block that wrote failures only.
+    One that wrote nothing gives its place back.
+
     Args:
         client: A client of the plane; its backend must be able to bind mutations to lives (``bound_mutations``).
         partition_id: The partition.
         group_id: The group.
-        size: Number of rows of the complete group, without failed ones.
+        size: Number of rows of the complete group, without failed ones; at least 1.
         weight_version: Version of the weights that the rollouts were made with.
         reservation: The group's place, released or committed with the group; None: it has none.
         ledger: The ledger of the reservation if it is in this process, which then need not list to know.
@@ -57,6 +63,10 @@ class GroupWriter:
     Attributes:
         meta: The rows written so far, failed ones aside; None before the first put.
         failed: Number of rows that were written as failed.
+
+    Raises:
+        DataPlaneBadRequest: An argument has the wrong type or is out of range; at the end of the block, too few rows
+            were written.
     """
 
     def __init__(
@@ -74,20 +84,25 @@ class GroupWriter:
         self.meta: KVBatchMeta | None = None
         self.failed = 0
         self._client = client
-        self._partition_id = partition_id
+        self._partition_id = check.name(partition_id, "partition_id")
+        self._group_id = check.name(group_id, "group_id")
+        self._size = check.count(size, "size")
         self._reservation = reservation
         self._ledger = ledger
         self._token = uuid.uuid4().hex
-        self._tags = {
+        tags = {
             "group_id": group_id,
             "weight_version": weight_version,
             "expected_num_keys": size,
             "committed": False,
             WRITER: self._token,
         }
+        (self._tags,) = check.tag_rows([tags], 1)
         self._created: list[KVBatchMeta] = []
         self._unsure: list[str] = []
         self._committed = False
+        self._said_failed: set[str] = set()
+        self._open: bool | None = None  # None before the block, False after it
 
     async def put(
         self,
@@ -100,10 +115,15 @@ class GroupWriter:
         """Put new rows of the group; ``tags`` are added to those of the group.
 
         Raises:
-            DataPlaneBadRequest: A row of one of the ids lives already; nothing was written.
+            DataPlaneBadRequest: A row of one of the ids lives already, the group would have more than ``size`` rows, or
+                the writer is not in its block; nothing was written.
         """
-        given = [{}] * len(sample_ids) if tags is None else tags
-        meta = await self._put(sample_ids, fields, [{**row, **self._tags} for row in given], timeout_s)
+        ids = check.ids(sample_ids)
+        given = check.tag_rows([{}] * len(ids) if tags is None else tags, len(ids))
+        there = {*(self.meta.sample_ids if self.meta is not None else ()), *self._unsure} - self._said_failed
+        if (rows := len(there.union(ids))) > self._size:
+            raise self._bad(f"has {self._size} rows, and with this put it would have {rows}", "sample_ids")
+        meta = await self._put(ids, fields, [{**row, **self._tags} for row in given], timeout_s)
         self.meta = meta if self.meta is None else self.meta.concat(meta)
         return meta
 
@@ -114,7 +134,9 @@ class GroupWriter:
 
         It counts as a row where the partition's ``grpo_group_size`` bounds the rows of a group.
         """
-        row = {**(tags or {}), **self._tags, "status": "failed", "failure": reason}
+        (given,) = check.tag_rows([tags or {}], 1)
+        row = {**given, **self._tags, "status": "failed", "failure": reason}
+        self._said_failed.add(check.name(sample_id, "sample_id"))
         await self._put([sample_id], None, [row], timeout_s)
         self.failed += 1
 
@@ -125,6 +147,9 @@ class GroupWriter:
         tags: list[dict[str, Any]],
         timeout_s: float | None,
     ) -> KVBatchMeta:
+        if not self._open:
+            where = "was not entered: use it as async with" if self._open is None else "has ended"
+            raise self._bad(f"is not written to: the block of its writer {where}", "group_id")
         self._unsure.extend(sample_ids)
         try:
             meta = await self._client.put_samples(
@@ -139,13 +164,21 @@ class GroupWriter:
         return meta
 
     async def __aenter__(self) -> Self:
-        """Return the writer."""
+        """Return the writer.
+
+        Raises:
+            DataPlaneBadRequest: It was entered before: each writer writes one group once.
+        """
+        if self._open is not None:
+            raise self._bad("is not written to again: its writer was entered before", "group_id")
+        self._open = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, err: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Commit the group, or remove what was created of it."""
+        self._open = False
         if err is None:
             try:
                 await self._commit()
@@ -158,10 +191,14 @@ class GroupWriter:
 
     async def _commit(self) -> None:
         """Commit all rows in one put: other clients see the whole group or nothing of it."""
-        if not self._created:
+        if not self._created and not self._unsure:
             if self._reservation is not None:
                 await self._release(self._reservation)
             return
+        fit = 0 if self.meta is None else self.meta.size
+        if fit + self.failed < self._size and (fit or not self.failed):
+            failed = f" and {self.failed} failed ones" if self.failed else ""
+            raise self._bad(f"has {self._size} rows, and {fit}{failed} were put: nothing is committed", "size")
         rows = self._created[0].concat(self._created[1:])
         await self._client.put_samples(rows, self._partition_id, tags=[{"committed": True}] * rows.size)
         self._committed = True
@@ -171,6 +208,10 @@ class GroupWriter:
                     await self._ledger.commit(self._reservation)
                 else:
                     await self._client.clear_samples(self._reservation.meta, self._partition_id)
+
+    def _bad(self, what: str, field: str) -> DataPlaneBadRequest:
+        msg = f"group {self._group_id!r} {what}"
+        return DataPlaneBadRequest(msg, op="put_samples", partition_id=self._partition_id, field=field)
 
     async def _release(self, reservation: Reservation) -> None:
         if self._ledger is not None:

@@ -338,3 +338,146 @@ def test_a_writer_that_wrote_nothing_gives_its_place_back() -> None:
         assert await client.depth("p") == 0
 
     on_a_plane(check)
+
+
+@pytest.mark.parametrize("with_ledger", [True, False])
+@pytest.mark.parametrize(
+    ("puts", "failed", "got"),
+    [([["a"]], 0, "1"), ([["a"], ["b"]], 0, "2"), ([["a"]], 1, "1 and 1 failed ones")],
+)
+def test_a_group_with_too_few_rows_is_not_committed(
+    puts: list[list[str]],
+    failed: int,
+    got: str,
+    with_ledger: bool,  # noqa: FBT001
+) -> None:
+    """The end of the block says how many there are; nothing is left, and the place is free."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 1)
+        place = await ledger.reserve("g")
+        with pytest.raises(DataPlaneBadRequest, match=f"group 'g' has 3 rows, and {got} were put") as raised:  # noqa: PT012 - the block fails
+            async with GroupWriter(
+                client, "p", "g", size=3, weight_version=7, reservation=place, ledger=ledger if with_ledger else None
+            ) as group:
+                for ids in puts:
+                    await group.put(ids, x(1.0))
+                for one in range(failed):
+                    await group.fail(f"f{one}", "it crashed")
+        assert raised.value.field == "size"
+        await ledger.rebuild()
+        assert (await keys(client), ledger.used) == ([], 0)
+
+    on_a_plane(check)
+
+
+@pytest.mark.parametrize("swallowed", [False, True])
+def test_a_put_of_too_many_rows_is_refused(swallowed: bool) -> None:  # noqa: FBT001
+    """Nothing of it is written: the group can be committed without it, else nothing of it is left."""
+
+    async def check(client: Client) -> None:
+        with suppress(DataPlaneBadRequest):
+            async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+                await group.put(["a"], x(1.0))
+                with pytest.raises(
+                    DataPlaneBadRequest, match=r"group 'g' has 2 rows, and .* it would have 3"
+                ) as raised:
+                    await group.put(["b", "c"], {"x": torch.zeros(2)})
+                assert raised.value.field == "sample_ids"
+                if not swallowed:
+                    raise raised.value
+                await group.put(["d"], x(1.0))
+                await group.fail("e", "it crashed")
+        assert await keys(client) == (["a", "d", "e"] if swallowed else [])
+        assert await client.depth("p") == (1 if swallowed else 0)
+
+    on_a_plane(check)
+
+
+def test_rows_of_which_nobody_knows_count_as_rows_of_the_group() -> None:
+    """A put without an answer and others in its place would make too many; the same rows may be put again."""
+    plan = FaultPlan().on("put_samples", call="Publish").lose_request(times=4)
+
+    async def check(client: Client) -> None:
+        async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+            with pytest.raises(DataPlaneError) as raised:
+                await group.put(["a"], x(1.0))
+            assert raised.value.ambiguous
+            with pytest.raises(DataPlaneBadRequest, match="it would have 3"):
+                await group.put(["b", "c"], {"x": torch.zeros(2)})
+            await group.put(["a", "b"], {"x": torch.zeros(2)})
+        assert (await keys(client), await client.depth("p")) == (["a", "b"], 1)
+
+    on_a_plane(check, plan)
+
+
+def test_failed_rows_stand_for_missing_ones() -> None:
+    """The group is committed, so that it is counted, and is listed as incomplete."""
+
+    async def check(client: Client) -> None:
+        async with GroupWriter(client, "p", "g", size=2, weight_version=7) as group:
+            await group.put(["a"], x(1.0))
+            await group.fail("b", "it crashed")
+        (listed,) = await client.list_metadata("p")
+        assert (listed.committed, listed.is_complete, sorted(listed.keys)) == (True, False, ["a", "b"])
+
+    on_a_plane(check)
+
+
+def test_a_writer_writes_within_its_block_once() -> None:
+    """Before and after it nothing would commit or remove what it wrote."""
+
+    async def check(client: Client) -> None:
+        group = GroupWriter(client, "p", "g", size=1, weight_version=7)
+        with pytest.raises(DataPlaneBadRequest, match=r"group 'g' .* was not entered"):
+            await group.put(["a"], x(1.0))
+        with pytest.raises(DataPlaneBadRequest, match=r"group 'g' .* was not entered"):
+            await group.fail("b", "it crashed")
+        async with group:
+            await group.put(["a"], x(1.0))
+        with pytest.raises(DataPlaneBadRequest, match=r"group 'g' .* has ended"):
+            await group.fail("b", "it crashed")
+        with pytest.raises(DataPlaneBadRequest, match=r"group 'g' .* was entered before"):
+            await group.__aenter__()
+        assert await keys(client) == ["a"]
+
+    on_a_plane(check)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        ({"partition_id": ""}, "partition_id"),
+        ({"group_id": 3}, "group_id"),
+        ({"group_id": ""}, "group_id"),
+        ({"size": 0}, "size"),
+        ({"size": True}, "size"),
+        ({"size": "2"}, "size"),
+        ({"weight_version": "new"}, "weight_version"),
+    ],
+)
+def test_its_arguments_are_checked(wrong: dict[str, Any], field: str) -> None:
+    """When it is made."""
+
+    async def check(client: Client) -> None:
+        with pytest.raises(DataPlaneBadRequest, match=field) as raised:
+            GroupWriter(client, **({"partition_id": "p", "group_id": "g", "size": 2, "weight_version": 7} | wrong))
+        assert raised.value.field == field
+
+    on_a_plane(check)
+
+
+def test_the_arguments_of_its_puts_are_checked() -> None:
+    """As those of put_samples."""
+
+    async def check(client: Client) -> None:
+        async with GroupWriter(client, "p", "g", size=1, weight_version=7) as group:
+            for ids, tags in (("a", None), ([3], None), (None, None), (["a"], [{}, {}]), (["a"], [3]), (["a"], "t")):
+                with pytest.raises(DataPlaneBadRequest, match=r"sample_ids|tags"):
+                    await group.put(ids, x(1.0), tags)  # type: ignore[arg-type]
+            for one, more in ((None, None), ("", None), ("a", 3)):
+                with pytest.raises(DataPlaneBadRequest, match=r"sample_id|tags"):
+                    await group.fail(one, "it crashed", tags=more)  # type: ignore[arg-type]
+        assert await keys(client) == []
+
+    on_a_plane(check)
