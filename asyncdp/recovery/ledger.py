@@ -9,6 +9,8 @@ import anyio
 
 from asyncdp.clock import AnyioClock
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneUnsupported
+from asyncdp.settings import stack_arguments
+from asyncdp.settings import verb_arguments as check
 
 from .gate import Gate
 from .places import Phase, Places
@@ -73,6 +75,7 @@ class CapacityLedger:
 
     Raises:
         DataPlaneUnsupported: The backend cannot bind mutations to lives.
+        ValueError: An argument has the wrong type or is out of range; the message names it.
     """
 
     def __init__(
@@ -91,11 +94,11 @@ class CapacityLedger:
             msg = "a CapacityLedger removes reservations by the lives that it listed, which this backend cannot do"
             raise DataPlaneUnsupported(msg, capability="bound_mutations", partition_id=partition_id)
         self.client = client
-        self.partition_id = partition_id
+        self.partition_id = check.name(partition_id, "partition_id")
         self.gate = gate or Gate()
-        self._places = Places(capacity)
-        self._timeout_s = reservation_timeout_s
-        self._relist_s = relist_s
+        self._places = Places(check.count(capacity, "capacity"))
+        self._timeout_s = stack_arguments.setting(reservation_timeout_s, "float", "reservation_timeout_s")
+        self._relist_s = stack_arguments.setting(relist_s, "float", "relist_s")
         self._clock = clock or clock_of(client)
         self._ages = Ages()
         self._unsure: dict[str, str] = {}  # by group: the token of a reservation whose put may or may not have happened
@@ -135,9 +138,10 @@ class CapacityLedger:
             weight_version: Version of the weights that it is made with.
 
         Raises:
-            DataPlaneBadRequest: The group has a place already.
+            DataPlaneBadRequest: The group has a place already, or an argument has the wrong type.
             DataPlaneError: The plane cannot be listed, or the reservation cannot be put.
         """
+        check.name(group_id, "group_id")  # a wrong one would wait for the gate first
         while True:
             await self.gate.wait()
             got = await self.try_reserve(group_id, owner=owner, weight_version=weight_version)
@@ -153,6 +157,10 @@ class CapacityLedger:
         self, group_id: str, *, owner: str | None = None, weight_version: int | None = None
     ) -> Reservation | None:
         """Reserve as :meth:`reserve` does, but return None at once if no place is free."""
+        check.name(group_id, "group_id")
+        if owner is not None:
+            check.name(owner, "owner")
+        check.tag_rows([{"weight_version": weight_version}], 1)
         if group_id in self._unsure:
             await self.rebuild()
         try:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
+from asyncdp.settings import verb_arguments as check
+
 from .reservations import Ages, is_reservation
 
 if TYPE_CHECKING:
@@ -113,9 +115,10 @@ class Selector:
             raise ValueError(f"order must be one of {', '.join(ORDERS)}, not {order!r}")
         if untagged not in UNTAGGED:
             raise ValueError(f"untagged must be one of {', '.join(UNTAGGED)}, not {untagged!r}")
-        if max_staleness < 0:
-            raise ValueError(f"max_staleness must not be negative, but is {max_staleness}")
+        max_staleness = check.count(max_staleness, "max_staleness", 0)
         for name, seconds in (("lost_grace_s", lost_grace_s), ("incomplete_grace_s", incomplete_grace_s)):
+            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)):
+                raise ValueError(f"{name} must be a number of seconds, not {seconds!r:.80}")  # noqa: TRY004 - as below
             if not seconds >= 0:
                 raise ValueError(f"{name} must not be negative, but is {seconds}")
         self.order = order

@@ -546,3 +546,40 @@ def test_random_histories_neither_exceed_the_capacity_nor_lose_places(
 def test_a_thousand_random_histories(steps: list[str], seed: int, capacity: int, faults: bool) -> None:  # noqa: FBT001
     """The same for long."""
     play(steps, seed, capacity, faults=faults)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "named"),
+    [
+        ({"capacity": "6"}, "capacity"),
+        ({"capacity": 2.5}, "capacity"),
+        ({"capacity": True}, "capacity"),
+        ({"partition_id": ""}, "partition_id"),
+        ({"reservation_timeout_s": "x"}, "reservation_timeout_s"),
+        ({"relist_s": 0}, "relist_s"),
+    ],
+)
+def test_arguments_of_a_ledger_are_checked(wrong: dict[str, Any], named: str) -> None:
+    """When it is made."""
+
+    async def check(client: Client) -> None:
+        with pytest.raises(ValueError, match=named):
+            CapacityLedger(client, **({"partition_id": "p", "capacity": 1} | wrong))
+
+    on_a_plane(check)
+
+
+def test_arguments_of_a_reservation_are_checked() -> None:
+    """At once, though no place is free."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "p", 1)
+        await ledger.reserve("g")
+        for wrong in ("", 3, None, ["a"]):
+            with pytest.raises(DataPlaneBadRequest, match="group_id must be a non-empty string"):
+                await ledger.reserve(wrong)  # type: ignore[arg-type]
+        for more in ({"owner": 3}, {"weight_version": "new"}):
+            with pytest.raises(DataPlaneBadRequest, match=next(iter(more))):
+                await ledger.try_reserve("h", **more)  # type: ignore[arg-type]
+
+    on_a_plane(check)

@@ -307,7 +307,10 @@ def test_reservations_are_passed_over() -> None:
     [
         ({"order": "lifo"}, "order must be one of windowed, weight_fifo, in_order, not 'lifo'"),
         ({"untagged": "maybe"}, "untagged must be one of evict, first, last, keep, not 'maybe'"),
-        ({"max_staleness": -1}, "max_staleness must not be negative, but is -1"),
+        ({"max_staleness": -1}, "max_staleness must be an int of at least 0, not -1"),
+        ({"max_staleness": "2"}, "max_staleness must be an int of at least 0, not '2'"),
+        ({"max_staleness": True}, "max_staleness must be an int of at least 0, not True"),
+        ({"lost_grace_s": "x"}, "lost_grace_s must be a number of seconds, not 'x'"),
         ({"lost_grace_s": -0.5}, "lost_grace_s must not be negative, but is -0.5"),
         ({"incomplete_grace_s": float("nan")}, "incomplete_grace_s must not be negative, but is nan"),
     ],
