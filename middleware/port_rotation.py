@@ -96,20 +96,19 @@ class PortRotation(Layer):
     async def _through(self, permit: Permit[Key], call: Any, ctx: CallContext) -> Any:
         """Send the call through the port of a permit, and end the permit exactly once, whatever happens."""
         host, port = permit.target
+        if permit.probe:
+            ctx.emit("probe", host=host, port=port)
         try:
             result = await self.inner.execute(call.through(port), ctx)
         except DataPlaneError as err:
-            self._tell_probe(permit, ctx)
             self._judge(permit, err, ctx)
             raise
         except BaseException:
-            self._tell_probe(permit, ctx)
             permit.released()
             raise
         if result is False or not getattr(result, "through_port", True):
             permit.released()  # over shared memory: nothing is known of the port
             return result
-        self._tell_probe(permit, ctx)
         errors = getattr(result, "errors", None)
         blamed = next((e for e in errors.values() if e.blames_port), None) if errors else None
         if blamed is None:
@@ -119,11 +118,6 @@ class PortRotation(Layer):
         else:
             self._judge(permit, blamed, ctx)
         return result
-
-    @staticmethod
-    def _tell_probe(permit: Permit[Key], ctx: CallContext) -> None:
-        if permit.probe:
-            ctx.emit("probe", host=permit.target[0], port=permit.target[1])
 
     def _judge(self, permit: Permit[Key], err: DataPlaneError, ctx: CallContext) -> None:
         host, port = permit.target
