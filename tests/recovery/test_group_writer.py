@@ -411,6 +411,24 @@ def test_rows_of_which_nobody_knows_count_as_rows_of_the_group() -> None:
     on_a_plane(check, plan)
 
 
+def test_a_failed_row_of_which_nobody_knows_takes_no_place_of_another() -> None:
+    """The group is committed with its rows; a block that wrote nothing else leaves nothing."""
+    plan = FaultPlan().on("put_samples", call="Publish").lose_reply(times=4)
+
+    async def check(client: Client, *, alone: bool) -> None:
+        with suppress(DataPlaneBadRequest):
+            async with GroupWriter(client, "p", "g", size=1, weight_version=7) as group:
+                with pytest.raises(DataPlaneError) as raised:
+                    await group.fail("a", "it crashed")
+                assert raised.value.ambiguous
+                if not alone:
+                    await group.put(["b"], x(1.0))
+        assert await keys(client) == ([] if alone else ["a", "b"])
+
+    on_a_plane(lambda client: check(client, alone=False), plan.fresh())
+    on_a_plane(lambda client: check(client, alone=True), plan.fresh())
+
+
 def test_failed_rows_stand_for_missing_ones() -> None:
     """The group is committed, so that it is counted, and is listed as incomplete."""
 

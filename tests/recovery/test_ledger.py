@@ -570,7 +570,7 @@ def test_arguments_of_a_ledger_are_checked(wrong: dict[str, Any], named: str) ->
 
 
 def test_arguments_of_a_reservation_are_checked() -> None:
-    """At once, though no place is free."""
+    """At once, though no place is free or the gate is closed."""
 
     async def check(client: Client) -> None:
         ledger = CapacityLedger(client, "p", 1)
@@ -578,6 +578,9 @@ def test_arguments_of_a_reservation_are_checked() -> None:
         for wrong in ("", 3, None, ["a"]):
             with pytest.raises(DataPlaneBadRequest, match="group_id must be a non-empty string"):
                 await ledger.reserve(wrong)  # type: ignore[arg-type]
+        ledger.gate.close()
+        with anyio.fail_after(60.0), pytest.raises(DataPlaneBadRequest, match="group_id must be a non-empty string"):
+            await ledger.reserve("")
         for more in ({"owner": 3}, {"weight_version": "new"}):
             with pytest.raises(DataPlaneBadRequest, match=next(iter(more))):
                 await ledger.try_reserve("h", **more)  # type: ignore[arg-type]
