@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Final
+
 import anyio
 
 __all__ = ["Gate"]
 
+#: Seconds that a caller waits at a gate that nobody will open, before a RuntimeWarning says so.
+UNATTENDED_S: Final = 5.0
+
 
 class Gate:
-    """Lets callers pass while it is open, and makes them wait while it is closed. It begins open."""
+    """Lets callers pass while it is open, and makes them wait while it is closed. It begins open.
+
+    Attributes:
+        unattended: Why nobody will open it, as text for a RuntimeWarning to those who wait for long; "": somebody will.
+    """
 
     def __init__(self) -> None:
         """Begin open."""
         self._opened = anyio.Event()
         self._opened.set()
         self._error: Exception | None = None
+        self.unattended = ""
 
     @property
     def is_open(self) -> bool:
@@ -27,6 +38,11 @@ class Gate:
         Raises:
             Exception: The error with which the gate was broken: it will not open any more.
         """
+        if self.unattended and not self._opened.is_set():
+            with anyio.move_on_after(UNATTENDED_S):
+                await self._opened.wait()
+            if self.unattended and not self._opened.is_set():
+                warnings.warn(self.unattended, RuntimeWarning, stacklevel=2)
         await self._opened.wait()
         if self._error is not None:
             raise self._error

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import anyio
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = ["RecoveryGaveUp", "RecoveryLoop", "is_outage"]
 
 R = TypeVar("R")
+_UNATTENDED: Final = "the gate stays closed: RecoveryLoop.run was not started, or has ended"
 #: What was selected in the ``reported()`` blocks that the task is in, or that its parents were in when it began.
 SELECTED: ContextVar[tuple[tuple[RecoveryLoop, list[Selection]], ...]] = ContextVar("asyncdp_selected", default=())
 
@@ -150,6 +151,7 @@ class RecoveryLoop:
         self._training: dict[str, Selection] = {}  # by group: the selection that has chosen it
         self._listing: Listing | None = None
         ledger.gate.close()
+        ledger.gate.unattended = _UNATTENDED
 
     # -- what the pumps of a controller use
 
@@ -276,6 +278,7 @@ class RecoveryLoop:
             settled_s=self._settled_s,
         )
         self.ledger.gate.close()
+        self.ledger.gate.unattended = ""
         try:
             while True:
                 if machine.state is State.OPEN:
@@ -287,6 +290,7 @@ class RecoveryLoop:
             raise
         finally:
             self.ledger.gate.close()
+            self.ledger.gate.unattended = _UNATTENDED
 
     async def _recover(self, machine: RecoveryMachine) -> None:
         """Do the job of one state, and go on to the next one."""

@@ -136,6 +136,36 @@ ERRORS: dict[str, tuple[type[Exception], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_who_waits_for_a_loop_that_does_not_run_is_told(backend: str) -> None:
+    """By a warning after some seconds, before run is started and after it has ended; meanwhile it waits in silence."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client)
+
+        async def waits() -> None:
+            with anyio.move_on_after(10.0):
+                async with loop.reported():
+                    pytest.fail("the gate is closed")
+
+        with pytest.warns(RuntimeWarning, match="run was not started"):
+            await waits()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(loop.run)
+            await loop.ledger.gate.wait()
+            tasks.cancel_scope.cancel()
+        with pytest.warns(RuntimeWarning, match="or has ended"):
+            await waits()
+        async with anyio.create_task_group() as tasks:  # one that is started a little later opens it
+            tasks.start_soon(loop.ledger.gate.wait)
+            await anyio.sleep(4.0)
+            tasks.start_soon(loop.run)
+            await anyio.sleep(4.0)
+            tasks.cancel_scope.cancel()
+
+    on_a_plane(check, backend=backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_outage_closes_the_gate_and_is_waited_for(name: str, backend: str) -> None:
     """For a minute all calls fail: the pumps wait, then go on; what became stale is evicted before they do."""
