@@ -14,6 +14,7 @@ from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable, DataPlaneWri
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
+from asyncdp.transports.ucxx.host import session
 from asyncdp.transports.ucxx.host.host import Host
 from asyncdp.transports.ucxx.payload import payload as payload_module
 from asyncdp.transports.ucxx.slots.writer_process import Process
@@ -150,6 +151,22 @@ async def test_only_the_writer_can_say_that_it_copies_no_more(monkeypatch: pytes
             assert await other.abort(here, route, "op") == 0
         assert host.service.table.counts()["writing"] == 1
         assert await host_client.abort(here, route, "op") == 0
+
+
+async def test_a_lane_that_was_not_granted_once_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host did not find the socket of this process: a long row is DataPlaneUnavailable, the next put is written."""
+    with monkeypatch.context() as patched:
+        async with hosted() as host, reaching(host) as (host_client, here, route):
+            patched.setattr(session, "holds_socket", lambda *_: False)
+            block = rows(1, 1 << 18)
+            refs = await host_client.reserve(
+                here, route, "op", tuple(block.columns), block.row_nbytes().tolist(), 0, ttl_s=5.0
+            )
+            with pytest.raises(DataPlaneUnavailable, match="granted no shared memory") as caught:
+                await host_client.write(here, route, "op", refs, block)
+            assert caught.value.retryable
+            patched.undo()
+            await put(host_client, here, route, "op2", block)
 
 
 async def test_a_full_host_is_not_ready_on_the_lane_too() -> None:

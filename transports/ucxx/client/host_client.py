@@ -7,10 +7,10 @@ import os
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp.calls.slots import SlotRef
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupported, StaleSlotError
 
 from ..slots.arena import Arena
 from ..slots.writer_process import this_machine
@@ -182,7 +182,15 @@ class HostClient:
         lane = self.lane_of(host, route) if all(self._granted.get(name) == op_id for name in names) else None
         if lane is None:
             async with self._use(host, route, port) as connection:
-                await connection.write(host, op_id, refs, block, checksum=checksum)
+                try:
+                    await connection.write(host, op_id, refs, block, checksum=checksum)
+                except DataPlaneUnsupported as err:
+                    if self.lane_of(host, route) is None:
+                        raise
+                    # The host could not find out that this process owns the connection; over a new one it may.
+                    msg = "the slot host granted no shared memory for a put that needs it"
+                    told: dict[str, Any] = {"host": host.id, "port": port, "blames_port": False, "cause": err}
+                    raise DataPlaneUnavailable(msg, **told) from err
             return True
         self._copying[op_id] = self._copying.get(op_id, 0) + 1
         try:

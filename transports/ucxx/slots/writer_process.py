@@ -6,9 +6,12 @@ import contextlib
 import ipaddress
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 __all__ = ["Machine", "Process", "holds_socket", "this_machine", "this_process"]
+
+#: Looks for a socket in the kernel's table, which can leave out entries while others come and go.
+_LOOKS: Final = 3
 
 
 class Machine(NamedTuple):
@@ -64,7 +67,8 @@ def holds_socket(process: Process, address: tuple[str, int]) -> bool:
         process: Process that the peer claims to be.
         address: Address of the peer, as this end of the connection sees it.
     """
-    inode = _inode_of(address)
+    looks = (_inode_of(address) for _ in range(_LOOKS))
+    inode = next((found for found in looks if found is not None), None)
     if inode is None or not process.is_alive():
         return False
     wanted = f"socket:[{inode}]"
