@@ -37,7 +37,7 @@ from asyncdp.examples.policy import make_task
 
 __all__ = ["GRACE_S", "DemoConfig", "Report", "View", "be_small", "run", "time_is_up"]
 
-GRACE_S = 30.0
+GRACE_S = 120.0
 """Seconds that starting, finishing what is under way and closing the account may take on top of the training."""
 CHECK_S = 0.25
 """Seconds between two looks at the reward, past the time."""
