@@ -163,6 +163,27 @@ def test_the_story_keeps_the_beginning_and_the_end() -> None:
     assert one.left_out == 0
 
 
+def test_where_a_machine_begins_and_what_it_counts() -> None:
+    """Nothing is waited for at first; outages are numbered; bounds of less than a second are taken."""
+    one = machine(give_up_after_s=0.5)
+    assert (one.wait_until, one.expires, one.outage) == (100.0, 100.5, 0)
+    for number in (1, 2, 3):
+        for _ in JOBS:
+            one.handle(Event.DONE, 100.0)
+        assert one.handle(Event.FAULT, 100.0).outage == one.outage == number
+        one.handle(Event.WAITED, 100.0)
+    assert RecoveryStep(0, 0.0, State.OPEN, Event.FAULT, State.WAITING).detail == {}
+
+
+@pytest.mark.parametrize(("story_steps", "kept"), [(4, 4), (5, 4), (None, 200)])
+def test_a_story_has_two_halves_of_one_length(story_steps: int | None, kept: int) -> None:
+    """Of 200 steps unless it is told otherwise."""
+    one = machine() if story_steps is None else machine(story_steps=story_steps)
+    for _ in range(300):
+        one.handle(Event.FAULT, 101.0)
+    assert (len(one.story), one.left_out) == (kept, 300 - kept)
+
+
 def test_a_short_story_is_whole() -> None:
     """Where nothing is left out, nothing is said to be."""
     one = machine()
