@@ -81,7 +81,9 @@ def test_a_worker_a_port_and_a_slot_host_died_on_the_way(told: dict[str, Any]) -
 @pytest.mark.timeout(300)
 def test_the_roles_publish_for_top(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each tells of its client, if the run is to; of slot hosts without a UCX listener, which binds everywhere."""
-    monkeypatch.setitem(TRANSPORTS["ucxx"]["ucxx"], "host", {"arena_bytes": 64 << 20, "ucx": False})
+    monkeypatch.setitem(
+        TRANSPORTS["ucxx"]["ucxx"], "host", {"arena_bytes": 64 << 20, "ucx": False, "inline_bytes": 1 << 20}
+    )
     config = DemoConfig(transport="ucxx", workers=1, faults=False, publish=True)
 
     async def main() -> list[str]:
