@@ -38,12 +38,14 @@ class Gate:
         Raises:
             Exception: The error with which the gate was broken: it will not open any more.
         """
-        if self.unattended and not self._opened.is_set():
+        alone, opened = self.unattended, self._opened
+        while not opened.is_set():
             with anyio.move_on_after(UNATTENDED_S):
-                await self._opened.wait()
-            if self.unattended and not self._opened.is_set():
+                await opened.wait()
+            if alone and self.unattended and not opened.is_set():
                 warnings.warn(self.unattended, RuntimeWarning, stacklevel=2)
-        await self._opened.wait()
+                await opened.wait()
+            alone = self.unattended
         if self._error is not None:
             raise self._error
 

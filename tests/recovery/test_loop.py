@@ -147,6 +147,16 @@ def test_who_waits_for_a_loop_that_does_not_run_is_told(backend: str) -> None:
                 async with loop.reported():
                     pytest.fail("the gate is closed")
 
+        async def left_alone() -> None:
+            """Whoever would open the gate goes while somebody waits."""
+            async with anyio.create_task_group() as tasks:
+                why, loop.ledger.gate.unattended = loop.ledger.gate.unattended, ""
+                tasks.start_soon(loop.ledger.gate.wait)
+                await anyio.sleep(7.0)
+                loop.ledger.gate.unattended = why
+                await anyio.sleep(9.0)
+                tasks.cancel_scope.cancel()
+
         with pytest.warns(RuntimeWarning, match="run was not started"):
             await waits()
         async with anyio.create_task_group() as tasks:
@@ -155,6 +165,8 @@ def test_who_waits_for_a_loop_that_does_not_run_is_told(backend: str) -> None:
             tasks.cancel_scope.cancel()
         with pytest.warns(RuntimeWarning, match="or has ended"):
             await waits()
+        with pytest.warns(RuntimeWarning, match="or has ended"):
+            await left_alone()
         async with anyio.create_task_group() as tasks:  # one that is started a little later opens it
             tasks.start_soon(loop.ledger.gate.wait)
             await anyio.sleep(4.0)
