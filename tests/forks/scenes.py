@@ -155,7 +155,7 @@ def threads(scene: Scene) -> None:
 
 
 def unmaps(scene: Scene) -> None:
-    """Children that give memory back, forked while threads of their parent do: what watches unmaps holds no lock then."""
+    """Children that give memory back, forked while threads of their parent do: no lock is held by what watches it."""
     libc, done = ctypes.CDLL(None), threading.Event()
     libc.mmap.restype = ctypes.c_void_p
     libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]

@@ -431,7 +431,7 @@ def _claim(library: Any) -> None:
 def _registers_memory() -> bool:
     """Say whether UCX needs its cache of registered memory: where there is RDMA, or the environment sets it.
 
-    The cache looks at each munmap of the process, under a lock that a forked child inherits: forked while another thread
+    The cache looks at each munmap of the process, under a lock that a forked child inherits: forked while a thread
     held it, the child spins for ever at its own next munmap (9 of 1,000 forks beside two threads that unmap in a loop).
     """
     return "UCX_RCACHE_ENABLE" in os.environ or any(_RDMA_DEVICES.glob("*"))
