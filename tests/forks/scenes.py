@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import gc
 import json
-import mmap
 import multiprocessing
 import os
 import subprocess
@@ -154,39 +152,6 @@ def threads(scene: Scene) -> None:
     asyncio.run(play())
 
 
-def unmaps(scene: Scene) -> None:
-    """Children that give memory back, forked while threads of their parent do: no lock is held by what watches it."""
-    libc, done = ctypes.CDLL(None), threading.Event()
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-
-    def unmap() -> None:
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        libc.munmap(libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ, flags, -1, 0), mmap.PAGESIZE)
-
-    def often() -> None:
-        while not done.is_set():
-            unmap()
-
-    async def play() -> None:
-        await scene.read(2)
-        busy = [threading.Thread(target=often) for _ in range(2)]
-        try:
-            for thread in busy:
-                thread.start()
-            # Without ``_registers_memory`` of the engine about one in a hundred hangs.
-            for _ in range(300):
-                assert fork(unmap).wait() == 0
-        finally:
-            done.set()
-            for thread in busy:
-                thread.join()
-        await scene.read(2)
-
-    asyncio.run(play())
-
-
 def libraries(scene: Scene) -> None:
     """The fork of multiprocessing, and torch's DataLoader, of code that never heard of the plane."""
     context = multiprocessing.get_context("fork")
@@ -255,7 +220,6 @@ SCENES: dict[str, Callable[[Scene], None]] = {
     "ends": ends,
     "inside": inside,
     "threads": threads,
-    "unmaps": unmaps,
     "libraries": libraries,
     "own": own,
 }

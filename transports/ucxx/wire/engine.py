@@ -24,7 +24,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -63,8 +62,6 @@ _ENVIRONMENT: Final = {
 #: Random bytes at the end of a buffer by which a receive knows that its message was shorter: of a longer one UCX makes
 #: an error, of a shorter one ucxx tells nothing. One that ends within these bytes is taken; some of them remain.
 _MARK_BYTES: Final = 8
-#: Where Linux lists the RDMA devices of a machine.
-_RDMA_DEVICES: Final = Path("/sys/class/infiniband")
 #: Attribute of the library that stores the id of the process that uses it.
 _USER: Final = "asyncdp_user"
 
@@ -157,8 +154,6 @@ class Engine:
         self.posted = 0
         self._array: Callable[[Any], Any] = self._ucx["Array"]
         config = {"NET_DEVICES": devices} if devices else {}
-        if not _registers_memory():
-            config["RCACHE_ENABLE"] = "n"
         # Fewer features than ucxx's default: unexpected active messages are kept for ever, and by remote memory access
         # a peer can read and write any address of this process where UCX implements it in software.
         feature = self._ucx["Feature"]
@@ -426,15 +421,6 @@ def _claim(library: Any) -> None:
         )
         raise DataPlaneUnsupported(msg, capability="fork")
     setattr(library, _USER, me)
-
-
-def _registers_memory() -> bool:
-    """Say whether UCX needs its cache of registered memory: where there is RDMA, or the environment sets it.
-
-    The cache looks at each munmap of the process, under a lock that a forked child inherits: forked while a thread
-    held it, the child spins for ever at its own next munmap (9 of 1,000 forks beside two threads that unmap in a loop).
-    """
-    return "UCX_RCACHE_ENABLE" in os.environ or any(_RDMA_DEVICES.glob("*"))
 
 
 def _load() -> dict[str, Any]:
