@@ -43,6 +43,9 @@ class Forked(Protocol):
 _HELD: weakref.WeakSet[Forked] = weakref.WeakSet()
 _LOOPS: weakref.WeakSet[asyncio.AbstractEventLoop] = weakref.WeakSet()
 _HOOKED: list[bool] = []
+#: What exists while a fork is under way. Without these references, the garbage collector might run in the child before
+#: the hook does, and destroy native state that only a reference cycle kept alive: its destructors act on the parent's.
+_DURING_FORKS: list[list[object]] = []
 
 
 def on_fork(held: Forked) -> None:
@@ -64,13 +67,22 @@ def on_fork_of_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _hook() -> None:
     if not _HOOKED:
         _HOOKED.append(True)
-        os.register_at_fork(after_in_child=_after_fork)
+        os.register_at_fork(before=_before_fork, after_in_parent=_forked, after_in_child=_after_fork)
+
+
+def _before_fork() -> None:
+    _DURING_FORKS.append([*_HELD, *_LOOPS])
+
+
+def _forked() -> None:
+    del _DURING_FORKS[-1:]  # none, where the hook was registered during the fork
 
 
 def _after_fork() -> None:
     held, loops = list(_HELD), list(_LOOPS)
     _HELD.clear()
     _LOOPS.clear()
+    _DURING_FORKS.clear()
     for one in held:
         try:
             one.after_fork()

@@ -1,5 +1,7 @@
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -170,3 +172,37 @@ async def test_in_a_process_that_was_forked_after_use_it_says_so(pair: tuple[Eng
     await receiving.wait()
     await sending.wait()
     assert got.tolist() == [1] * 4
+
+
+GARBAGE = """
+import os, gc
+gc.disable()
+os.register_at_fork(after_in_child=gc.collect)  # registered first, so it runs before any hook of asyncdp
+import asyncio
+import numpy as np
+from asyncdp.transports.ucxx.wire.engine import Engine
+
+async def main():
+    engine = Engine(devices="lo")
+    arrived = engine.loop.create_future()
+    near = engine.connect("127.0.0.1", engine.listen(arrived.set_result))
+    await engine.send_token(near, np.zeros(16, np.uint8)).wait()
+    far = await arrived
+    await engine.receive_token(far, np.zeros(16, np.uint8)).wait()
+    await engine.close()
+    cycle = [near, far]
+    cycle.append(cycle)
+
+asyncio.run(main())
+child = os.fork()
+if not child:
+    os._exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+gc.collect()
+"""
+
+
+def test_a_child_that_collects_garbage_destroys_no_connection_of_its_parent() -> None:
+    """T9: UCX's destructors act on epoll descriptors that both share; the parent's UCX would then end it by SIGABRT."""
+    done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -18,6 +18,7 @@ would end the child by SIGABRT or harm its parent.
 from __future__ import annotations
 
 import asyncio
+import copy
 import os
 import secrets
 import sys
@@ -75,6 +76,11 @@ class Endpoint:
         """Keep the native endpoint and its engine."""
         self.native = native
         self._engine = engine
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Keep the parent's connection from being destroyed in a forked child."""
+        never_destroy(self.native)
 
 
 class Operation:
@@ -109,7 +115,7 @@ class Operation:
             if self.mark and self.keep[0][-_MARK_BYTES:].tobytes() == self.mark:
                 self.error = WireError(f"a message came that is shorter than the {len(self.keep[0])} bytes announced")
         except Exception as err:  # noqa: BLE001 - raised by wait()
-            self.error = err
+            self.error = err.with_traceback(None)
         self.request = self.endpoint = self.keep = None
         if not self.ended.done():
             self.ended.set_result(None)
@@ -129,7 +135,9 @@ class Operation:
             self._engine.poll()
             await asyncio.shield(self.ended)
         if self.error is not None:
-            raise self.error
+            # A copy: the traceback of a stored error would keep this frame and its callers', with all their buffers,
+            # in a cycle until the next garbage collection, which an idle process never runs.
+            raise copy.copy(self.error)
 
 
 class Engine:
@@ -397,7 +405,7 @@ class Engine:
     def after_fork(self) -> None:
         """Close the engine in a forked child: its native objects are the parent's, whose threads the child lacks."""
         self._closed = True
-        for held in (self._worker, self._listener, self._sunk, *(one.native for one in self._endpoints)):
+        for held in (self._worker, self._listener, self._sunk):
             never_destroy(held)
         self._pin(self._operations.values())
 
