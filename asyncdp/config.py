@@ -46,14 +46,16 @@ class DataPlaneConfig(TypedDict):
         enabled: Whether the plane is to be opened. If False, ``build_data_plane_client`` refuses, before it looks at
             anything else.
         impl: The transport.
-        backend: ``simple`` for memory; ``simple`` or ``mooncake_cpu`` (not served yet) for transfer_queue; ``valkey``
-            for ucxx, which takes those two for it, so that ``impl`` alone can be changed. Default: the first of each.
+        backend: ``simple`` for memory; ``simple`` or ``mooncake_cpu`` (experimental) for transfer_queue; ``valkey`` for
+            ucxx, which takes those two for it, so that ``impl`` alone can be changed. Default: the first of each.
         storage_capacity: Number of samples that the plane holds.
         num_storage_units: Number of storage units, or of slot hosts to start. Default: 2; for ucxx 1.
         claim_meta_poll_interval_s: Seconds between two polls of a waiting claim, if the backend cannot wait itself;
             shorter than ``call_timeout_s``. Default: 0.05.
-        global_segment_size: Taken from NeMo-RL's configs and read by nothing, since mooncake_cpu is not served yet.
-        local_buffer_size: As ``global_segment_size``.
+        global_segment_size: Bytes of memory that each storage unit gives to Mooncake; required with ``mooncake_cpu``,
+            and read by nothing else.
+        local_buffer_size: Bytes of Mooncake's own buffer in each process; required with ``mooncake_cpu``, and read by
+            nothing else.
         simple: A mapping with the five keys above, used if ``backend`` is ``simple``. A key that is given here and at
             the top is refused.
         mooncake_cpu: A mapping with the same keys, used if ``backend`` is ``mooncake_cpu``.
@@ -385,6 +387,10 @@ def _check_together(config: Config) -> None:
             f"claim_meta_poll_interval_s: {config.claim_meta_poll_interval_s:g} s is not shorter than call_timeout_s"
             f" ({config.call_timeout_s:g} s): a waiting claim would look once"
         )
+    if config.backend == "mooncake_cpu":
+        for key in ("global_segment_size", "local_buffer_size"):
+            if getattr(config, key) is None:
+                raise ValueError(f"{key}: the backend 'mooncake_cpu' needs it, in bytes")
     callback = None if config.observability is None else config.observability.callback
     if callback is not None and not callable(callback):
         raise ValueError(f"observability.callback: must be callable, not a {type(callback).__name__}")
@@ -409,9 +415,11 @@ def config_warnings(config: Config) -> list[str]:
             f"storage_capacity: {config.storage_capacity} samples leave some of {config.num_storage_units}"
             " num_storage_units empty"
         )
-    if config.backend != "mooncake_cpu":
+    if config.backend == "mooncake_cpu":
+        told.append("backend: 'mooncake_cpu' is experimental: the contract has not been shown on it in full")
+    else:
         told += [
-            f"{key}: has no effect; it is of the backend 'mooncake_cpu', which is not served yet"
+            f"{key}: has no effect; it is of the backend 'mooncake_cpu'"
             for key in ("global_segment_size", "local_buffer_size")
             if getattr(config, key) is not None and config.impl != "transfer_queue" and not config.nemo
         ]

@@ -16,7 +16,7 @@ import structlog
 __all__ = ["Untouched"]
 
 #: Settings of libraries that they read once, when they are loaded: whoever loads one first sets them for good.
-OF_LIBRARIES = (b"TQ_", b"UCX_", b"RAY_", b"UCXPY_", b"KMP_", b"TORCH", b"PYTHONBREAKPOINT")
+OF_LIBRARIES = (b"TQ_", b"MC_", b"UCX_", b"RAY_", b"UCXPY_", b"KMP_", b"TORCH", b"PYTHONBREAKPOINT")
 #: pytest's own.
 OF_PYTEST = (b"PYTEST_",)
 #: Packages whose modules and classes are looked at.

@@ -116,8 +116,8 @@ def test_endpoints_of_another_form_are_refused(spoilt: Any) -> None:
         Endpoints.from_config(spoilt)
 
 
-def test_mooncake_is_refused_by_name(lasting: RayCluster) -> None:
-    """A backend of the config that is not served yet says so."""
+def test_another_backend_than_that_of_the_plane_is_refused(lasting: RayCluster) -> None:
+    """The storage units of a plane of TransferQueue's own hold no segments of Mooncake."""
     with pytest.raises(ValueError, match="mooncake_cpu"):
         TQTransport(config_for(lasting.endpoints, "m", backend="mooncake_cpu"))
 
@@ -127,7 +127,7 @@ def test_knobs_that_the_user_set_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
     import sys
 
-    monkeypatch.delitem(sys.modules, "transfer_queue")
+    monkeypatch.delitem(sys.modules, "transfer_queue", raising=False)
     monkeypatch.setenv("TQ_SIMPLE_STORAGE_SEND_RECV_TIMEOUT", "7")
     monkeypatch.delenv("TQ_SOCKET_POOL_SIZE", raising=False)
     private.prepare_environment(60)

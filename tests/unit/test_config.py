@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from asyncdp import DataPlaneConfig, MemoryTransport, build_data_plane_client, stack
-from asyncdp.config import parse_config, plain_config
+from asyncdp.config import config_warnings, parse_config, plain_config
 from asyncdp.service import layers_of
 from asyncdp.testing.contract.rig import BASE
 
@@ -239,6 +239,17 @@ def test_the_seeds_configs_are_taken_as_they_are() -> None:
     assert (parsed.storage_capacity, parsed.num_storage_units, parsed.global_segment_size) == (7, 3, None)
     assert parse_config({**nested, "backend": "mooncake_cpu"}).local_buffer_size == 2
     assert plain_config(nested) == {**TQ, **sizes}
+
+
+@pytest.mark.parametrize("key", ["global_segment_size", "local_buffer_size"])
+def test_mooncake_needs_its_sizes(key: str) -> None:
+    """Both are required with mooncake_cpu, by name, and only there; it is told to be experimental."""
+    sizes = {"global_segment_size": 1, "local_buffer_size": 2}
+    whole = {**TQ, **sizes, "backend": "mooncake_cpu"}
+    assert any("experimental" in text for text in config_warnings(parse_config(whole)))
+    assert config_warnings(parse_config({**TQ, "backend": "simple"})) == []
+    with pytest.raises(ValueError, match=rf"^{key}: .*mooncake_cpu"):
+        parse_config({**whole, key: None})
 
 
 @pytest.mark.parametrize("more", [{}, {"impl": "?"}, {"mistyped": 1}, {"simple": 3}, {"layers": 5}], ids=str)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Endpoints", "Server"]
+__all__ = ["Endpoints", "Server", "address_towards"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +39,14 @@ class Endpoints:
 
     Attributes:
         directory: Address of the plane's directory if it runs beside the controller; None: the controller runs it.
+        mooncake: ``master`` (``host:port`` of Mooncake's master) and ``buffer_bytes`` (of a client's own buffer) if the
+            units hold segments of Mooncake; None: they are TransferQueue's own.
     """
 
     controller: Server
     units: tuple[Server, ...]
     directory: Server | None = None
+    mooncake: Mapping[str, Any] | None = None
 
     @property
     def directory_id(self) -> str:
@@ -60,12 +64,30 @@ class Endpoints:
             servers = [Server.from_config(one) for one in (given["controller"], *given["units"])]
             beside = given.get("directory")
             directory = None if beside is None else Server.from_config(beside)
+            told = given.get("mooncake")
+            mooncake = (
+                None if told is None else {"master": str(told["master"]), "buffer_bytes": int(told["buffer_bytes"])}
+            )
         except (AttributeError, KeyError, TypeError, ValueError) as err:
             msg = f"transfer_queue.endpoints: not of the form that attach_config() gives ({err!r})"
             raise ValueError(msg) from err
-        return cls(servers[0], tuple(servers[1:]), directory)
+        return cls(servers[0], tuple(servers[1:]), directory, mooncake)
 
     def to_config(self) -> dict[str, Any]:
         """Return it as plain values for a config."""
-        told = {"controller": self.controller.to_config(), "units": [unit.to_config() for unit in self.units]}
+        told: dict[str, Any] = {
+            "controller": self.controller.to_config(),
+            "units": [unit.to_config() for unit in self.units],
+        }
+        if self.mooncake is not None:
+            told["mooncake"] = dict(self.mooncake)
         return told if self.directory is None else {**told, "directory": self.directory.to_config()}
+
+
+def address_towards(server: Server) -> str:
+    """Return this machine's own IP address on the route to a server."""
+    family = socket.AF_INET6 if ":" in server.ip else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
+        probe.connect((server.ip, next(iter(server.ports.values()))))
+        address: str = probe.getsockname()[0]
+    return address

@@ -20,7 +20,9 @@ from asyncdp.service import Service
 from .connection.link import Link
 from .connection.plane_connection import PlaneConnection, in_a_loop_of_its_own
 from .controller.directory_server import DirectoryServer
-from .endpoints import Endpoints, Server
+from .endpoints import Endpoints, address_towards
+from .mooncake.master import check_import
+from .mooncake.unit import transport_settings
 from .private import META, prepare_environment
 
 if TYPE_CHECKING:
@@ -48,9 +50,6 @@ class Lifecycle(Service):
         """Start a plane, or store the address to attach to."""
         super().__init__()
         parsed = parse_config(config)
-        if parsed.backend != "simple":
-            msg = f"backend: {parsed.backend!r} is not served yet; 'simple' is"
-            raise ValueError(msg)
         self._settings = parsed.transfer_queue or TransferQueueSettings()
         self._raw = plain_config(config)
         self.call_timeout_s = parsed.call_timeout_s
@@ -65,6 +64,14 @@ class Lifecycle(Service):
         self._owned_epoch: str | None = None
         prepare_environment(self._settings.unit_timeout_s)
         endpoints = None if self._settings.endpoints is None else Endpoints.from_config(self._settings.endpoints)
+        if endpoints is not None:
+            there = "simple" if endpoints.mooncake is None else "mooncake_cpu"
+            if parsed.backend != there:
+                msg = f"backend: the plane at transfer_queue.endpoints is of {there!r}, not {parsed.backend!r}"
+                raise ValueError(msg)
+            if endpoints.mooncake is not None:
+                transport_settings(address_towards(endpoints.controller))
+                check_import()
         find = None
         if endpoints is None or parsed.controller_address is not None:
             from .cluster.actors import Cluster
@@ -149,7 +156,7 @@ class Lifecycle(Service):
         elif self._cluster is not None and self._cluster.lacking:
             why = f"TransferQueue lacks {self._cluster.lacking}"
         log_line("warning", "transfer_queue_directory_beside_the_controller", why=why)
-        self._server = DirectoryServer(_address_towards(link.endpoints.controller))
+        self._server = DirectoryServer(address_towards(link.endpoints.controller))
         await link.client.publish_directory(link.partition, self._server.server.to_config())
         link.move_to(self._server.server)
 
@@ -198,15 +205,6 @@ class Lifecycle(Service):
         self._pool.clear()
         if self._cluster is not None or self._server is not None:
             await anyio.to_thread.run_sync(self._stop_servers)
-
-
-def _address_towards(server: Server) -> str:
-    """Return this machine's own IP address on the route to a server."""
-    family = socket.AF_INET6 if ":" in server.ip else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting a UDP socket sends nothing
-        probe.connect((server.ip, next(iter(server.ports.values()))))
-        address: str = probe.getsockname()[0]
-    return address
 
 
 def _attach(kind: type[Lifecycle], config: dict[str, Any]) -> Lifecycle:

@@ -34,6 +34,7 @@ from .public import PublicUnits
 
 if TYPE_CHECKING:
     from .endpoints import Endpoints
+    from .mooncake.store import Store
 
 __all__ = ["ERROR_TABLE", "Client", "prepare_environment", "self_test"]
 
@@ -137,6 +138,7 @@ class Client:
         client_id: Id of the client towards the servers.
         endpoints: Addresses of the servers.
         infos: Asks Ray for TransferQueue's descriptions of its servers by id; used if they cannot be created locally.
+        store: Connects to Mooncake, if its segments hold the rows; blocks.
 
     Attributes:
         missing: Result of :func:`self_test`: what this release lacks, and what public calls therefore replace.
@@ -147,7 +149,11 @@ class Client:
     """
 
     def __init__(
-        self, client_id: str, endpoints: Endpoints, infos: Callable[[], Mapping[str, Any]] | None = None
+        self,
+        client_id: str,
+        endpoints: Endpoints,
+        infos: Callable[[], Mapping[str, Any]] | None = None,
+        store: Callable[[], Store] | None = None,
     ) -> None:
         """Connect; blocks for a handshake (9 ms) and should be called in a thread."""
         lacking = list(self_test(_NEEDED).values())
@@ -177,7 +183,15 @@ class Client:
         self._client = connect(client_id, units)
         self._units = self._client.storage_manager
         self._public: PublicUnits | None = None
-        if not self.missing.keys().isdisjoint((PUT, GET, CLEAR)):
+        self._servers = {one.id: one for one in endpoints.units}
+        self._store: Store | None = None
+        if store is not None:
+            try:
+                self._store = store()
+            except BaseException:
+                self._client.close()
+                raise
+        elif not self.missing.keys().isdisjoint((PUT, GET, CLEAR)):
             try:
                 self._public = PublicUnits(client_id, units, connect)
             except BaseException:
@@ -224,6 +238,9 @@ class Client:
 
     async def put(self, unit: str, keys: Sequence[int], values: Mapping[str, Sequence[Any]]) -> None:
         """Store one value per field and key."""
+        if self._store is not None:
+            await self._store.in_a_thread(self._store.put, self._servers[unit], keys, values)
+            return
         try:
             if self._public is not None and PUT in self.missing:
                 await self._public.put(unit, keys, values)
@@ -241,6 +258,8 @@ class Client:
             StaleSlotError: The unit does not have one of the keys or fields.
         """
         values: Any
+        if self._store is not None:
+            return await self._store.in_a_thread(self._store.get, self._servers[unit], keys, fields)
         try:
             if self._public is not None and GET in self.missing:
                 return await self._public.get(unit, keys, fields)
@@ -262,6 +281,9 @@ class Client:
 
     async def clear(self, unit: str, keys: Sequence[int]) -> None:
         """Remove keys and their values."""
+        if self._store is not None:
+            await self._store.in_a_thread(self._store.clear, self._servers[unit], keys)
+            return
         if self._public is not None and CLEAR in self.missing:
             await self._public.clear(unit, keys)
             return
@@ -284,6 +306,8 @@ class Client:
         """Close all sockets and threads; no request may be in flight."""
         if self._public is not None:
             self._public.close()
+        if self._store is not None:
+            self._store.close()
         self._client.close()
 
 

@@ -89,6 +89,10 @@ class Reading(Lifecycle):
             try:
                 parts += await self._read_group(link, call, ats, errors, ctx)
             except StaleSlotError as err:
+                if link.endpoints.mooncake is not None:  # single rows may be lost there: find out which
+                    self._suspects.update(
+                        key for at in ats for key in call.refs[at].index if len(call.refs[at].index) > 1
+                    )
                 if len(ats) == 1:
                     errors[ats[0]] = err
                     continue

@@ -6,6 +6,7 @@ controller died, ``init`` ignores the config of an existing controller, and ``cl
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import time
 import warnings
@@ -14,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
 
 from ..controller.shipped import by_value
-from ..endpoints import Endpoints, Server
+from ..endpoints import Endpoints, Server, address_towards
+from ..mooncake.master import Master, check_import
+from ..mooncake.unit import transport_settings
 from .ray_connection import RayConnection
 
 if TYPE_CHECKING:
@@ -24,6 +27,9 @@ __all__ = ["Cluster"]
 
 #: Actor name and Ray namespace under which TransferQueue looks for its controller.
 NAME, RAY_NAMESPACE = "TransferQueueController", "transfer_queue"
+#: TransferQueue's names of the backends.
+MOONCAKE = "MooncakeStore"
+BACKENDS = {"simple": "SimpleStorage", "mooncake_cpu": MOONCAKE}
 #: Seconds that storage units have to shut down before they are killed.
 SHUTDOWN_S = 5.0
 #: Seconds to wait until Ray reports the CPUs of actors that just ended as free.
@@ -50,6 +56,7 @@ class Cluster:
         self._controller: Any = None
         self._units: list[Any] = []
         self._public: Any = None
+        self._master: Master | None = None
         self.started = False
         self.lacking = ""
 
@@ -71,6 +78,7 @@ class Cluster:
             DataPlaneUnavailable: Ray does not answer, or has no controller.
         """
         ray = self._ray.connect()
+        self._prepare(ray)
         return self._endpoints(ray, self._running(ray))
 
     def _running(self, ray: Any) -> Any:
@@ -107,15 +115,25 @@ class Cluster:
         """Return TransferQueue's descriptions of its servers, by id."""
         ray = self._ray.connect()
         stored = self._stored(ray, self._running(ray))
-        infos = (stored.controller.zmq_info, *stored.backend.SimpleStorage.zmq_info.values())
+        units = stored.backend.get("SimpleStorage", {}).get("zmq_info", {})
+        infos = (stored.controller.zmq_info, *units.values())
         return {str(info.id): info for info in infos}
 
     def _endpoints(self, ray: Any, controller: Any) -> Endpoints:
+        from omegaconf import OmegaConf
+
         stored = self._stored(ray, controller)
-        backend = stored.backend.storage_backend
-        if backend != "SimpleStorage":
-            msg = f"backend: the TransferQueue that is there runs {backend!r}, not 'SimpleStorage'"
+        backend, wanted = stored.backend.storage_backend, BACKENDS[self._config.backend]
+        if backend != wanted:
+            msg = f"backend: the TransferQueue that is there runs {backend!r}, not {wanted!r}"
             raise ValueError(msg)
+        if wanted == MOONCAKE:
+            told = stored.backend[MOONCAKE].get("asyncdp")
+            if told is None:
+                msg = "backend: asyncdp has not started the Mooncake of the TransferQueue that is there"
+                raise ValueError(msg)
+            plain = OmegaConf.to_container(told)
+            return Endpoints.from_config({"controller": _server(stored.controller.zmq_info).to_config(), **plain})
         units = [_server(info) for info in stored.backend.SimpleStorage.zmq_info.values()]
         return Endpoints(_server(stored.controller.zmq_info), tuple(units))
 
@@ -132,6 +150,7 @@ class Cluster:
         """
         ray = self._ray.connect(start_with_cpus=self._config.num_storage_units + 2)
         try:
+            self._prepare(ray)
             return self._join_or_begin(ray)
         except ray.exceptions.GetTimeoutError as err:
             self.stop()
@@ -180,8 +199,9 @@ class Cluster:
             from transfer_queue.controller import TransferQueueController
             from transfer_queue.storage.simple_storage import SimpleStorageUnit
         except ImportError as err:
+            if self._config.backend == "mooncake_cpu":
+                raise
             return self._begin_publicly(ray, err)
-        from omegaconf import OmegaConf
 
         options = self._options()
         with by_value(ray.cloudpickle) as sampler:
@@ -189,6 +209,8 @@ class Cluster:
                 sampler=sampler, polling_mode=True
             )
         self.started = True
+        if self._config.backend == "mooncake_cpu":
+            return self._begin_mooncake(ray, options)
         storage = {"num_data_storage_units": self._config.num_storage_units, "total_storage_size": None}
         self._units = [
             SimpleStorageUnit.options(scheduling_strategy="SPREAD", **options).remote(config=storage)
@@ -198,19 +220,59 @@ class Cluster:
             [actor.get_zmq_server_info.remote() for actor in (self._controller, *self._units)],
             timeout=self._settings.bootstrap_timeout_s,
         )
+        units = {**storage, "zmq_info": {info.id: info for info in infos[1:]}}
+        self._store_config(ray, infos[0], {"storage_backend": "SimpleStorage", "SimpleStorage": units})
+        return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
+
+    def _prepare(self, ray: Any) -> None:
+        """Set up this process for Mooncake, before TransferQueue imports it; raise ImportError if it cannot be."""
+        if self._config.backend == "mooncake_cpu":
+            transport_settings(ray.util.get_node_ip_address())
+            check_import()
+
+    def _begin_mooncake(self, ray: Any, options: dict[str, Any]) -> Endpoints:
+        """Start Mooncake's master here, and the units that hold its segments as actors."""
+        timeout_s = self._settings.bootstrap_timeout_s
+        info = ray.get(self._controller.get_zmq_server_info.remote(), timeout=timeout_s)
+        controller = _server(info)
+        self._master = Master(address_towards(controller))
+        segment, buffer = self._config.global_segment_size, self._config.local_buffer_size
+        kind = importlib.import_module("asyncdp.transports.transfer_queue.mooncake.unit")
+        ray.cloudpickle.register_pickle_by_value(kind)
+        try:
+            actor = ray.remote(num_cpus=1)(kind.MooncakeUnit).options(scheduling_strategy="SPREAD", **options)
+            self._units = [
+                actor.remote(self._master.address, segment, buffer) for _ in range(self._config.num_storage_units)
+            ]
+        finally:
+            ray.cloudpickle.unregister_pickle_by_value(kind)
+        units = [Server(*told) for told in ray.get([one.get_server.remote() for one in self._units], timeout=timeout_s)]
+        told = {"master": self._master.address, "buffer_bytes": buffer}
+        endpoints = Endpoints(controller, tuple(units), mooncake=told)
+        ours = {key: value for key, value in endpoints.to_config().items() if key != "controller"}
+        settings = {
+            "auto_init": False,
+            "metadata_server": "P2PHANDSHAKE",
+            "master_server_address": self._master.address,
+            "global_segment_size": segment,
+            "local_buffer_size": buffer,
+            "asyncdp": ours,
+        }
+        self._store_config(ray, info, {"storage_backend": MOONCAKE, MOONCAKE: settings})
+        return endpoints
+
+    def _store_config(self, ray: Any, controller: Any, backend: dict[str, Any]) -> None:
+        from omegaconf import OmegaConf
+
         stored = OmegaConf.create(
             {
                 "metrics": {"enabled": False, "port": 0},
-                "controller": {"sampler": "SequentialSampler", "polling_mode": True, "zmq_info": infos[0]},
-                "backend": {
-                    "storage_backend": "SimpleStorage",
-                    "SimpleStorage": {**storage, "zmq_info": {info.id: info for info in infos[1:]}},
-                },
+                "controller": {"sampler": "SequentialSampler", "polling_mode": True, "zmq_info": controller},
+                "backend": backend,
             },
             flags={"allow_objects": True},
         )
         ray.get(self._controller.store_config.remote(stored), timeout=self._settings.bootstrap_timeout_s)
-        return Endpoints(_server(infos[0]), tuple(_server(info) for info in infos[1:]))
 
     def _check_cpus(self, ray: Any) -> None:
         """Raise DataPlaneNotReady if Ray has too few CPUs to schedule the actors."""
@@ -268,6 +330,9 @@ class Cluster:
             for actor in (*self._units, self._controller):
                 if actor is not None:
                     ray.kill(actor)
+        if self._master is not None:
+            self._master.stop()
+            self._master = None
         self.started = False
         self._units, self._controller = [], None
         self._ray.stop()

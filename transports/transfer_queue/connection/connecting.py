@@ -6,6 +6,7 @@ import math
 import threading
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
@@ -13,6 +14,8 @@ from zmq.sugar.context import Context
 
 from asyncdp.errors import DataPlaneError
 
+from ..endpoints import address_towards
+from ..mooncake.store import Store
 from ..private import Client
 from .heartbeat import Heartbeat
 
@@ -35,7 +38,9 @@ async def connect(
     Raises:
         DataPlaneUnavailable: The controller does not answer.
     """
-    pending = _Pending(lambda: Client(f"asyncdp-{uuid.uuid4().hex[:12]}", endpoints, infos))
+    name = f"asyncdp-{uuid.uuid4().hex[:12]}"
+    store = None if endpoints.mooncake is None else partial(_store, endpoints, endpoints.mooncake)
+    pending = _Pending(lambda: Client(name, endpoints, infos, store))
     controller = endpoints.controller
     context: Any = Context()
     watch = Heartbeat(
@@ -60,6 +65,10 @@ async def connect(
     finally:
         watch.close()
         context.term()
+
+
+def _store(endpoints: Endpoints, told: Mapping[str, Any]) -> Store:
+    return Store(told["master"], told["buffer_bytes"], address_towards(endpoints.controller))
 
 
 class _Pending:
