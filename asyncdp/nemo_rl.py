@@ -109,6 +109,18 @@ class DataPlaneClient(BlockingClient):
             named["tags"] = [{} for _ in ids]
         return _as_theirs(super().put_samples(**named))
 
+    def save_checkpoint(self, path: str, partition_id: str | None = None) -> None:
+        """Save the rows of one partition, or of all, into a folder, as :func:`asyncdp.checkpoint.save`."""
+        from asyncdp.checkpoint import save
+
+        self._run("save_checkpoint", lambda: save(self._loop.client, path, partition_id))
+
+    def load_checkpoint(self, path: str, partition_id: str | None = None) -> None:
+        """Restore what ``save_checkpoint`` saved, as :func:`asyncdp.checkpoint.restore`."""
+        from asyncdp.checkpoint import restore
+
+        self._run("load_checkpoint", lambda: restore(self._loop.client, path, partition_id))
+
 
 def build_data_plane_client(cfg: Mapping[str, Any] | None, *, bootstrap: bool = True) -> Any:
     """Build a client from NeMo-RL's config, or from one of asyncdp, with the option ``nemo``.

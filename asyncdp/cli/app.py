@@ -14,6 +14,7 @@ from asyncdp import __version__
 
 from .arena import arena
 from .bench import bench
+from .checkpoint import checkpoint
 from .claims import claims, release
 from .config import config
 from .demo import demo
@@ -61,5 +62,5 @@ for command, text in COMMANDS.items():
     app.command(short_help=text)(command)
 ignored = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=ignored, short_help="Run a benchmark of a checkout.")(bench)
-for commands in (config, arena, directory):
+for commands in (config, arena, directory, checkpoint):
     app.add_typer(commands)
