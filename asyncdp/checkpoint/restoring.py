@@ -58,7 +58,7 @@ async def restore(
         full = [one["partition_id"] for one in parts if there.get(one["partition_id"])]
         if full and not replace:
             msg = f"partition {full[0]!r} has {there[full[0]]} rows; nothing was restored (replace=True would drop it)"
-            raise DataPlaneBadRequest(msg, partition_id=full[0], field="partition_id")
+            raise DataPlaneBadRequest(msg, partition_id=full[0], field="replace")
         for part in parts:
             if part["partition_id"] in full:
                 await client.drop_partition(part["partition_id"])
