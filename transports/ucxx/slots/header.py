@@ -44,6 +44,10 @@ class State(IntEnum):
     GIVEN_UP = 3
 
 
+#: The states by their codes, as read_state runs several times for each slot and ``State(code)`` is slower than this.
+_STATES: Final = tuple(State)
+
+
 class Outcome(IntEnum):
     """Outcome of a write, as the writer records it in the word ``DONE``."""
 
@@ -130,7 +134,7 @@ def read_state(arena: Arena, slot: int) -> tuple[State, int]:
     """Return state and generation, read atomically. An invalid state is returned as FREE."""
     word = arena.words[slot * WORDS + STATE]
     code = word & 0xFF
-    return State(code) if code < len(State) else State.FREE, (word >> 8) % GENERATIONS
+    return _STATES[code] if code < len(_STATES) else State.FREE, (word >> 8) % GENERATIONS
 
 
 def write_state(arena: Arena, slot: int, state: State, generation: int) -> None:
