@@ -177,14 +177,20 @@ class DataPlaneUnavailable(DataPlaneError):
 
     ``retry_after_s`` (seconds) is set if the backend did answer, saying that it cannot serve *now*: it is loading,
     busy, failing over or read-only. The layers then send the call again, with backoff, until its deadline.
+
+    ``refused`` is True if what answers does not know this client's secret: the secret is wrong, or another process has
+    taken the port of a slot host that has ended.
     """
 
     _starts = (True, True)
 
-    def __init__(self, message: str = "", *, retry_after_s: float | None = None, **context: Any) -> None:
-        """Set ``retry_after_s``."""
+    def __init__(
+        self, message: str = "", *, retry_after_s: float | None = None, refused: bool = False, **context: Any
+    ) -> None:
+        """Set ``retry_after_s`` and ``refused``."""
         super().__init__(message, **context)
         self.retry_after_s = retry_after_s
+        self.refused = refused
 
 
 class DataPlaneTimeout(DataPlaneError, TimeoutError):

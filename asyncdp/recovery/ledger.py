@@ -73,6 +73,10 @@ class CapacityLedger:
         gate: ``reserve`` waits while it is closed; None: the ledger makes one. A RecoveryLoop closes and opens it.
         clock: Source of time; None: that of the client.
 
+    Attributes:
+        progress: Number of groups that were seen to be made or trained since the first listing, one perhaps more than
+            once: it grows while data comes and goes. A RecoveryLoop tells by it whether a plane is of use.
+
     Raises:
         DataPlaneUnsupported: The backend cannot bind mutations to lives.
         ValueError: An argument has the wrong type or is out of range; the message names it.
@@ -96,6 +100,8 @@ class CapacityLedger:
         self.client = client
         self.partition_id = check.name(partition_id, "partition_id")
         self.gate = gate or Gate()
+        self.progress = 0
+        self._made: set[tuple[str, float]] | None = None  # None: nothing was listed yet
         self._places = Places(check.count(capacity, "capacity"))
         self._timeout_s = stack_arguments.setting(reservation_timeout_s, "float", "reservation_timeout_s")
         self._relist_s = stack_arguments.setting(relist_s, "float", "relist_s")
@@ -177,7 +183,7 @@ class CapacityLedger:
             if err.ambiguous:
                 self._unsure[group_id] = token
             else:
-                self.freed([group_id])
+                self.freed([group_id], trained=False)
             raise
         except BaseException:  # cancelled: it may have happened, or be under way still; the next listing finds out
             self._unsure[group_id] = token
@@ -196,12 +202,18 @@ class CapacityLedger:
     async def release(self, reservation: Reservation) -> None:
         """Remove the reservation of a group that will not come, and give its place back."""
         await self.client.clear_samples(reservation.meta, self.partition_id)
-        self.freed([reservation.group_id])
+        self.freed([reservation.group_id], trained=False)
 
-    def freed(self, group_ids: Iterable[str]) -> None:
-        """Give the places of groups back whose rows were removed, without waiting for the next listing."""
+    def freed(self, group_ids: Iterable[str], *, trained: bool = True) -> None:
+        """Give the places of groups back whose rows were removed, without waiting for the next listing.
+
+        Args:
+            group_ids: The groups.
+            trained: Whether they were trained on, which is progress; else they were given up or evicted.
+        """
         for group_id in group_ids:
             self._places.free(group_id)
+            self.progress += trained
         self._notify()
 
     async def rebuild(self, *, gone: Callable[[str], Awaitable[bool]] | None = None) -> Listing:
@@ -222,6 +234,9 @@ class CapacityLedger:
             await self._settle(unsure)
             listing = Listing(await self.client.list_metadata(self.partition_id))
             lost = [one for one, token in unsure.items() if one in listing.reservations and listing.token(one) == token]
+            made = listing.made()
+            self.progress += 0 if self._made is None else len(made - self._made)
+            self._made = made
             self._places.apply(mark, reserved=listing.reservations, held=[group.group_id for group in listing.groups])
             finished = listing.finished()
             ended = dict.fromkeys([*finished, *lost, *self._aged(listing)])
@@ -236,7 +251,8 @@ class CapacityLedger:
                     del self._unsure[group_id]
                     if group_id not in listing.reservations and group_id not in held:
                         self._places.free(group_id)
-            self.freed(one for one in ended if one not in held and self._places.phase(one) is not Phase.HELD)
+            over = [one for one in ended if one not in held and self._places.phase(one) is not Phase.HELD]
+            self.freed(over, trained=False)
             return listing
 
     async def _settle(self, unsure: Collection[str]) -> None:

@@ -51,10 +51,10 @@ def is_outage(error: BaseException) -> bool:
 
 
 class RecoveryGaveUp(DataPlaneUnavailable):
-    """A recovery took longer than ``give_up_after_s``, or failed for a reason that waiting does not mend.
+    """Outages without progress between them took longer than ``give_up_after_s``.
 
     Attributes:
-        story: The steps of the outage, as one line each.
+        story: The steps of these outages, as one line each.
     """
 
     def __init__(self, message: str = "", *, story: Sequence[str] = (), **context: Any) -> None:
@@ -91,7 +91,9 @@ class RecoveryLoop:
         backoff_cap_s: Longest wait before a ping at all, in seconds.
         ping_timeout_s: Seconds that a ping may take.
         sweep_every_s: Seconds between two sweeps while the gate is open.
-        give_up_after_s: Seconds that one recovery may take before ``run`` raises RecoveryGaveUp.
+        give_up_after_s: Seconds after which ``run`` raises RecoveryGaveUp: those of an outage, and of the outages
+            before it since a group was last seen to be made or trained (``ledger.progress``). Each counts from the
+            beginning of the call that failed to the open gate; if the gate was open for so long, the count begins anew.
         settled_s: Seconds for which the gate has to be open before waits are short again.
         clock: Source of time; None: that of the client.
         rng: Source of randomness; None: a new one.
@@ -145,6 +147,7 @@ class RecoveryLoop:
         self._backoff = Backoff(backoff_base_s, backoff_cap_s)
         self._clock = clock or clock_of(ledger.client)
         self._rng = rng or random.Random()  # noqa: S311 - jitter
+        self._progress = ledger.progress
         self._machine: RecoveryMachine | None = None
         self._fault = anyio.Event()
         self._looking = anyio.Lock()
@@ -157,7 +160,7 @@ class RecoveryLoop:
 
     @property
     def story(self) -> tuple[RecoveryStep, ...]:
-        """The steps of the newest outage."""
+        """The steps of the newest outage, and of those before it without progress in between."""
         return () if self._machine is None else self._machine.story
 
     @property
@@ -168,12 +171,15 @@ class RecoveryLoop:
     def report(self, error: BaseException, *, outage: int | None = None) -> bool:
         """Report the error of a call; return whether it says that the plane is away, which closes the gate.
 
+        A slot host that refuses the client's secret is no outage before the first progress, as the secret may be wrong;
+        after it, it is one, as another process may have taken the port of a host that is away.
+
         Args:
             error: The error.
             outage: :attr:`outage` when the call began. A call that began before an outage that is over by now fails
                 because of that one: it closes nothing.
         """
-        if not is_outage(error):
+        if not is_outage(error) or self._wrong_secret(error):
             return False
         self._fault_of(error, outage)
         return True
@@ -301,12 +307,12 @@ class RecoveryLoop:
             try:
                 detail = await self._job(machine)
             except DataPlaneError as err:
-                event, error = Event.FAILED if _mends(err) else Event.BROKEN, err
+                event, error = Event.FAILED if self._mends(err) else Event.BROKEN, err
         if limit.cancelled_caught:
             event = Event.EXPIRED
         if error is not None:
             detail = _detail_of(error)
-        step = self._handle(event, detail, retry_after_s=getattr(error, "retry_after_s", None))
+        step = self._handle(event, detail, error)
         if step.next_state is State.GIVEN_UP:
             raise self._gave_up(machine) if error is None else error
 
@@ -314,7 +320,13 @@ class RecoveryLoop:
         story = [str(step) for step in machine.story]
         if machine.left_out:
             story.insert(len(story) // 2, f"({machine.left_out} steps are not shown)")
-        message = f"the plane was not back after {self._give_up_after_s:g} s; the steps of outage {machine.outage}:"
+        if machine.first_outage == machine.outage:
+            message = f"the plane was not back after {self._give_up_after_s:g} s; the steps of outage {machine.outage}:"
+        else:
+            message = (
+                f"outages {machine.first_outage} to {machine.outage} took {self._give_up_after_s:g} s together, and no"
+                " group was made or trained in between: the plane answers pings, and fails otherwise; their steps:"
+            )
         return RecoveryGaveUp(message, story=story, op="recover", partition_id=self._partition_id)
 
     async def _job(self, machine: RecoveryMachine) -> dict[str, Any]:
@@ -348,20 +360,37 @@ class RecoveryLoop:
         try:
             await self.sweep()
         except DataPlaneError as err:
-            if not _mends(err):
+            if not self._mends(err):
                 raise
             self._fault_of(err, outage)
+
+    def _mends(self, error: DataPlaneError) -> bool:
+        """Return whether waiting may mend an error: not where the request or secret is wrong or the client closed."""
+        return not isinstance(error, (DataPlaneBadRequest, DataPlaneClosed)) and not self._wrong_secret(error)
+
+    def _wrong_secret(self, error: BaseException) -> bool:
+        """Return whether the client was refused, and has not been shown to be accepted."""
+        return not self.ledger.progress and getattr(error, "refused", False)
 
     def _fault_of(self, error: BaseException, outage: int | None) -> None:
         machine = self._machine
         if machine is not None and machine.state is State.OPEN and outage in (None, machine.outage):
-            self._handle(Event.FAULT, _detail_of(error), retry_after_s=getattr(error, "retry_after_s", None))
+            self._handle(Event.FAULT, _detail_of(error), error)
 
-    def _handle(self, event: Event, detail: dict[str, Any], *, retry_after_s: float | None) -> RecoveryStep:
+    def _handle(self, event: Event, detail: dict[str, Any], error: BaseException | None) -> RecoveryStep:
         """Have the machine take an event; the gate follows its state."""
         machine = self._machine
         assert machine is not None  # noqa: S101 - run() has made it
-        step = machine.handle(event, self._clock.now(), detail, retry_after_s=retry_after_s)
+        if self.ledger.progress != self._progress:
+            self._progress = self.ledger.progress
+            machine.progressed()
+        step = machine.handle(
+            event,
+            self._clock.now(),
+            detail,
+            retry_after_s=getattr(error, "retry_after_s", None),
+            took_s=getattr(error, "elapsed_s", None) or 0.0,
+        )
         if machine.gate_is_open:
             self._fault = anyio.Event()
             self.ledger.gate.open()
@@ -415,7 +444,7 @@ class RecoveryLoop:
     def _count(self, groups: Sequence[DataPlaneGroupMeta], why: str) -> None:
         """Count groups that were removed, and give their places back."""
         self.removed[str(why)] += len(groups)
-        self.ledger.freed(group.group_id for group in groups)
+        self.ledger.freed((group.group_id for group in groups), trained=why == "trained")
 
     async def _release(self) -> int:
         """Release the claims of owners that are gone, and return how many such owners there were."""
@@ -444,11 +473,6 @@ class RecoveryLoop:
             return False
         self.unknown_owners.pop(owner, None)
         return not alive
-
-
-def _mends(error: DataPlaneError) -> bool:
-    """Return whether waiting may mend an error: not where the request is wrong or the client closed."""
-    return not isinstance(error, (DataPlaneBadRequest, DataPlaneClosed))
 
 
 def _detail_of(error: BaseException) -> dict[str, Any]:

@@ -8,6 +8,9 @@ event, and the table below says which state follows. The gate is open in OPEN on
        +---------- failed -+------------------+-------------------+-------------------+      fault ----+
 
     from every state but OPEN: expired, broken --> GIVEN_UP
+
+A plane may answer pings and listings, and fail whenever data is asked for: then the gate opens and is closed again, for
+ever. So outages that follow one another without progress in between count as one for the bound and for the story.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Event(StrEnum):
     FAILED = "failed"
     """The job failed: the plane is still away, or away again."""
     EXPIRED = "expired"
-    """The recovery took longer than it may."""
+    """The outage, with those before it since the last progress, took longer than it may."""
     BROKEN = "broken"
     """The job failed for a reason that waiting does not mend."""
 
@@ -97,7 +100,7 @@ class RecoveryStep:
     def __str__(self) -> str:
         """Return one line."""
         more = "".join(f", {name}: {value}" for name, value in self.detail.items())
-        return f"{self.after_s:8.2f} s  {self.state} -> {self.next_state}: {self.event}{more}"
+        return f"outage {self.outage}, {self.after_s:.2f} s: {self.state} -> {self.next_state}: {self.event}{more}"
 
 
 class RecoveryMachine:
@@ -106,15 +109,17 @@ class RecoveryMachine:
     Args:
         backoff: Waits before pings; they grow until the gate has been open for ``settled_s``, so a plane that answers
             pings and refuses all else is not asked more and more.
-        give_up_after_s: Seconds that a recovery may take, from its fault to the open gate.
+        give_up_after_s: Seconds that outages may take together which follow one another without progress: each from
+            the beginning of the call that failed to the open gate. The gate being open for so long counts as progress.
         settled_s: Seconds for which the gate has to be open before the next outage begins with short waits.
         rng: Source of randomness.
         now: Monotonic seconds.
-        story_steps: Number of steps of an outage that are kept: the first half and the last.
+        story_steps: Number of steps since the last progress that are kept: the first half and the last.
 
     Attributes:
         state: Where it is.
         outage: Number of the outage, from 0.
+        first_outage: Number of the first outage since the last progress.
         recoveries: Number of times that the gate was opened.
     """
 
@@ -133,6 +138,7 @@ class RecoveryMachine:
             raise ValueError(f"give_up_after_s must be positive, but is {give_up_after_s}")
         self.state = State.PINGING
         self.outage = 0
+        self.first_outage = 0
         self.recoveries = 0
         self._backoff = backoff
         self._rng = rng
@@ -141,6 +147,7 @@ class RecoveryMachine:
         self._story_steps = story_steps
         self._began = now
         self._opened = now
+        self._spent_s = 0.0  # by earlier outages since the last progress, and by the call that failed
         self._attempt = 0
         self._wait_until = now
         self._first: list[RecoveryStep] = []
@@ -155,7 +162,7 @@ class RecoveryMachine:
     @property
     def expires(self) -> float:
         """When the recovery has to be over, in monotonic seconds; meaningless while the gate is open."""
-        return self._began + self._give_up_after_s
+        return self._began + self._give_up_after_s - self._spent_s
 
     @property
     def wait_until(self) -> float:
@@ -164,11 +171,26 @@ class RecoveryMachine:
 
     @property
     def story(self) -> tuple[RecoveryStep, ...]:
-        """The steps of the newest outage; of a long one the first and the last."""
+        """The steps of the newest outage, and of those before it since the last progress: the first and the last."""
         return (*self._first, *self._last)
 
+    def progressed(self) -> None:
+        """Note that a group was made or trained: outages that are over count no more for the bound."""
+        self._spent_s = 0.0
+        self.first_outage = self.outage + (self.state is State.OPEN)
+        steps = [step for step in self.story if step.outage >= self.first_outage]
+        if len(steps) < len(self._first) + len(self._last):
+            half = self._story_steps // 2
+            self._first, self._last, self._left_out = steps[:half], steps[half:], 0
+
     def handle(
-        self, event: Event, now: float, detail: dict[str, Any] | None = None, *, retry_after_s: float | None = None
+        self,
+        event: Event,
+        now: float,
+        detail: dict[str, Any] | None = None,
+        *,
+        retry_after_s: float | None = None,
+        took_s: float = 0.0,
     ) -> RecoveryStep:
         """Go to the next state, and return the step.
 
@@ -177,6 +199,7 @@ class RecoveryMachine:
             now: Monotonic seconds.
             detail: More about it, for the story.
             retry_after_s: Seconds for which a backend that answers wants to be left alone; None: it said nothing.
+            took_s: Of a fault: seconds that the call took which failed.
 
         Raises:
             ValueError: The event cannot happen in this state.
@@ -188,24 +211,28 @@ class RecoveryMachine:
                 raise ValueError(f"{event} cannot happen while {at}")
             following = at
         if at is State.OPEN and following is not State.OPEN:
-            self._begin(now)
+            self._begin(now, max(0.0, min(took_s, now - self._opened)))
         if following is State.WAITING and at is not State.WAITING:
             self._attempt += 1
             self._wait_until = now + self._backoff.not_ready_s(retry_after_s, self._attempt, self._rng)
         if following is State.OPEN and at is not State.OPEN:
             self.recoveries += 1
             self._opened = now
+            self._spent_s += now - self._began
         self.state = following
         step = RecoveryStep(self.outage, now - self._began, at, event, following, detail or {})
         self._note(step)
         return step
 
-    def _begin(self, now: float) -> None:
-        """Begin a new outage."""
+    def _begin(self, now: float, took_s: float) -> None:
+        """Begin a new outage, ``took_s`` after the call began that failed."""
+        calm_s = now - took_s - self._opened
+        if calm_s >= self._give_up_after_s:
+            self.progressed()
         self.outage += 1
         self._began = now
-        self._first, self._last, self._left_out = [], [], 0
-        if now - self._opened >= self._settled_s:
+        self._spent_s += took_s
+        if calm_s >= self._settled_s:
             self._attempt = 0
 
     def _note(self, step: RecoveryStep) -> None:

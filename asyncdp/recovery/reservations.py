@@ -110,6 +110,14 @@ class Listing:
         done = {group.group_id for group in self.groups if group.committed and (group.is_complete or _written(group))}
         return [group_id for group_id in self.reservations if group_id in done]
 
+    def made(self) -> set[tuple[str, float]]:
+        """Return id and creation time of each group that was committed with all its rows, also if some are lost."""
+        return {
+            (group.group_id, group.created_at)
+            for group in self.groups
+            if group.committed and sum(row.get("status") != "failed" for row in group.tags) >= group.expected_num_keys
+        }
+
     def drop(self, group_ids: Collection[str]) -> None:
         """Forget the reservations of these groups, which were removed from the plane."""
         for group_id in group_ids:

@@ -105,6 +105,71 @@ def test_a_backend_that_says_when_is_asked_no_sooner() -> None:
     assert 207.0 <= one.wait_until <= 208.0
 
 
+def recover(one: RecoveryMachine, at: float, until: float, took_s: float = 0.0) -> None:
+    """Have it meet a fault and open its gate again."""
+    one.handle(Event.FAULT, at, took_s=took_s)
+    one.handle(Event.WAITED, at)
+    for _ in JOBS:
+        one.handle(Event.DONE, until)
+
+
+def test_outages_without_progress_share_one_bound() -> None:
+    """From the call that failed to the open gate each, also the start; progress ends the count."""
+    one = machine()
+    for _ in JOBS:
+        one.handle(Event.DONE, 110.0)
+    recover(one, 120.0, 140.0, took_s=5.0)
+    one.handle(Event.FAULT, 150.0, took_s=3.0)
+    assert one.expires == 150.0 + 600.0 - 10.0 - 25.0 - 3.0
+    assert ({step.outage for step in one.story}, one.first_outage) == ({0, 1, 2}, 0)
+    one.progressed()  # seen while the gate is closed: only what is over is forgotten
+    assert one.expires == 750.0
+    assert ([step.outage for step in one.story], one.first_outage) == ([2], 2)
+    one.handle(Event.WAITED, 150.0)
+    for _ in JOBS:
+        one.handle(Event.DONE, 160.0)
+    recover(one, 170.0, 172.0)
+    assert one.first_outage == 2
+    one.progressed()
+    one.handle(Event.FAULT, 180.0)
+    assert (one.expires, [step.outage for step in one.story], one.first_outage) == (780.0, [4], 4)
+
+
+def test_a_call_that_failed_counts_no_longer_than_the_gate_was_open() -> None:
+    """What it waited before that is counted already, or was another controller's; less than nothing is nothing."""
+    one = opened(give_up_after_s=50.0)
+    one.handle(Event.FAULT, 110.0, took_s=40.0)
+    assert one.expires == 110.0 + 50.0 - 10.0
+    one = opened()
+    one.handle(Event.FAULT, 110.0, took_s=-40.0)
+    assert one.expires == 710.0
+
+
+@pytest.mark.parametrize(("took_s", "anew"), [(0.0, True), (0.1, False)])
+def test_a_gate_that_was_open_for_as_long_as_the_bound_is_progress(took_s: float, *, anew: bool) -> None:
+    """Until the call began that failed: one that hung all the while is none."""
+    one = opened()
+    recover(one, 110.0, 130.0)
+    one.handle(Event.FAULT, 730.0, took_s=took_s)
+    assert one.expires == pytest.approx(1330.0 if anew else 1330.0 - 20.0 - took_s)
+    assert one.first_outage == (2 if anew else 0)
+
+
+def test_the_wait_for_a_call_that_failed_is_no_calm_time() -> None:
+    """A plane on which calls hang for a minute is asked as seldom as one that refuses at once."""
+    found = 0.0
+    for seed in range(300):
+        one = RecoveryMachine(Backoff(1.0, 64.0), random.Random(seed), 0.0)
+        for _ in range(3):
+            one.handle(Event.FAILED, 0.0)
+            one.handle(Event.WAITED, 0.0)
+        for _ in JOBS:
+            one.handle(Event.DONE, 50.0)
+        one.handle(Event.FAULT, 110.0, took_s=60.0)
+        found = max(found, one.wait_until - 110.0)
+    assert 7.0 < found <= 8.0
+
+
 @pytest.mark.parametrize("event", [Event.EXPIRED, Event.BROKEN])
 @pytest.mark.parametrize("state", ["waiting", *JOBS])
 def test_it_gives_up_for_good(state: str, event: Event) -> None:
@@ -158,6 +223,7 @@ def test_the_story_keeps_the_beginning_and_the_end() -> None:
     assert one.left_out == 3
     for _ in JOBS:
         one.handle(Event.DONE, 200.0)
+    one.progressed()
     first = one.handle(Event.FAULT, 300.0)
     assert one.story == (first,)
     assert one.left_out == 0
@@ -197,7 +263,7 @@ def test_a_short_story_is_whole() -> None:
 def test_a_step_reads_as_a_line() -> None:
     """When, from where to where, why, and what else is known."""
     step = RecoveryStep(2, 1.25, State.PINGING, Event.FAILED, State.WAITING, {"error": "refused", "at": 3})
-    assert str(step) == "    1.25 s  pinging -> waiting: failed, error: refused, at: 3"
+    assert str(step) == "outage 2, 1.25 s: pinging -> waiting: failed, error: refused, at: 3"
 
 
 def test_the_table_leaves_no_way_out_but_open() -> None:
@@ -212,15 +278,22 @@ def test_the_table_leaves_no_way_out_but_open() -> None:
     assert {event for one, event in TRANSITIONS if one == "open"} == {Event.FAULT}
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(sorted(Event)), st.floats(0.0, 50.0)), max_size=60)
+EVENTS = st.lists(
+    st.tuples(st.sampled_from([*sorted(Event), "progress"]), st.floats(0.0, 50.0), st.floats(0.0, 60.0)), max_size=60
+)
 
 
-def play(events: list[tuple[Event, float]]) -> None:  # noqa: C901 - one branch for each rule
+def play(events: list[tuple[Event | str, float, float]]) -> None:  # noqa: C901, PLR0912 - one branch for each rule
     """Play events; the rules are written here a second time, as a user would say them."""
     one, now, done, outages = machine(), 100.0, 0, 0
     where = "pinging"  # else "waiting", "open", "given_up"; how many jobs are done says which one is next
-    for event, passed in events:
+    began, opened_at, lost = now, now, 0.0  # what earlier outages since the last progress took, and failed calls
+    for event, passed, took_s in events:
         now += passed
+        if not isinstance(event, Event):
+            one.progressed()
+            lost = 0.0
+            continue
         if where in {"given_up", "open"}:
             allowed = event is Event.FAULT
         elif where == "waiting":
@@ -231,7 +304,7 @@ def play(events: list[tuple[Event, float]]) -> None:  # noqa: C901 - one branch 
             with pytest.raises(ValueError, match="cannot happen"):
                 one.handle(event, now)
             continue
-        one.handle(event, now)
+        one.handle(event, now, took_s=took_s)
         if event in (Event.EXPIRED, Event.BROKEN):
             where = "given_up"
         elif event is Event.WAITED:
@@ -239,20 +312,27 @@ def play(events: list[tuple[Event, float]]) -> None:  # noqa: C901 - one branch 
         elif event is Event.FAILED:
             where = "waiting"
         elif event is Event.FAULT and where == "open":
-            where, outages = "waiting", outages + 1
+            where, outages, began = "waiting", outages + 1, now
+            counted = min(took_s, now - opened_at)
+            lost = (0.0 if now - counted - opened_at >= 600.0 else lost) + counted
         elif event is Event.DONE:
             done += 1
             where = "open" if done == 4 else "pinging"
+            if where == "open":
+                opened_at, lost = now, lost + now - began
         assert one.gate_is_open == (where == "open")
         assert str(one.state) == (JOBS[done] if where == "pinging" else where)
         assert one.outage == outages
+        assert all(one.first_outage <= step.outage <= outages for step in one.story)
+        if where != "open":
+            assert one.expires == pytest.approx(began + 600.0 - lost)
         if where == "waiting" and event is not Event.FAULT:
             assert one.wait_until > now
 
 
 @settings(max_examples=50)
 @given(events=EVENTS)
-def test_the_machine_is_what_the_model_says(events: list[tuple[Event, float]]) -> None:
+def test_the_machine_is_what_the_model_says(events: list[tuple[Event | str, float, float]]) -> None:
     """Fifty random histories of events, possible ones and others."""
     play(events)
 
@@ -260,7 +340,7 @@ def test_the_machine_is_what_the_model_says(events: list[tuple[Event, float]]) -
 @pytest.mark.slow
 @settings(max_examples=1000)
 @given(events=EVENTS)
-def test_the_machine_is_what_the_model_says_for_long(events: list[tuple[Event, float]]) -> None:
+def test_the_machine_is_what_the_model_says_for_long(events: list[tuple[Event | str, float, float]]) -> None:
     """A thousand of them."""
     play(events)
 

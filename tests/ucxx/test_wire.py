@@ -246,7 +246,7 @@ async def test_a_host_that_does_not_know_the_secret_is_not_believed() -> None:
     with pool_of() as pool, pytest.raises(DataPlaneUnavailable, match="does not know the secret") as raised:
         async with pool.use("127.0.0.1", server.sockets[0].getsockname()[1]):
             pass
-    assert (raised.value.retryable, raised.value.blames_port) == (True, True)
+    assert (raised.value.retryable, raised.value.blames_port, raised.value.refused) == (True, True, True)
     await gone.wait()
     server.close()
 

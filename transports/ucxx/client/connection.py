@@ -136,7 +136,7 @@ class Connection:
             welcome = await authenticate(control, secret, this_machine(), this_process(), client)
         except UnprovedError as err:
             control.end()
-            raise DataPlaneUnavailable(str(err), host=host, port=port, cause=err) from err
+            raise DataPlaneUnavailable(str(err), host=host, port=port, cause=err, refused=True) from err
         except (OSError, WireError) as err:
             control.end()
             raise DataPlaneUnavailable(f"no slot host answers: {err}", host=host, port=port, cause=err) from err
