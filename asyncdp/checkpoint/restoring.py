@@ -12,8 +12,8 @@ import numpy as np
 from asyncdp.errors import DataPlaneBadRequest
 from asyncdp.rows.block import Block, Column, Dense, FieldSpec, Objects, Ragged
 
-from .codec import object_codec
 from .files import CheckpointError, Summary, read_chunk, read_manifest, verify
+from .objects import object_codec
 from .saving import Progress, alone
 
 if TYPE_CHECKING:

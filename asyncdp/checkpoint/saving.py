@@ -21,8 +21,8 @@ from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle
 from asyncdp.metrics.published import PARTITION
 from asyncdp.rows.block import Block, FieldSpec, Objects, Ragged
 
-from .codec import object_codec
 from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, sync_folder, write_chunk, write_manifest
+from .objects import object_codec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,14 +15,14 @@ class _Lazy:
 
     def dumps(self, value: object) -> bytes:
         """Encode one value."""
-        return _codec().dumps(value)
+        return _made().dumps(value)
 
     def loads(self, data: bytes) -> object:
         """Decode the result of ``dumps``."""
-        return _codec().loads(data)
+        return _made().loads(data)
 
 
-def _codec() -> ObjectCodec:
+def _made() -> ObjectCodec:
     from asyncdp.transports.ucxx.payload.objects import MsgpackCodec
 
     return MsgpackCodec()
