@@ -16,10 +16,18 @@ from asyncdp.errors import (
     DataPlaneWriteError,
     StaleSlotError,
 )
-from asyncdp.transports.ucxx.slots import table as slot_table
 from asyncdp.transports.ucxx.slots.arena import WORDS, Arena
 from asyncdp.transports.ucxx.slots.extents import Extents, size_class
-from asyncdp.transports.ucxx.slots.header import CHECK, GENERATIONS, Header, Outcome, State, write_outcome, write_state
+from asyncdp.transports.ucxx.slots.header import (
+    CHECK,
+    GENERATIONS,
+    Generations,
+    Header,
+    Outcome,
+    State,
+    write_outcome,
+    write_state,
+)
 from asyncdp.transports.ucxx.slots.slot import ReadAttempt
 from asyncdp.transports.ucxx.slots.table import SlotTable
 from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
@@ -138,7 +146,7 @@ def test_generations_wrap(table: SlotTable) -> None:
 @pytest.mark.parametrize("generation", [0, 1, (1 << 32) - 1, 1 << 32, GENERATIONS - 1])
 def test_any_generation_is_like_any_other(table: SlotTable, monkeypatch: pytest.MonkeyPatch, generation: int) -> None:
     """S11: also those that a release counted up from 0, which its arena may still hold."""
-    monkeypatch.setattr(slot_table, "next_generation", lambda _: generation)
+    monkeypatch.setattr(Generations, "after", lambda *_: generation)
     (grant,) = put(table, "op", rows(1, fill=3.0))
     assert grant.generation == generation
     header = Header.read(table.arena, grant.slot, generation)

@@ -7,7 +7,7 @@ the same READY generation before and after its copy has copied that generation.
 
 from __future__ import annotations
 
-import secrets
+import os
 import struct
 import zlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .writer_process import Process
 if TYPE_CHECKING:
     from .arena import Arena
 
-__all__ = ["GENERATIONS", "Header", "Outcome", "State", "digest_of", "next_generation", "read_state"]
+__all__ = ["GENERATIONS", "Generations", "Header", "Outcome", "State", "digest_of", "read_state"]
 
 #: Generations are drawn at random below this number, so that a client that was not given a reference to a row cannot
 #: guess one, to read or drop it. A reference to an earlier use of a slot is mistaken for one to the current use once in
@@ -61,9 +61,19 @@ def digest_of(op_id: str) -> bytes:
     return blake2b(op_id.encode(), digest_size=16).digest()
 
 
-def next_generation(before: int) -> int:
-    """Draw the generation of a slot's next use."""
-    return (before + 1 + secrets.randbelow(GENERATIONS - 1)) % GENERATIONS
+class Generations:
+    """Draws generations from the system's random numbers, many at a time, as each call of the system takes 0.5 us."""
+
+    def __init__(self) -> None:
+        """Start without numbers."""
+        self._drawn: list[int] = []
+
+    def after(self, before: int) -> int:
+        """Draw the generation of the next use of a slot, whose last one was ``before``: any other number."""
+        if not self._drawn:
+            numbers = struct.unpack("<512Q", os.urandom(4096))
+            self._drawn = [number % (GENERATIONS - 1) for number in numbers]
+        return (before + 1 + self._drawn.pop()) % GENERATIONS
 
 
 def _check_of(data: bytes, generation: int) -> int:

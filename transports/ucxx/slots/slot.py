@@ -120,6 +120,11 @@ class Slot:
         first, stop, mask = 0, self.header.rows, None
         if isinstance(index, range) and index.step == 1:  # a client may name a very long range
             first, stop = max(first, index.start), min(stop, index.stop)
+            if columns is None and stop - first == self.header.rows and live.size <= _CELLS_AT_ONCE:  # most often
+                live[:] = 0
+                write_dead(arena, self.number, live.size)
+                yield
+                return
         else:
             mask = np.zeros(stop, np.bool_)
             for begin in range(0, len(index), _NAMED_AT_ONCE):

@@ -17,10 +17,10 @@ from asyncdp.errors import (
 from .arena import PAGE
 from .extents import size_class
 from .header import (
+    Generations,
     Header,
     State,
     digest_of,
-    next_generation,
     read_state,
     write_state,
 )
@@ -70,6 +70,7 @@ class SlotTable(SlotStore):
         self.overwrite_oldest = overwrite_oldest
         self._refused: dict[bytes, float] = {}
         self._attempts = 0
+        self._generations = Generations()
 
     # -- writing
 
@@ -215,7 +216,7 @@ class SlotTable(SlotStore):
         number = self.extents.take(header.units)
         if number is None:
             return None
-        generation = next_generation(read_state(arena, number)[1])
+        generation = self._generations.after(read_state(arena, number)[1])
         slot = Slot(number, generation, header, fields=columns)
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
