@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import anyio
 
 from asyncdp.errors import ClaimNotReady, DataPlaneError, PartialReadError, SampleNotFound, StaleSlotError
+from asyncdp.process.cancellation import finish
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -180,8 +181,7 @@ class Batches:
                 self._hand_over(getattr(err, "batch", None))
                 raise
             except BaseException:  # cancelled: nobody else knows of the claim
-                with anyio.move_on_after(GIVE_BACK_S, shield=True):
-                    await self._give_back()
+                await finish(self._give_back, GIVE_BACK_S)
                 raise
             self._hand_over(meta)
             return meta, data
@@ -216,14 +216,13 @@ class Batches:
         finally:
             self._group = None
             self._ready.clear()
-            with anyio.move_on_after(GIVE_BACK_S, shield=True):
-                await self._give_back()
+            await finish(self._give_back, GIVE_BACK_S)
 
     async def _give_back(self) -> None:
-        held, self._held = self._held, []
-        for meta in held:
-            if meta.size:
-                await self._release(meta)
+        while self._held:
+            if self._held[0].size:
+                await self._release(self._held[0])
+            del self._held[0]
 
     async def _ahead(self) -> None:
         """Keep up to ``prefetch`` results queued; an error is queued like a batch."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import anyio
 
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError
+from asyncdp.process.cancellation import finish
 
 from .histogram import Histogram
 
@@ -152,8 +153,7 @@ class Publisher:
                 await self.publish()
                 await anyio.sleep(self._every_s)
         finally:
-            with anyio.move_on_after(1.0, shield=True):
-                await self.withdraw()
+            await finish(self.withdraw, 1.0)
 
     async def withdraw(self) -> None:
         """Remove the report; nothing happens where that fails."""

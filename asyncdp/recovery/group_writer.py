@@ -6,9 +6,8 @@ import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Self
 
-import anyio
-
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError
+from asyncdp.process.cancellation import finish
 from asyncdp.settings import verb_arguments as check
 
 from .reservations import WRITER
@@ -222,14 +221,17 @@ class GroupWriter:
     async def _roll_back(self, error: BaseException) -> None:
         """Remove what was created; what goes wrong with that is attached to ``error``."""
         problem: Exception | None = None
-        with anyio.move_on_after(ROLLBACK_S, shield=True) as limit:
+
+        async def roll_back() -> None:
+            nonlocal problem
             try:
                 await self._remove_created()
                 if self._reservation is not None:
                     await self._release(self._reservation)
             except Exception as err:  # noqa: BLE001 - it goes up with the error that it follows
                 problem = err
-        if limit.cancelled_caught:
+
+        if not await finish(roll_back, ROLLBACK_S):
             problem = TimeoutError(f"the rollback took longer than {ROLLBACK_S:g} s")
         if problem is not None:
             error.rollback_error = problem  # type: ignore[attr-defined]

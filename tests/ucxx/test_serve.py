@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -91,12 +91,13 @@ def put_and_get(config: Path) -> None:
 
 
 def family(pid: int) -> dict[int, str]:
-    """Processes that descend from one, with what they run."""
+    """Processes that descend from one, with what they run; threads and processes may end meanwhile."""
     found: dict[int, str] = {}
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, file.read_text().split()):
-            found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
-            found.update(family(child))
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for child in map(int, file.read_text().split()):
+                found[child] = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ")
+                found.update(family(child))
     return found
 
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import warnings
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,11 @@ def owner() -> Iterator[UCXXTransport]:
 
 def children() -> set[str]:
     """Processes that this one has started."""
-    return {pid for file in Path("/proc/self/task").glob("*/children") for pid in file.read_text().split()}
+    found: set[str] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # the thread has just ended
+            found.update(file.read_text().split())
+    return found
 
 
 def plane_of(transport: UCXXTransport) -> EmbeddedPlane:

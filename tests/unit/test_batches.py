@@ -1,6 +1,8 @@
 """client.batches: claim and read in a loop, optionally ahead of the caller."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import anyio
 import pytest
@@ -191,6 +193,35 @@ async def test_a_batch_whose_read_is_cancelled_is_given_back(client: Client) -> 
     with anyio.move_on_after(0.1):
         await anext(client.batches("p", "train", ["x"], 2))
     assert await client.list_claims("p", "train") == []
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_cancel_of_the_task_while_batches_are_given_back_loses_no_claim(client: Client) -> None:
+    """``task.cancel()``, which no scope holds back, during a release: that is done anew, then the cancel goes on."""
+    release, begun = client.release_claim, anyio.Event()
+
+    async def slow_once(*args: Any, **kwargs: Any) -> Any:
+        if not begun.is_set():
+            begun.set()
+            await anyio.sleep_forever()
+        return await release(*args, **kwargs)
+
+    client.release_claim = slow_once  # type: ignore[method-assign]
+
+    async def leave() -> None:
+        async with client.batches("p", "train", ["x"], 2, prefetch=2) as batches:
+            await anext(batches)
+            with anyio.fail_after(60):
+                while len(await client.list_claims("p", "train")) < 3:  # noqa: ASYNC110 - as above
+                    await anyio.sleep(0.01)
+
+    task = asyncio.create_task(leave())
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    [claim] = await client.list_claims("p", "train")
+    assert claim.sample_ids == ("s0", "s1")
 
 
 async def test_data_is_moved_to_a_device(client: Client) -> None:

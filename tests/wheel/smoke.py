@@ -107,6 +107,7 @@ SMOKE: Final[dict[str, tuple[str, ...]]] = {
     "ucxx": (NO_DIRECTORY,),
     "ucxx,embedded": (PLANE,),
     "tq": ("import ray, transfer_queue, asyncdp.transports.transfer_queue.transport",),
+    "mooncake": ("import mooncake, asyncdp.transports.transfer_queue.mooncake.objects",),
     "otel": ("from asyncdp.metrics.opentelemetry import OpenTelemetry; OpenTelemetry().close()",),
     "prometheus": (
         "from asyncdp.metrics.prometheus import PrometheusCollector; list(PrometheusCollector().collect())",
