@@ -21,6 +21,8 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
 )
 from asyncdp.middleware.policy.backoff import Backoff
+from asyncdp.settings import stack_arguments
+from asyncdp.settings import verb_arguments as check
 
 from .ledger import clock_of, removed_together
 from .machine import Event, RecoveryMachine, State
@@ -98,6 +100,9 @@ class RecoveryLoop:
         clock: Source of time; None: that of the client.
         rng: Source of randomness; None: a new one.
 
+    Raises:
+        ValueError: An argument has the wrong type or is out of range; the message names it.
+
     Attributes:
         removed: Number of groups that were removed, by verdict, and those that were popped as ``"trained"``.
         released: Number of owners whose claims were released.
@@ -126,6 +131,20 @@ class RecoveryLoop:
         rng: random.Random | None = None,
     ) -> None:
         """Close the gate; ``run`` opens it."""
+        stack_arguments.options(
+            clock=clock,
+            rng=rng,
+            on_event=on_event,
+            backoff_base_s=backoff_base_s,
+            backoff_cap_s=backoff_cap_s,
+            ping_timeout_s=ping_timeout_s,
+            sweep_every_s=sweep_every_s,
+            give_up_after_s=give_up_after_s,
+            settled_s=settled_s,
+        )
+        for name, call in {"version": version, "declare": declare, "trained": trained, "alive": alive}.items():
+            if not callable(call) and (call is not None or name == "version"):
+                raise ValueError(f"{name}: must be callable, not {call!r:.80}")
         self.ledger = ledger
         self.selector = selector
         self.removed: Counter[str] = Counter()
@@ -138,7 +157,7 @@ class RecoveryLoop:
         self._declare = declare
         self._trained = trained
         self._alive = alive
-        self._tasks = None if tasks is None else tuple(tasks)
+        self._tasks = None if tasks is None else check.names(tasks, "tasks")
         self._on_event = on_event
         self._ping_timeout_s = ping_timeout_s
         self._sweep_every_s = sweep_every_s

@@ -126,7 +126,7 @@ class Selector:
         self.untagged = untagged
         self.lost_grace_s = lost_grace_s
         self.incomplete_grace_s = incomplete_grace_s
-        self.target_tag = target_tag
+        self.target_tag = check.name(target_tag, "target_tag")
         self._lost, self._unfinished = Ages(), Ages()
 
     def look(

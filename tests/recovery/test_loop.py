@@ -4,6 +4,7 @@ import inspect
 import os
 import pickle
 import random
+import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
@@ -702,6 +703,30 @@ def test_failed_rows_are_counted_apart() -> None:
             await check(client)
 
     run_virtual(run)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"tasks": "train"}, "tasks must be a sequence of strings, not 'train'"),
+        ({"ping_timeout_s": 0}, "ping_timeout_s: must be a positive number, not 0"),
+        ({"sweep_every_s": "5"}, "sweep_every_s: must be a positive number, not '5'"),
+        ({"give_up_after_s": float("nan")}, "give_up_after_s: must be a positive number, not nan"),
+        ({"settled_s": True}, "settled_s: must be a positive number, not True"),
+        ({"backoff_cap_s": -1.0}, "backoff_cap_s: must be a positive number, not -1.0"),
+        ({"alive": {"w0"}}, "alive: must be callable, not {'w0'}"),
+        ({"version": 3}, "version: must be callable, not 3"),
+        ({"on_event": "print"}, "on_event: must be callable, not 'print'"),
+    ],
+)
+def test_an_argument_that_makes_no_sense_is_named(wrong: dict[str, Any], message: str) -> None:
+    """At once, not at the first outage; a task alone is not read as a sequence of letters."""
+
+    async def check(client: Client) -> None:
+        with pytest.raises(ValueError, match=re.escape(message)):
+            RecoveryLoop(CapacityLedger(client, "p", 4), Selector(), **{"version": lambda: 5, **wrong})
+
+    on_a_plane(check)
 
 
 def test_its_defaults_are_those_of_the_page() -> None:

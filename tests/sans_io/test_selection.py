@@ -312,6 +312,7 @@ def test_reservations_are_passed_over() -> None:
         ({"max_staleness": True}, "max_staleness must be an int of at least 0, not True"),
         ({"lost_grace_s": "x"}, "lost_grace_s must be a number of seconds, not 'x'"),
         ({"lost_grace_s": -0.5}, "lost_grace_s must not be negative, but is -0.5"),
+        ({"target_tag": ""}, "target_tag must be a non-empty string, not ''"),
         ({"incomplete_grace_s": float("nan")}, "incomplete_grace_s must not be negative, but is nan"),
     ],
 )
