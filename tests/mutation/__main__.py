@@ -34,7 +34,7 @@ FILES = {
     "middleware/policy/overlapping_mutations.py": ("tests/sans_io/test_overlapping_mutations.py",),
     "asyncdp/recovery/places.py": ("tests/sans_io/test_places.py",),
     "asyncdp/recovery/selection.py": ("tests/sans_io/test_selection.py",),
-    "asyncdp/recovery/reservations.py": ("tests/sans_io/test_selection.py",),
+    "asyncdp/recovery/reservations.py": ("tests/sans_io/test_selection.py", "tests/recovery/test_ledger.py"),
     "asyncdp/recovery/machine.py": ("tests/sans_io/test_recovery_machine.py",),
     "asyncdp/recovery/gate.py": ("tests/recovery/test_ledger.py", "tests/recovery/test_loop.py"),
     "asyncdp/recovery/group_writer.py": ("tests/recovery/test_group_writer.py",),
