@@ -42,7 +42,7 @@ NAMES: Final = {
 
 
 class CheckpointError(DataPlaneError):
-    """A checkpoint is missing, damaged, of another version, or being written; the message names the file."""
+    """A checkpoint is missing, damaged, of another version, being written, or cannot be written; it names the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,21 @@ def damaged(file: Path, why: str) -> CheckpointError:
 
 
 def write_file(file: Path, fill: Callable[[BinaryIO], None]) -> None:
-    """Write a file and have the disk keep it; the name appears only with the whole content."""
+    """Write a file and have the disk keep it; the name appears only with the whole content.
+
+    Raises:
+        CheckpointError: The file cannot be written, as on a full disk.
+    """
     part = file.with_name(file.name + ".part")
-    with part.open("wb") as out:
-        fill(out)
-        out.flush()
-        os.fsync(out.fileno())
-    part.replace(file)
-    sync_folder(file.parent)
+    try:
+        with part.open("wb") as out:
+            fill(out)
+            out.flush()
+            os.fsync(out.fileno())
+        part.replace(file)
+        sync_folder(file.parent)
+    except OSError as err:
+        raise CheckpointError(f"{file}: cannot be written: {err.strerror or err}") from err
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +21,7 @@ from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle
 from asyncdp.metrics.published import PARTITION
 from asyncdp.rows.block import Block, FieldSpec, Objects, Ragged
 
-from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, sync_folder, write_chunk, write_manifest
+from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, write_chunk, write_manifest
 from .objects import object_codec
 
 if TYPE_CHECKING:
@@ -57,7 +57,8 @@ async def save(
         progress: Called with the rows that are saved and the rows that are known, of each partition.
 
     Raises:
-        CheckpointError: Another save into this folder is going on, or the checkpoint in it cannot be read.
+        CheckpointError: Another save into this folder is going on, the checkpoint in it cannot be read, or a file
+            cannot be written; an earlier checkpoint is still there.
         DataPlaneUnavailable: Rows are lost; the error names some.
         DataPlaneUnsupported: The backend is not slot-addressable.
     """
@@ -83,11 +84,11 @@ async def save(
 
 
 def _tidy(folder: Path, kept: set[str]) -> None:
-    """Remove the files of earlier saves, and of those that did not end."""
+    """Remove the files of earlier saves, and of those that did not end; what cannot be removed is left to the next."""
     for old in [*folder.glob("*.safetensors"), *folder.glob("*.part")]:
         if old.name not in kept:
-            old.unlink(missing_ok=True)
-    sync_folder(folder)
+            with suppress(OSError):
+                old.unlink(missing_ok=True)
 
 
 @contextmanager

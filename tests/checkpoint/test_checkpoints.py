@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import pytest
@@ -103,43 +103,105 @@ async def test_a_flipped_bit_in_any_file_is_found_and_named(tmp_path: Path) -> N
         assert await two.list_partitions() == []
 
 
+class TornFile:
+    """A file of which one write is cut in the middle, as on a full disk."""
+
+    def __init__(self, file: Any, fails: Any) -> None:
+        self._file = file
+        self._fails = fails
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        self._file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def write(self, data: Any) -> int:
+        """Write all, or half."""
+        data = bytes(data)
+        if self._fails():
+            self._file.write(data[: len(data) // 2])
+            self._file.flush()
+            raise OSError(28, "No space left on device")
+        return int(self._file.write(data))
+
+
 async def test_a_crash_at_any_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file system fails at each fsync and each rename in turn: the first checkpoint stays whole until the last."""
+    """The file system fails at each write, fsync and rename in turn: the error names the file, the old one is whole."""
     async with plane() as one:
         await fill(one, 4)
         old = await save(one, tmp_path)
         await one.put_samples(["s0"], "p", {"dense": torch.zeros(1, 3, dtype=torch.int64)})
         calls = 0
         fails_at = 1
-        fsync, replace = os.fsync, Path.replace
+        fsync, replace, open_ = os.fsync, Path.replace, Path.open
+
+        def fails() -> bool:
+            nonlocal calls
+            calls += 1
+            return calls == fails_at
 
         def failing(real: Any) -> Any:
             def call(*args: Any) -> Any:
-                nonlocal calls
-                calls += 1
-                if calls == fails_at:
+                if fails():
                     raise OSError(28, "No space left on device")
                 return real(*args)
 
             return call
 
+        def opened(file: Path, mode: str = "r", *args: Any) -> Any:
+            whole = open_(file, mode, *args)
+            return TornFile(whole, fails) if mode == "wb" and file.name != "lock" else whole
+
         monkeypatch.setattr(os, "fsync", failing(fsync))
         monkeypatch.setattr(Path, "replace", failing(replace))
+        monkeypatch.setattr(Path, "open", opened)
         failed = 0
         while True:
             calls = 0
             try:
                 new = await save(one, tmp_path)
-            except OSError:
-                failed += 1
-                assert verify(tmp_path).generation in (old.generation, old.generation + 1)
-                if verify(tmp_path).generation > old.generation:  # the name was there, only the folder was not synced
-                    old = verify(tmp_path)
-            else:
                 break
+            except CheckpointError as err:
+                told = str(err)
+            assert told.startswith(f"{tmp_path}/")
+            assert told.endswith(": cannot be written: No space left on device")
+            failed += 1
+            now = verify(tmp_path)
+            assert now == old or now.generation == old.generation + 1  # only the folder was not synced
+            old = now
             fails_at += 1
-        assert failed >= 9
+        assert failed >= 20
         assert verify(tmp_path) == new
+
+
+async def test_rows_that_are_replaced_after_they_were_read_are_read_again(tmp_path: Path) -> None:
+    """What is put between the read and the next listing: values and tags are those of one put."""
+    async with plane() as one, plane() as two:
+        await one.register_partition("p", ["a"], 4, ["train"])
+        ids = [f"s{i}" for i in range(4)]
+
+        async def put(turn: int) -> None:
+            await one.put_samples(ids, "p", {"a": torch.full((4, 2), turn)}, [{"turn": turn}] * 4)
+
+        await put(0)
+        get_data, turns = one.get_data, iter((1, 2))
+
+        async def read(*args: Any, **kwargs: Any) -> Any:
+            data = await get_data(*args, **kwargs)
+            for turn in turns:
+                await put(turn)
+                break
+            return data
+
+        one.get_data = read
+        await save(one, tmp_path)
+        await restore(two, tmp_path)
+        assert (await two.get_samples(ids, "p", ["a"]))["a"].unique().tolist() == [2]
+        assert [tags["turn"] for meta in await two.list_metadata("p") for tags in meta.tags] == [2] * 4
 
 
 async def test_rows_that_come_and_go_meanwhile_are_in_whole_or_not_at_all(tmp_path: Path) -> None:
