@@ -302,6 +302,22 @@ def test_reservations_are_passed_over() -> None:
     assert (look.chosen, look.ready, look.fallen, look.waiting, look.failed_rows) == ((), 0, {}, {}, 0)
 
 
+def test_a_group_is_made_once_it_was_committed_with_all_its_rows() -> None:
+    """Failed rows are not counted, lost ones are; more rows than expected are enough."""
+    groups = [
+        group("whole", created=1.0),
+        group("open", committed=False),
+        group("half-failed", failed=1),
+        group("too-few", expected=3),
+        group("lost", created=2.0, lost=2),
+        group("one-to-spare", created=3.0, rows=3, failed=1),
+        group("more", created=4.0, rows=3),
+        group("words", created=5.0, status="done"),
+    ]
+    made = {("whole", 1.0), ("lost", 2.0), ("one-to-spare", 3.0), ("more", 4.0), ("words", 5.0)}
+    assert Listing(groups).made() == made
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final
 
@@ -28,6 +29,7 @@ from ..wire.messages import (
     Read,
     Ready,
     Reserve,
+    Rows,
     Tie,
     Tied,
     Welcome,
@@ -40,6 +42,9 @@ from .limits.memory_share import SMALL_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    import numpy as np
+    import numpy.typing as npt
 
     from ..wire.control import Control
     from ..wire.engine import Engine, Operation
@@ -94,6 +99,8 @@ class Session:
         self._client: Process | None = None
         self._proved = False
         self._owner = ""
+        self._active_at = 0.0
+        self._idle_timer: asyncio.TimerHandle
 
     def _log(self) -> Any:
         """Return the log; made where something is logged, since most connections of an attack log nothing."""
@@ -186,27 +193,49 @@ class Session:
         return f"{self._owner}:{op_id}"
 
     async def _serve(self) -> None:
-        while not self._service.draining:
-            if self.control.pipelines:  # it did not await replies: all such peers share the long turns
-                await self._service.turns.next()
-            await self._serve_one()
+        async with asyncio.timeout(None) as scope:
+            self._end_when_idle(scope)
+            try:
+                while not self._service.draining:
+                    if self.control.pipelines:  # it did not await replies: all such peers share the long turns
+                        await self._service.turns.next()
+                    await self._serve_one()
+            finally:
+                self._idle_timer.cancel()
+
+    def _end_when_idle(self, scope: asyncio.Timeout) -> None:
+        """End the session after ``idle_s`` seconds without a request, or without the peer taking a reply.
+
+        One timer looks now and then, since a timeout around each of both waits is a tenth of a small request.
+        """
+        loop = asyncio.get_running_loop()
+        idle_s = self._service.settings.idle_s
+
+        def look() -> None:
+            left = self._active_at + idle_s - time.monotonic()
+            if left > 0:
+                self._idle_timer = loop.call_later(left, look)
+            else:
+                scope.reschedule(loop.time())
+
+        self._active_at = time.monotonic()
+        self._idle_timer = loop.call_later(idle_s, look)
 
     async def _serve_one(self) -> None:
-        async with asyncio.timeout(self._service.settings.idle_s):
-            nbytes = _DECODED * await self.control.arrival()
+        self._active_at = time.monotonic()
+        nbytes = _DECODED * await self.control.arrival()
+        self._active_at = time.monotonic()
         self.busy = True
-        # A peer that stops receiving is closed after the same time as one that sends no requests.
-        async with asyncio.timeout(self._service.settings.idle_s):
-            if nbytes <= SMALL_BYTES:
+        if nbytes <= SMALL_BYTES:
+            await self._answer(self.control.take())
+        else:
+            service = self._service
+            # Apart from the others, since what frees space must not wait for those that wait for space.
+            share = service.reserving if self.control.kind == _RESERVE else service.requests
+            async with share.hold(nbytes):
+                if self.control.lost:
+                    raise ConnectionResetError("the client is gone")
                 await self._answer(self.control.take())
-            else:
-                service = self._service
-                # Apart from the others, since what frees space must not wait for those that wait for space.
-                share = service.reserving if self.control.kind == _RESERVE else service.requests
-                async with share.hold(nbytes):
-                    if self.control.lost:
-                        raise ConnectionResetError("the client is gone")
-                    await self._answer(self.control.take())
         self.busy = False
 
     async def _answer(self, request: Message) -> None:
@@ -267,15 +296,22 @@ class Session:
     async def _read(self, request: Read) -> None:
         in_frame = self._engine is None or not request.tag
         async with self._service.read(request, in_frame=in_frame) as (reply, payloads):
+            nbytes = sum(map(len, payloads)) + len(reply.inline or b"")
+            if nbytes <= SMALL_BYTES:
+                await self._send(reply, payloads, request.tag)
+                return
             # The reply's memory counts towards the limit of all clients, so a slow peer may not hold it for long.
-            async with asyncio.timeout(_TAKES_S + sum(map(len, payloads)) / _TAKES_BYTES):
-                await self.control.send(reply)
-                if payloads:
-                    if self._endpoint is None:  # the client connects UCX once it learns that it needs it
-                        tie = await self.control.expect(Tie)
-                        await self._answer(tie)
-                    engine, endpoint = self._over_ucx()
-                    await send_all(engine, endpoint, request.tag, payloads)
+            async with asyncio.timeout(_TAKES_S + nbytes / _TAKES_BYTES):
+                await self._send(reply, payloads, request.tag)
+
+    async def _send(self, reply: Rows, payloads: Sequence[npt.NDArray[np.uint8]], tag: int) -> None:
+        await self.control.send(reply)
+        if payloads:
+            if self._endpoint is None:  # the client connects UCX once it learns that it needs it
+                tie = await self.control.expect(Tie)
+                await self._answer(tie)
+            engine, endpoint = self._over_ucx()
+            await send_all(engine, endpoint, tag, payloads)
 
     async def _write(self, request: Write) -> Message:
         service = self._service

@@ -60,8 +60,9 @@ _ENVIRONMENT: Final = {
     "UCX_LOG_LEVEL": "error",
     "UCX_WARN_UNUSED_ENV_VARS": "n",
 }
-#: Random bytes at the end of a buffer by which a receive knows that its message was shorter: of a longer one UCX makes
-#: an error, of a shorter one ucxx tells nothing. One that ends within these bytes is taken; some of them remain.
+#: Bytes at the end of a buffer, random for each engine, by which a receive knows that its message was shorter: of a
+#: longer one UCX makes an error, of a shorter one ucxx tells nothing. One that ends within these bytes is taken; some
+#: of them remain.
 _MARK_BYTES: Final = 8
 #: Attribute of the library that stores the id of the process that uses it.
 _USER: Final = "asyncdp_user"
@@ -177,6 +178,9 @@ class Engine:
         self.dropped = 0
         self._drops = False
         self._behind = False
+        self._mark = secrets.token_bytes(_MARK_BYTES)
+        self._marked = np.frombuffer(self._mark, np.uint8)
+        self._any_tag = self._ucx["Tag"](0), self._ucx["TagMask"](0)
         self._sink = self._array(np.empty(1, np.uint8))
         self._sunk: list[Any] = []
         self._worker.init_blocking_progress_mode()
@@ -229,7 +233,7 @@ class Engine:
 
         Returns whether there may be more of them than are dropped at once.
         """
-        tag, mask = self._ucx["Tag"](0), self._ucx["TagMask"](0)
+        tag, mask = self._any_tag
         behind = True
         for _ in range(_DROPPED_AT_ONCE):
             if not self._worker.tag_probe(tag, mask).matched:
@@ -290,8 +294,8 @@ class Engine:
         wrapped = self._ucx["Tag"](tag)
         mark = b""
         if len(buffer) >= _MARK_BYTES and buffer.dtype == np.uint8:
-            mark = secrets.token_bytes(_MARK_BYTES)
-            buffer[-_MARK_BYTES:] = np.frombuffer(mark, np.uint8)
+            mark = self._mark
+            buffer[-_MARK_BYTES:] = self._marked
         operation = self._post(lambda array: endpoint.native.tag_recv(array, wrapped), endpoint, buffer)
         operation.mark = mark
         return operation

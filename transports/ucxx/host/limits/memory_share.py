@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Final
 
 __all__ = ["MemoryShare"]
@@ -28,12 +28,12 @@ class MemoryShare:
         self.held = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
+    def hold(self, nbytes: int) -> AbstractAsyncContextManager[None]:
+        """Return a context that waits until ``nbytes`` are available, and holds them for its duration."""
+        return nullcontext() if nbytes <= SMALL_BYTES else self._hold(nbytes)
+
     @asynccontextmanager
-    async def hold(self, nbytes: int) -> AsyncIterator[None]:
-        """Wait until ``nbytes`` are available and hold them for the duration of the context."""
-        if nbytes <= SMALL_BYTES:
-            yield
-            return
+    async def _hold(self, nbytes: int) -> AsyncIterator[None]:
         if self._waiting or not self._fits(nbytes):
             await self._wait_for(nbytes)
         else:
