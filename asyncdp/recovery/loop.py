@@ -142,7 +142,8 @@ class RecoveryLoop:
             give_up_after_s=give_up_after_s,
             settled_s=settled_s,
         )
-        for name, call in {"version": version, "declare": declare, "trained": trained, "alive": alive}.items():
+        given: dict[str, Any] = {"version": version, "declare": declare, "trained": trained, "alive": alive}
+        for name, call in given.items():
             if not callable(call) and (call is not None or name == "version"):
                 raise ValueError(f"{name}: must be callable, not {call!r:.80}")
         self.ledger = ledger
