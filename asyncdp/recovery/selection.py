@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Literal
 
@@ -62,11 +62,11 @@ class Selection:
         failed_rows: Number of rows tagged ``status="failed"``.
     """
 
-    chosen: tuple[DataPlaneGroupMeta, ...] = ()
-    ready: int = 0
-    fallen: dict[Verdict, tuple[DataPlaneGroupMeta, ...]] = field(default_factory=dict)
-    waiting: dict[Verdict, int] = field(default_factory=dict)
-    failed_rows: int = 0
+    chosen: tuple[DataPlaneGroupMeta, ...]
+    ready: int
+    fallen: dict[Verdict, tuple[DataPlaneGroupMeta, ...]]
+    waiting: dict[Verdict, int]
+    failed_rows: int
 
     def meta(self) -> KVBatchMeta | None:
         """Return a meta of the rows of the chosen groups, without failed rows; None if no group was chosen."""
@@ -169,9 +169,9 @@ class Selector:
                 if verdict is Verdict.INCOMPLETE:
                     unready_versions.append(self._rank(group))
         ready.sort(key=lambda group: (self._rank(group), group.created_at, group.group_id))
-        if self.order == "weight_fifo":
+        if self.order == "weight_fifo" and ready:
             in_window = [one for one in unready_versions if version - self.max_staleness <= one <= version]
-            lowest = min([*in_window, *(self._rank(group) for group in ready)], default=0.0)
+            lowest = min([*in_window, *(self._rank(group) for group in ready)])
             ready = [group for group in ready if self._rank(group) == lowest]
         chosen = ready[:count] if len(ready) >= (count if least is None else least) else []
         return Selection(

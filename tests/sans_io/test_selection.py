@@ -318,6 +318,22 @@ def test_a_group_is_made_once_it_was_committed_with_all_its_rows() -> None:
     assert Listing(groups).made() == made
 
 
+@pytest.mark.parametrize("in_flight", [4, 5])
+def test_weight_fifo_waits_for_all_versions_of_the_window(in_flight: int) -> None:
+    """Also for those that are being made with the newest weights; groups without a version are last."""
+    selector = Selector("weight_fifo", untagged="last")
+    look = selector.look([group("a", None)], 5, 0.0, count=1, in_flight_versions=[in_flight])
+    assert (names(look.chosen), look.ready) == ([], 0)
+    look = selector.look([group("a", None)], 5, 0.0, count=1, in_flight_versions=[3, 6])
+    assert (names(look.chosen), look.ready) == (["a"], 1)
+
+
+def test_a_group_whose_tags_are_not_those_of_its_keys_is_no_group() -> None:
+    """A listing that is cut is not taken for a smaller group."""
+    with pytest.raises(ValueError, match="shorter"):
+        Selector().look([replace(group("a"), tags=({},))], 5, 0.0, count=1)
+
+
 @pytest.mark.parametrize(
     ("settings_", "message"),
     [
