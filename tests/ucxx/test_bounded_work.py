@@ -2,6 +2,7 @@
 
 import asyncio
 import struct
+import sys
 import threading
 import zlib
 from contextlib import AsyncExitStack
@@ -26,6 +27,7 @@ from asyncdp.transports.ucxx.payload.payload import Payload
 from asyncdp.transports.ucxx.slots.slot_split import cut
 from asyncdp.transports.ucxx.wire import control as controls
 from asyncdp.transports.ucxx.wire.control import Control
+from asyncdp.transports.ucxx.wire.failures import describe
 from asyncdp.transports.ucxx.wire.messages import (
     MOST_FIELDS,
     MOST_REFS,
@@ -914,3 +916,80 @@ async def test_who_does_not_wait_for_replies_waits_its_turn() -> None:
             for one in made:
                 one.spend()
             await held.aclose()
+
+
+async def test_an_error_that_many_refs_share_names_a_long_field_briefly() -> None:
+    """A field of 4,096 characters that no slot has, asked for 400 times: it took 11 MB of each connection."""
+    async with hosted(inline_bytes=0) as host:
+        (grant,) = put(host.service.table, "op", rows(1))
+        refs = [SlotRows(grant.slot, grant.generation, 0, 0, 1)] * 400
+        async with host.service.read(Read([("\U000e0001" * 4096,)], refs, 1, host.arena.epoch)) as (reply, _):
+            assert [code for _, code, _, _ in reply.errors] == ["CorruptPayload"] * 400
+            assert len(pack_frame(reply)) < 400 * 200
+
+
+def test_the_text_of_an_error_is_cut_where_it_is_told() -> None:
+    """Whatever it names."""
+    assert len(describe(DataPlaneBadRequest("x" * 100_000))[1]) <= 1000
+
+
+async def test_names_of_fields_are_not_kept_with_the_slots_that_they_were_reserved_for() -> None:
+    """14 reservations of 4,000 long names took 900 MB beside an arena of 256 MiB."""
+    async with hosted() as host:
+        names = tuple(f"{at} and so on" for at in range(100))
+        before = sys.getrefcount(names[50])
+        for at in range(3):
+            host.service.table.reserve(f"op{at}", names, [1], 0, 1e12)
+        assert sys.getrefcount(names[50]) <= before + 1  # that of a cache of bounded size
+
+
+async def test_a_payload_of_other_fields_than_were_reserved_is_refused() -> None:
+    """Else its readers would hold the host's ports to be ill."""
+    async with hosted() as host:
+        table = host.service.table
+        (grant,) = table.reserve("op", ["b"], [32], 0, 1e12)
+        write(table, grant, rows(1))
+        slot = table.find(grant.slot, grant.generation)
+        assert slot is not None
+        with pytest.raises(CorruptPayload, match="other fields than its slot was reserved for") as caught:
+            table.seal(slot)
+        assert not caught.value.blames_port
+
+
+async def test_nothing_is_computed_for_a_reply_that_waits_for_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """60 replies that waited took 15 MB each for the lengths of their rows."""
+    from asyncdp.transports.ucxx.host import reads
+
+    made: list[int] = []
+    monkeypatch.setattr(reads, "gathers", lambda picks, do=reads.gathers: made.append(len(picks)) or do(picks))
+    async with hosted(inline_bytes=0, held_bytes=3 << 20) as host:
+        (grant,) = put(host.service.table, "op", rows(1, 1 << 19))
+        request = Read([("a",)], [SlotRows(grant.slot, grant.generation, 0, 0, 1)], 1, host.arena.epoch)
+
+        async def read() -> int:
+            async with host.service.read(request) as (_, payloads):
+                return sum(map(len, payloads))
+
+        async with host.service.memory.hold(2 << 20):
+            reading = asyncio.ensure_future(read())
+            await asyncio.sleep(0.05)
+            assert not made
+        assert await reading > 2 << 20
+        assert made == [1]
+        assert host.service.memory.held == 0
+
+
+async def test_a_read_ends_where_its_client_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a client that went away after a long request cost 17 s of the host."""
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    async with hosted(inline_bytes=0) as host:
+        (grant,) = put(host.service.table, "op", rows(1))
+        refs = [SlotRows(grant.slot, grant.generation, 0, 0, 1)] * 1000
+        begun = host.service.table.begin_read
+        attempts: list[Any] = []
+        monkeypatch.setattr(host.service.table, "begin_read", lambda *args: attempts.append(args) or begun(*args))
+        with pytest.raises(ConnectionResetError, match="gone"):
+            async with host.service.read(Read([("a",)], refs, 1, host.arena.epoch), gone=lambda: len(attempts) > 9):
+                pytest.fail("it goes on")
+        assert len(attempts) == 10
+        assert host.service.table.counts()["reading"] == 0

@@ -2,6 +2,7 @@ import collections
 import contextlib
 import enum
 import pickle
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -459,7 +460,7 @@ def test_a_long_list_of_numbers_is_not_surveyed_number_by_number(monkeypatch: py
     """Where no bytes could begin too many lists, what lists say is not added up: that takes three times as long."""
     monkeypatch.setattr(objects._Survey, "add", lambda *_: 1 / 0)
     codec = MsgpackCodec()
-    for value in (list(range(200_000)), tuple(range(140_000)), [0.5] * 150_000, ["text"] * 140_000):
+    for value in ([at % 100 for at in range(200_000)], (7,) * 140_000, [0.5] * 150_000, ["text"] * 140_000):
         assert codec.loads(codec.dumps(value)) == value
 
 
@@ -473,6 +474,7 @@ def test_what_is_not_surveyed_would_pass_the_survey(data: bytes, free: int) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(objects, "_FREE", free)
         patch.setattr(objects, "_LONG", 0)
+        patch.setattr(objects, "_MOST_ANNOUNCED", 0)
         if objects._surely_within(data, objects._heads(data)):
             why = ""
             try:
@@ -480,3 +482,89 @@ def test_what_is_not_surveyed_would_pass_the_survey(data: bytes, free: int) -> N
             except Exception as err:  # noqa: BLE001 - garbage
                 why = str(err)
             assert "lists, dicts, tuples" not in why
+
+
+def nested_lists(lists: int, announced: int, passes: int) -> bytes:
+    """Tuples one in another, each of which holds lists one in another that announce more than they have."""
+    body = b"\x90"
+    for _ in range(passes):
+        body = (b"\xdd" + announced.to_bytes(4, "big")) * lists + body
+        body = b"\xc9" + len(body).to_bytes(4, "big") + b"\x01" + body
+    return body
+
+
+@pytest.mark.parametrize("announced", [131_071, 16_000, 300])
+def test_short_lists_that_announce_much_are_not_believed(announced: int) -> None:
+    """Many lists below the length that is surveyed: 60 x 500 of them took 2 GB for 150 KB."""
+    data = nested_lists(500, announced, 60)
+    tracemalloc.start()
+    try:
+        with pytest.raises(CorruptPayload):
+            MsgpackCodec().loads(data)
+        assert tracemalloc.get_traced_memory()[1] < 200 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "text", ["(1," * 50_000 + ")i4", "i4," * 100_000, "{'a': 'i4'}", "<f4 ", "f4\n", "<U99999999999"]
+)
+def test_what_is_no_text_of_a_dtype_is_not_given_to_numpy(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would evaluate tuples and lists of fields: 2 MB took 948 MB and 8 s."""
+    monkeypatch.setattr(objects.np, "dtype", lambda _: 1 / 0)
+    with pytest.raises(ValueError, match="is not kept"):
+        objects._plain(text)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["?", "i1", "<i8", ">u2", "<f2", "f4", "c16", "S3", "U2", "M8[ns]", "m8[25us]", "M8", "m8", "S0", "U0", "<M8[Y]"],
+)
+def test_every_dtype_that_is_kept_has_such_a_text(kind: str) -> None:
+    """As numpy itself writes it."""
+    array = np.zeros(2, kind)
+    codec = MsgpackCodec()
+    got = codec.loads(codec.dumps(array))
+    assert (got.dtype, got.tolist()) == (array.dtype, array.tolist())
+
+
+MODULUS = (1 << 61) - 1
+
+
+def alike(levels: int, width: int) -> frozenset[Any]:
+    """Sets within sets, all members of each of one hash."""
+    members: list[Any] = [7 + at * MODULUS for at in range(width)]
+    for _ in range(levels):
+        members = [frozenset(members[:at] + members[at + 1 :]) for at in range(len(members))]
+    return frozenset(members)
+
+
+@pytest.mark.timeout(120)
+def test_sets_of_sets_of_one_hash_are_refused() -> None:
+    """Each level multiplies the comparisons: 679 KB took 17 s. Neither end makes one."""
+    codec = MsgpackCodec()
+    with pytest.raises(ValueError, match="one hash"):
+        codec.dumps({frozenset({frozenset({-1}), 5}), frozenset({frozenset({-2}), 5})})
+    raw = codec._msgpack.packb
+    member = [codec._msgpack.ExtType(4, (7 + at * MODULUS).to_bytes(16, "little", signed=True)) for at in range(4)]
+    for _ in range(7):
+        member = [codec._msgpack.ExtType(3, raw(member[:at] + member[at + 1 :])) for at in range(4)]
+    with pytest.raises(CorruptPayload, match="one hash"):
+        codec.loads(raw(codec._msgpack.ExtType(3, raw(member))))
+
+
+def test_few_members_of_one_hash_are_kept() -> None:
+    """hash(-1) is hash(-2), so such members come in honest values."""
+    codec = MsgpackCodec()
+    corners = {(x, y, z) for x in (-1, -2) for y in (-1, -2) for z in (-1, -2)}
+    for value in (corners, {frozenset({-1}), frozenset({-2})}, {(-1, "a"): 1, (-2, "a"): 2}, {-1, -2}):
+        assert codec.loads(codec.dumps(value)) == value
+
+
+def test_large_tuples_of_one_hash_are_refused() -> None:
+    """64 tuples that differ at the end only: 6.4 MB took 2.4 s."""
+    value = {
+        (*range(10_000), -1 if at & 1 else -2, *[-1 if at >> bit & 1 else -2 for bit in range(6)]) for at in range(64)
+    }
+    with pytest.raises(ValueError, match="too large to be compared"):
+        MsgpackCodec().dumps(value)

@@ -15,11 +15,12 @@ from ..payload.payload import SUMMED_AT_ONCE, Payload
 from ..wire.failures import describe
 from ..wire.messages import PartHead, Read, Rows, SlotRows
 from .field_lists import FieldLists
+from .limits.memory_share import SMALL_BYTES
 from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -73,7 +74,9 @@ class Reads:
         self._served = served
 
     @asynccontextmanager
-    async def read(self, request: Read, *, in_frame: bool = False) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
+    async def read(
+        self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
+    ) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
         """Gather rows; yield the reply and its payloads, whose memory is counted until the context ends.
 
         All read attempts are finished before the reply is yielded.
@@ -81,41 +84,54 @@ class Reads:
         Args:
             request: The read request.
             in_frame: Whether the payload has to fit into the frame, because this connection cannot use UCX.
+            gone: Whether the client is gone; then the work ends, by ConnectionResetError.
         """
         errors: dict[int, DataPlaneError] = {}
         attempts: dict[int, ReadAttempt] = {}
         most = self._settings.inline_bytes if in_frame else self._settings.max_reply_bytes
         room = ReplyRoom(min(most, self._settings.held_bytes))
-        work = self._turns.begin()
+        work = self._turns.begin(gone)
         try:
-            made, unfit = gathers(await self._picked(request, attempts, errors, room, work))
-            errors.update(unfit)
-            nbytes = sum(gather.layout.nbytes for gather in made)
-            if nbytes > room.total and (refused := room.recheck(made)):
-                errors.update(refused)
-                made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
-                nbytes = sum(gather.layout.nbytes for gather in made)
-            if in_frame and nbytes > most:
-                made = self._within_frame(made, errors, most)
-            async with self._memory.hold(nbytes):
-                parts, payloads = [], []
-                for gather in made:
-                    out = await self._buffer(gather.layout.nbytes)
-                    for _ in gather.fill(out, _COPIED_AT_ONCE):
+            await self._picked(request, attempts, errors, room, work)
+            held = room.total  # an estimate, since what is computed before the size is known takes memory too
+            while True:
+                async with self._memory.hold(held):
+                    work.check()
+                    made = self._gathered(room, errors)
+                    nbytes = sum(gather.layout.nbytes for gather in made)
+                    if in_frame and nbytes > most:
+                        made = self._within_frame(made, errors, most)
+                    elif nbytes > held > SMALL_BYTES:
+                        held, made = nbytes, []
+                        continue
+                    parts, payloads = [], []
+                    for gather in made:
+                        out = await self._buffer(gather.layout.nbytes)
+                        for _ in gather.fill(out, _COPIED_AT_ONCE):
+                            if work.over:
+                                await work.next()
+                        await self._check(gather, attempts, errors, work)
+                        parts.append(await self._head(gather, out))
+                        payloads.append(out)
+                    while attempts:
                         if work.over:
                             await work.next()
-                    await self._check(gather, attempts, errors, work)
-                    parts.append(await self._head(gather, out))
-                    payloads.append(out)
-                while attempts:
-                    if work.over:
-                        await work.next()
-                    self._table.finish_read(attempts.popitem()[1])
-                self._served["reads"] += len(request.refs)
-                yield self._without_failed(parts, payloads, errors)
+                        self._table.finish_read(attempts.popitem()[1])
+                    self._served["reads"] += len(request.refs)
+                    yield self._without_failed(parts, payloads, errors)
+                    return
         finally:
             for attempt in attempts.values():
                 self._table.finish_read(attempt)
+
+    def _gathered(self, room: ReplyRoom, errors: dict[int, DataPlaneError]) -> list[Gather]:
+        """Return what to copy; add an error for each selection that does not fit the reply, or lacks something."""
+        made, unfit = gathers(room.kept)
+        errors.update(unfit)
+        if sum(gather.layout.nbytes for gather in made) > room.total and (refused := room.recheck(made)):
+            errors.update(refused)
+            made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
+        return made
 
     async def _buffer(self, nbytes: int) -> Bytes:
         out, fresh = self._buffers.take(nbytes)
@@ -130,7 +146,7 @@ class Reads:
         errors: dict[int, DataPlaneError],
         room: ReplyRoom,
         work: Work,
-    ) -> list[Selection]:
+    ) -> None:
         """Begin an attempt for each ref that can be read and fits the reply; an error for each other one."""
         lists = FieldLists(request.fields)
         for at, ref in enumerate(request.refs):
@@ -153,7 +169,6 @@ class Reads:
                 errors[at] = payload
             elif (refused := room.take(Selection(at, payload, fields, ref.index), ref.slot)) is not None:
                 errors[at] = refused
-        return room.kept
 
     def _repeats(self, ref: SlotRows, fields: int) -> bool:
         """Return whether a ref names more cells than its slot has, and more than may be named repeatedly."""

@@ -56,7 +56,7 @@ __all__ = ["Service"]
 #: Rows of a put up to which they are split into slots on the event loop (0.1 us each); beyond that a thread does it.
 _SPLIT_AT_ONCE: Final = 4096
 #: Most cells (rows x fields) of one put: each takes a byte in the arena, and eight where its length differs.
-_MOST_CELLS: Final = 1 << 24
+_MOST_CELLS: Final = 1 << 22
 
 
 class Service:
@@ -128,10 +128,12 @@ class Service:
                 f"this host is in epoch {self.table.arena.epoch}; the slots were of epoch {epoch} and are gone"
             )
 
-    def read(self, request: Read, *, in_frame: bool = False) -> AbstractAsyncContextManager[tuple[Rows, list[Bytes]]]:
+    def read(
+        self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
+    ) -> AbstractAsyncContextManager[tuple[Rows, list[Bytes]]]:
         """Gather rows into a reply; as :meth:`.reads.Reads.read`, of this epoch."""
         self._own(request.epoch)
-        return self._reads.read(request, in_frame=in_frame)
+        return self._reads.read(request, in_frame=in_frame, gone=gone)
 
     # -- writing
 

@@ -199,7 +199,7 @@ def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, Co
     Returns the payloads to be built, and an error for each selection whose payload lacks a field or a row.
     """
     groups: dict[tuple[ColumnMeta, ...], list[Selection]] = {}
-    known: dict[tuple[bytes, tuple[str, ...]], list[Selection] | str] = {}
+    known: dict[tuple[bytes, tuple[str, ...]], list[Selection] | CorruptPayload] = {}
     errors: dict[int, CorruptPayload] = {}
     for pick in selections:
         layout = pick.payload.layout
@@ -207,12 +207,14 @@ def gathers(selections: Sequence[Selection]) -> tuple[list[Gather], dict[int, Co
         group = known.get(key)
         if group is None:
             by_name = {meta.name: meta for meta in layout.metas}
-            group = next((name for name in pick.fields if name not in by_name), None)
-            if group is None:
+            lacking = next((name for name in pick.fields if name not in by_name), None)
+            if lacking is None:
                 group = groups.setdefault(tuple(by_name[name] for name in pick.fields), [])
+            else:  # one error for all of them, since a name may be long
+                group = CorruptPayload(f"the slot holds no field {lacking!r:.80}", field=lacking)
             known[key] = group
-        if isinstance(group, str):
-            errors[pick.ref] = CorruptPayload(f"the slot holds no field {group!r}", field=group)
+        if isinstance(group, CorruptPayload):
+            errors[pick.ref] = group
         elif not _within(pick.rows, layout.n):
             errors[pick.ref] = CorruptPayload(f"the slot holds {layout.n} rows, not all that were asked for")
         else:

@@ -41,6 +41,11 @@ _LONG: Final = 1 << 17
 #: Most members of one set, or keys of one dict, with equal hashes. Hashes of ints and tuples are predictable, and each
 #: further member of an equal hash is compared with all before it.
 _MOST_ALIKE: Final = 64
+#: Most comparisons, about, that building a set or dict takes because members of equal hash are tuples or sets.
+_MOST_COMPARED: Final = 1 << 22
+#: Most items that all lists and dicts of a value may announce together before their lengths are checked one by one:
+#: 8 bytes are allocated for each.
+_MOST_ANNOUNCED: Final = 1 << 22
 _LAST_CODE_POINT: Final = 0x10FFFF
 _TOO_DEEP: Final = f"nested more than {_MAX_DEPTH} levels deep, or {_MAX_PASSES} of tuples and sets"
 #: Kinds of numpy dtypes that are plain bytes: bool, ints, floats, complex, times, fixed-size strings.
@@ -68,6 +73,8 @@ _SETS: Final = (bytes([_SET]), bytes([_FROZENSET]), bytes([_TENSOR]))
 _NUMBERS: Final = re.compile(
     rb"(?s)(?:[\x00-\x7f\xc0\xc2\xc3\xe0-\xff]++|[\xcc\xd0].|[\xcd\xd1]..|[\xca\xce\xd2].{4}|[\xcb\xcf\xd3].{8})*+"
 )
+#: The texts of numpy dtypes of these kinds, as ``dtype.str`` has them.
+_DTYPE: Final = re.compile(r"[<>|=]?[biufcmMSU][0-9]{0,10}(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?")
 #: Encoded bytes, texts and extensions, by first byte: the bytes of their length field, and the bytes of the content
 #: that this length does not count.
 _TEXTS: Final = {0xC4: (1, 0), 0xC5: (2, 0), 0xC6: (4, 0), 0xC7: (1, 1), 0xC8: (2, 1), 0xC9: (4, 1)}
@@ -138,7 +145,7 @@ class MsgpackCodec:
     def _read(self, data: bytes, heads: int) -> Any:
         if heads <= _FREE:
             try:
-                return self._unpack(data, 0, None)
+                return self._unpack(data, 0, None, min(_LONG, _MOST_ANNOUNCED // max(1, heads)))
             except ValueError as err:
                 if "exceeds max_" not in str(err):
                     raise
@@ -332,9 +339,13 @@ def _surely_within(data: bytes, heads: int) -> bool:
         sets += int(np.count_nonzero(np.isin(codes, heavy)))
     if heads + (_SET_COUNTS - 1) * sets > max(_FREE, end // _BYTES_EACH):
         return False
-    begins = np.flatnonzero((all_[:-4] | 2) == 0xDF)  # noqa: PLR2004 - lists and dicts with a length of four bytes
-    lengths = sum((all_[begins + at].astype(np.int64) << (32 - 8 * at) for at in range(1, 5)), np.zeros(1, np.int64))
-    return int(lengths[(lengths > _LONG) & (lengths <= end)].sum()) <= end
+    announced = 0
+    for first, nbytes in ((0xDD, 4), (0xDC, 2)):  # lists and dicts with a length of four or two bytes
+        begins = np.flatnonzero((all_[:-nbytes] | 2) == first | 2)
+        shifted = (all_[begins + at].astype(np.int64) << (8 * (nbytes - at)) for at in range(1, nbytes + 1))
+        lengths = sum(shifted, np.zeros(1, np.int64))
+        announced += int(lengths[lengths <= end].sum())
+    return announced <= max(end, _MOST_ANNOUNCED)
 
 
 def _check_count(count: int, nbytes: int) -> None:
@@ -373,8 +384,7 @@ class _Nest:
                 if depth >= _MAX_DEPTH:
                     raise RecursionError
                 if kind is dict:
-                    if len(item) > _MOST_ALIKE:
-                        _apart(item)
+                    _apart(item)
                     if not _LOOKED_INTO.isdisjoint(map(type, item)):
                         self.look_at(item, depth + 1)
                     item = item.values()  # noqa: PLW2901 - its keys were examined above
@@ -439,13 +449,39 @@ class _Survey:
 
 def _apart(members: Collection[Any]) -> None:
     """Refuse members of which many have equal hashes: to build a set of 20,000 such would take minutes."""
-    if len(members) > _MOST_ALIKE and max(Counter(map(hash, members)).values()) > _MOST_ALIKE:
+    nested = any(type(member) in (tuple, frozenset) for member in members)
+    if len(members) <= _MOST_ALIKE and not nested:
+        return
+    hashes = list(map(hash, members))
+    counts = Counter(hashes)
+    if len(counts) == len(members):
+        return
+    most = max(counts.values())
+    if most > _MOST_ALIKE:
         raise ValueError(f"more than {_MOST_ALIKE} members of one hash")
+    if nested:
+        alike = (member for member, hashed in zip(members, hashes, strict=True) if counts[hashed] > 1)
+        if most * sum(_comparisons(member) for member in alike) > _MOST_COMPARED:
+            raise ValueError("tuples or sets of one hash that are too large to be compared")
+
+
+def _comparisons(value: Any, *, in_set: bool = False) -> int:
+    """Return about how many comparisons tell a value from one of equal hash.
+
+    Raises:
+        ValueError: It is a set of sets, whose comparisons multiply with each level.
+    """
+    if type(value) is tuple:
+        return 1 + sum(_comparisons(item, in_set=in_set) for item in value)
+    if type(value) is frozenset:
+        if in_set:
+            raise ValueError("sets of sets of one hash")
+        return _MOST_ALIKE * (1 + sum(_comparisons(item, in_set=True) for item in value))
+    return 1 + (len(value) >> 6 if type(value) in (str, bytes) else 0)
 
 
 def _dict(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    if len(pairs) > _MOST_ALIKE:
-        _apart([key for key, _ in pairs])
+    _apart([key for key, _ in pairs])
     return dict(pairs)
 
 
@@ -459,6 +495,8 @@ def _readable(raw: bytes, dtype: np.dtype[Any]) -> bytes:
 
 
 def _plain(text: str) -> np.dtype[Any]:
+    if not _DTYPE.fullmatch(text):  # numpy would evaluate more than that: tuples, lists of fields
+        raise ValueError(f"an array of {text:.40} is not kept")
     dtype = np.dtype(text)
     if dtype.kind not in _PLAIN_KINDS or dtype.subdtype is not None:
         raise ValueError(f"an array of {text} is not kept")

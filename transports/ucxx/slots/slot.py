@@ -63,7 +63,7 @@ class Slot:
         readers: Numbers of the read attempts that have not finished.
         receiving: Whether the host itself is receiving into the slot.
         ready_since: When the slot became READY, in seconds of the host's clock.
-        fields: Column numbers by field name.
+        names: Hash of the names of the fields that it was reserved for; None where an earlier host reserved it.
         owner: The client that reserved it; "" once it is written.
         counted: State as which the store counts it. The word in the arena can be changed by lane writers.
     """
@@ -76,7 +76,7 @@ class Slot:
     readers: set[int] = field(default_factory=set)
     receiving: bool = False
     ready_since: float = 0.0
-    fields: dict[str, int] = field(default_factory=dict)
+    names: int | None = None
     owner: str = ""
     counted: State = State.FREE
 
@@ -99,7 +99,10 @@ class Slot:
         return len(rows) == len(index) and bool(live[np.ix_(rows, columns)].all())
 
     def _columns(self, fields: Sequence[str]) -> npt.NDArray[np.int64]:
-        return np.asarray([self.fields[name] for name in fields if name in self.fields], np.int64)
+        """Return the numbers of those of these columns that the slot has; none where its payload was not read."""
+        metas = () if self.payload is None else self.payload.layout.metas
+        numbers = {meta.name: at for at, meta in enumerate(metas)}
+        return np.asarray([numbers[name] for name in fields if name in numbers], np.int64)
 
     def _inside(self, index: Sequence[int]) -> npt.NDArray[np.int64]:
         """Return those of these row numbers that the slot has."""

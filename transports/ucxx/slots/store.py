@@ -12,7 +12,7 @@ Only the host's thread calls this code; lane readers see its changes of the aren
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 import structlog
@@ -34,10 +34,15 @@ from .slot import Grant, Slot
 if TYPE_CHECKING:
     from .arena import Arena
 
-__all__ = ["SlotStore"]
+__all__ = ["SlotStore", "hash_of_names"]
 
 #: Most bytes of the layouts that slots keep; those of rows that differ in length grow with the number of rows.
 MOST_LAYOUT_BYTES: Final = 64 << 20
+
+
+def hash_of_names(names: Iterable[str]) -> int:
+    """Return a hash of the names of fields, in any order; kept in place of them, since they may be long."""
+    return hash(frozenset(names))
 
 
 class SlotStore:
@@ -96,9 +101,8 @@ class SlotStore:
             data = self.arena.slice(self.arena.payload_at(slot.number), size)
             rows, columns = slot.header.rows, slot.header.cols
             payload = Payload.read(data, rows, columns=columns, exact=slot.size is not None)
-            names = [meta.name for meta in payload.layout.metas]
-            if list(slot.fields) != names:
-                slot.fields = {name: at for at, name in enumerate(names)}
+            if slot.names not in (None, hash_of_names(meta.name for meta in payload.layout.metas)):
+                raise CorruptPayload("the payload has other fields than its slot was reserved for", blames_port=False)
             self._keep(slot, payload)
         return payload
 

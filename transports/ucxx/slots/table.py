@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -26,7 +27,7 @@ from .header import (
 )
 from .slot import Grant, ReadAttempt, Slot
 from .slot_split import Split, cut, refuse_too_large
-from .store import SlotStore
+from .store import SlotStore, hash_of_names
 
 if TYPE_CHECKING:
     from ..payload.payload import Payload
@@ -160,16 +161,16 @@ class SlotTable(SlotStore):
         if not shares or (total > self.extents.free_units and not self.overwrite_oldest):
             raise self._full(total)
         admit(total)
-        columns = {name: at for at, name in enumerate(fields)}  # all slots of the put share it
+        names = hash_of_names(fields)
         oldest: Iterator[Slot] | None = None
         for at, (start, stop, capacity) in enumerate(shares):
             header = Header(units[at], stop - start, len(fields), writer, op, not_after, first_row + start, capacity)
-            slot = self._take(columns, header)
+            slot = self._take(names, header)
             if slot is None and oldest is None:
                 oldest = iter((yield from self._slots_to_overwrite(units[at:])) if self.overwrite_oldest else ())
-                slot = self._take(columns, header)  # some space may have come back meanwhile
+                slot = self._take(names, header)  # some space may have come back meanwhile
             while slot is None and oldest is not None and self._overwrite(oldest):
-                slot = self._take(columns, header)
+                slot = self._take(names, header)
             if slot is None:
                 raise self._full(total)
             yield slot
@@ -211,13 +212,13 @@ class SlotTable(SlotStore):
         """Return the units of a slot: its payload, followed by one live byte per row and field."""
         return size_class(-(-(64 + -(-capacity // 64) * 64 + rows * cols) // self.arena.unit_bytes))
 
-    def _take(self, columns: dict[str, int], header: Header) -> Slot | None:
+    def _take(self, names: int, header: Header) -> Slot | None:
         arena = self.arena
         number = self.extents.take(header.units)
         if number is None:
             return None
         generation = self._generations.after(read_state(arena, number)[1])
-        slot = Slot(number, generation, header, fields=columns)
+        slot = Slot(number, generation, header, names=names)
         header.write(arena, number, generation)
         slot.live(arena)[:] = 1
         # Old content of this memory must not be taken for the payload of this generation.
@@ -382,19 +383,20 @@ class SlotTable(SlotStore):
     def payload(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> Payload | DataPlaneError:
         """Return the payload that an attempt reads if the rows are live."""
         slot = self.find(attempt.slot, attempt.generation)
-        if slot is None or not slot.holds(self.arena, fields, index):
+        if slot is None:
             return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
         try:
-            return self.look(slot)
+            payload = self.look(slot)
         except CorruptPayload as err:
             return err
+        if not slot.holds(self.arena, fields, index):
+            return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
+        return payload
 
     def cleared(self, attempt: ReadAttempt, fields: Sequence[str], index: Sequence[int]) -> StaleSlotError | None:
         """Return the error of an attempt of which rows died during the copy; None where all are live."""
-        slot = self.find(attempt.slot, attempt.generation)
-        if slot is None or not slot.holds(self.arena, fields, index):
-            return StaleSlotError(f"slot {attempt.slot} was cleared while it was read")
-        return None
+        payload = self.payload(attempt, fields, index)
+        return payload if isinstance(payload, StaleSlotError) else None
 
     def finish_read(self, attempt: ReadAttempt) -> bool:
         """End a read attempt; a second time, or after the slot was reused, change nothing and log a warning."""
@@ -437,7 +439,5 @@ class SlotTable(SlotStore):
         yield True
 
     def _look_safely(self, slot: Slot) -> None:
-        try:
+        with suppress(CorruptPayload):
             self.look(slot)
-        except CorruptPayload:
-            slot.fields = {}

@@ -39,7 +39,7 @@ def describe(err: DataPlaneError) -> tuple[str, str, float | None]:
     kind = type(err).__name__
     if _KINDS.get(kind) is not type(err):
         kind = "DataPlaneUnavailable" if isinstance(err, DataPlaneClosed) else "DataPlaneReadError"
-    return kind, err.message, getattr(err, "retry_after_s", None)
+    return kind, err.message[:_MOST_CHARACTERS], getattr(err, "retry_after_s", None)
 
 
 def printable(text: str) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from time import perf_counter
 from typing import Final
 
@@ -24,9 +25,9 @@ class TimeSlices:
         """Start with nothing waiting."""
         self._waiting: deque[asyncio.Future[None]] = deque()
 
-    def begin(self) -> Work:
-        """Return the first slice of a piece of work, which begins now."""
-        return Work(self)
+    def begin(self, gone: Callable[[], bool] = lambda: False) -> Work:
+        """Return the first slice of a piece of work, which begins now; it ends where ``gone`` becomes true."""
+        return Work(self, gone)
 
     async def next(self) -> None:
         """Wait for a turn of the event loop in which no other long work runs."""
@@ -52,13 +53,15 @@ class Work:
 
     Args:
         turns: Queue that it waits in.
+        gone: Whether the client that it is for is gone.
     """
 
-    __slots__ = ("_turns", "_until")
+    __slots__ = ("_gone", "_turns", "_until")
 
-    def __init__(self, turns: TimeSlices) -> None:
+    def __init__(self, turns: TimeSlices, gone: Callable[[], bool]) -> None:
         """Begin the first slice."""
         self._turns = turns
+        self._gone = gone
         self._until = perf_counter() + SLICE_S
 
     @property
@@ -67,6 +70,16 @@ class Work:
         return perf_counter() >= self._until
 
     async def next(self) -> None:
-        """Let others have their turn, then begin the next slice."""
+        """Let others have their turn, then begin the next slice.
+
+        Raises:
+            ConnectionResetError: The client is gone.
+        """
         await self._turns.next()
+        self.check()
         self._until = perf_counter() + SLICE_S
+
+    def check(self) -> None:
+        """Raise ConnectionResetError if the client is gone."""
+        if self._gone():
+            raise ConnectionResetError("the client is gone")
