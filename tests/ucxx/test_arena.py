@@ -321,3 +321,15 @@ def _refused(name: str) -> None:
     assert path.is_symlink() or path.exists()
     with pytest.raises(FileExistsError):
         Arena.create(name, "h", epoch=8, data_bytes=segments.MIB)
+
+
+def test_a_folder_of_the_name_of_a_segment_is_refused_by_name() -> None:
+    """Whoever made it."""
+    name = segments.fresh_name()
+    folder = Path("/dev/shm") / name
+    folder.mkdir(mode=0o700)
+    try:
+        with pytest.raises(DataPlaneUnavailable, match=f"{name} is no file"):
+            Arena.recover(name, "h")
+    finally:
+        folder.rmdir()

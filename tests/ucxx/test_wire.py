@@ -110,6 +110,12 @@ def test_errors_keep_their_class(err: DataPlaneError) -> None:
     assert getattr(back, "retry_after_s", None) == getattr(err, "retry_after_s", None)
 
 
+@pytest.mark.parametrize("told", [float("nan"), float("inf"), -5.0])
+def test_a_time_to_wait_that_makes_no_sense_is_left_out(told: float) -> None:
+    """Whatever a host says."""
+    assert getattr(restore("DataPlaneNotReady", "full", told, host="h", port=3), "retry_after_s", 0) is None
+
+
 def test_a_secret_shows_nowhere() -> None:
     """Not in its repr, and it does not pickle."""
     assert "hush" not in repr(Secret("hush")) + str(Secret("hush"))

@@ -20,6 +20,7 @@ import fcntl
 import hashlib
 import mmap
 import os
+import stat
 import struct
 import time
 import zlib
@@ -69,6 +70,12 @@ def _open(name: str, flags: int) -> int:
     except OSError as err:
         if err.errno == errno.ELOOP:
             raise PermissionError(f"{SHM / name} is a link") from err
+        if err.errno not in (errno.EEXIST, errno.ENOENT):
+            with contextlib.suppress(FileNotFoundError):
+                found = (SHM / name).lstat()
+                check_owner(found, str(SHM / name))  # its error says whose it is
+                if not stat.S_ISREG(found.st_mode):
+                    raise PermissionError(f"{SHM / name} is no file") from err
         raise
     found = os.fstat(fd)
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from asyncdp.errors import (
@@ -52,5 +53,6 @@ def restore(code: str, text: str, retry_after_s: float | None, *, host: str, por
     """Return the error that a message describes; an unknown code becomes DataPlaneReadError."""
     kind, text = _KINDS.get(code, DataPlaneReadError), printable(text)
     if kind is DataPlaneNotReady:
-        return DataPlaneNotReady(text, retry_after_s=retry_after_s, host=host, port=port)
+        waits = retry_after_s if retry_after_s is not None and 0.0 <= retry_after_s < math.inf else None
+        return DataPlaneNotReady(text, retry_after_s=waits, host=host, port=port)
     return kind(text, host=host, port=port)
