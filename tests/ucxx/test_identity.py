@@ -12,6 +12,7 @@ import pytest
 from asyncdp.calls.slots import SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneWriteError
 from asyncdp.transports.ucxx.client import connection as connections
+from asyncdp.transports.ucxx.host import session as sessions
 from asyncdp.transports.ucxx.slots.header import Outcome, write_outcome
 from asyncdp.transports.ucxx.slots.writer_process import Process, holds_socket, this_process
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of
@@ -54,6 +55,29 @@ async def test_space_is_reserved_in_the_name_of_who_has_the_connection(monkeypat
             assert writers == {this_process(), None}
     finally:
         asleep.communicate(b"\n")
+
+
+async def test_a_process_is_looked_up_once_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A7: its other connections are known by what the client shows; that proves nothing of another process."""
+    looked: list[Process] = []
+
+    def look(process: Process, address: tuple[str, int]) -> bool:
+        looked.append(process)
+        return holds_socket(process, address)
+
+    monkeypatch.setattr(sessions, "holds_socket", look)
+    async with hosted(ports=3) as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            for number, port in enumerate(here.ports[:2]):
+                async with pool.use(LOCAL, port) as connection:
+                    assert (await _reserve(connection, here, f"mine{number}", lane=True)).lane
+            assert looked == [this_process()]
+            parent = process_of(os.getppid())
+            monkeypatch.setattr(connections, "this_process", lambda: parent)
+            async with pool.use(LOCAL, here.ports[2]) as connection:
+                assert not (await _reserve(connection, here, "theirs", lane=True)).lane
+            assert looked == [this_process(), parent]
 
 
 def test_a_socket_is_held_by_its_process_alone() -> None:

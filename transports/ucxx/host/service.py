@@ -86,6 +86,8 @@ class Service:
         self.draining = False
         self.served: Counter[str] = Counter()
         self.buffers = buffers
+        #: Clients, by what they show to nobody else, with the process of each that was seen to own a connection.
+        self.proved: dict[tuple[str, Process], None] = {}
         self.memory = MemoryShare(settings.held_bytes)
         #: For requests that are decoded: those that reserve slots, and all others.
         self.reserving, self.requests = (MemoryShare(settings.held_bytes // 2) for _ in range(2))

@@ -60,6 +60,8 @@ _TAKES_BYTES: Final = 8 << 20
 #: Most bytes that a request takes once it is decoded, for each byte of its body: a list of names of one character each
 #: takes 21 times its length, one of integers up to 14 times.
 _DECODED: Final = 24
+#: Most processes of clients that are remembered to have proved themselves.
+_MOST_PROVED: Final = 4096
 _RESERVE: Final = Reserve.__struct_config__.tag
 
 
@@ -97,7 +99,6 @@ class Session:
         self._token = b""
         self._arrived: asyncio.Future[Any] | None = None
         self._client: Process | None = None
-        self._proved = False
         self._owner = ""
         self._active_at = 0.0
         self._idle_timer: asyncio.TimerHandle
@@ -176,15 +177,19 @@ class Session:
         )
 
     async def _writer(self) -> Process | None:
-        """Return the client's process if it owns the socket of this connection; else None.
+        """Return the client's process if it owns the socket of this connection, or of an earlier one; else None.
 
         The check takes a millisecond and is done at the first use. It is needed because slots reserved for a process
-        stay reserved for as long as that process runs.
+        stay reserved for as long as that process runs. Another connection of the same process is known by the random
+        id that the client shows to nobody else.
         """
-        client, address = self._client, self.control.peer_address
-        if client is not None and not self._proved:
-            self._proved = await asyncio.to_thread(holds_socket, client, address)
-            if not self._proved:
+        client, proved = self._client, self._service.proved
+        if client is not None and (self._owner, client) not in proved:
+            if await asyncio.to_thread(holds_socket, client, self.control.peer_address):
+                proved[self._owner, client] = None
+                if len(proved) > _MOST_PROVED:
+                    del proved[next(iter(proved))]
+            else:
                 self._client = None
         return self._client
 
