@@ -112,6 +112,7 @@ def fork(work: Callable[[], Any], *, waits: bool = False, exits: bool = False) -
         pid = os.fork()
     if not pid:
         os.close(writing)
+        _unlock_trio()
         if waits:
             os.read(reading, 1)
         if exits:
@@ -121,6 +122,17 @@ def fork(work: Callable[[], Any], *, waits: bool = False, exits: bool = False) -
         _be_a_child(work, library)
     os.close(reading)
     return Child(pid, writing)
+
+
+def _unlock_trio() -> None:
+    """Give the child's copy of trio's run a lock of its own.
+
+    A worker thread of the parent may hold the lock at the fork; then the finalizer of an async generator, such as one
+    of the rig's, would wait for ever.
+    """
+    trio: Any = sys.modules.get("trio")
+    if trio is not None and trio.lowlevel.in_trio_run():
+        trio.lowlevel.current_trio_token()._reentry_queue.lock = threading.RLock()
 
 
 def _be_a_child(work: Callable[[], Any], library: str) -> NoReturn:
