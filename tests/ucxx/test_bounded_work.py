@@ -979,6 +979,16 @@ async def test_nothing_is_computed_for_a_reply_that_waits_for_memory(monkeypatch
         assert host.service.memory.held == 0
 
 
+async def test_a_reply_that_is_larger_than_estimated_is_counted() -> None:
+    """One long row of a slot of short ones: the average says little, the reply is 2 MiB."""
+    async with hosted(inline_bytes=0) as host:
+        ref = await _ragged(host, [1] * 99 + [2 << 20], fields=1)
+        request = Read([("f0",)], [SlotRows(ref.slot, ref.generation, 0, 99, 1)], 1, host.arena.epoch)
+        async with host.service.read(request) as (_, payloads):
+            assert host.service.memory.held >= sum(map(len, payloads)) > 2 << 20
+        assert host.service.memory.held == 0
+
+
 async def test_a_read_ends_where_its_client_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a client that went away after a long request cost 17 s of the host."""
     monkeypatch.setattr(time_slices, "SLICE_S", 0.0)

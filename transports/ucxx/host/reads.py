@@ -101,7 +101,8 @@ class Reads:
                     nbytes = sum(gather.layout.nbytes for gather in made)
                     if in_frame and nbytes > most:
                         made = self._within_frame(made, errors, most)
-                    elif nbytes > held > SMALL_BYTES:
+                        nbytes = sum(gather.layout.nbytes for gather in made)
+                    if nbytes > max(held, SMALL_BYTES):
                         held, made = nbytes, []
                         continue
                     parts, payloads = [], []
