@@ -25,7 +25,7 @@ __all__ = ["Honest", "Took"]
 #: A verb that does not succeed by then has failed; until then it is tried again, as the layers do.
 PATIENCE_S: Final = 10.0
 #: Connects anew at each of so many turns.
-ANEW: Final = 8
+ANEW: Final = 2
 PAUSE_S: Final = 0.002
 
 
@@ -45,7 +45,7 @@ class Took(msgspec.Struct):
     def percentile(self, verb: str, percent: int) -> float:
         """Milliseconds that so many percent of the calls took at the most."""
         ms = self.ms.get(verb, [])
-        return statistics.quantiles(ms, n=100)[percent - 1] if len(ms) > 1 else float(sum(ms))
+        return statistics.quantiles(ms, n=100, method="inclusive")[percent - 1] if len(ms) > 1 else float(sum(ms))
 
 
 class Honest:

@@ -343,9 +343,9 @@ def test_who_makes_room_is_of_the_source_that_has_the_most() -> None:
     assert source_of("2001:db8::1") == source_of("2001:db8::ffff:2") != source_of("2001:db8:0:1::1")
     assert len({source_of(peer) for peer in ("10.0.0.1", "10.0.0.2", "fe80::1%eth0", "", "127.0.0.1")}) == 5
     crowd = [(f"s{number}", "10.0.0.9") for number in range(9)] + [(f"t{number}", "10.0.0.8") for number in range(8)]
-    chosen = {to_evict([("honest", "10.0.0.1"), *crowd]) for _ in range(300)}
+    chosen = {to_evict(dict([("honest", "10.0.0.1"), *crowd])) for _ in range(300)}
     assert chosen == {"s0", "s1"}  # now this, now that, so no client can be aimed at; the youngest stay
-    assert to_evict([("a", "10.0.0.1"), ("b", "10.0.0.2")]) == "a"
+    assert to_evict({"a": "10.0.0.1", "b": "10.0.0.2"}) == "a"
 
 
 async def test_strangers_elsewhere_do_not_cut_off_a_client_that_is_slow() -> None:

@@ -235,7 +235,7 @@ class Host:
 
     def _serve(self, control: Control) -> None:
         if len(self._strangers) >= _GREETED_AT_ONCE:
-            evicted = to_evict(self._strangers.items())
+            evicted = to_evict(self._strangers)
             del self._strangers[evicted]
             evicted.end()
         elif len(self._sessions) >= self._most_sessions:

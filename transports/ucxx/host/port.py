@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["Port", "open_ports"]
 
 _TRIES: Final = 256
-#: Connections that a port accepts in one turn of the event loop (0.1 to 0.2 ms each, which every client waits for in
+#: Connections that a port accepts in one turn of the event loop (0.1 ms each, which every client waits for in
 #: each turn), and those that may wait for it in the kernel: where these are too many, the kernel drops a client's
 #: attempt, which it repeats after 1, 3 and 7 seconds.
-_ACCEPTED_AT_ONCE: Final = 2
+_ACCEPTED_AT_ONCE: Final = 4
 _PENDING: Final = 4096
 #: Seconds after which a port accepts again where there was no descriptor or memory for a connection.
 _AGAIN_S: Final = 1.0

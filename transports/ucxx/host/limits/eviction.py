@@ -5,7 +5,8 @@ from __future__ import annotations
 import ipaddress
 import secrets
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final, TypeVar
 
 __all__ = ["source_of", "to_evict"]
@@ -17,6 +18,7 @@ _OLDEST: Final = 4
 K = TypeVar("K")
 
 
+@lru_cache(maxsize=1024)
 def source_of(peer: str) -> str:
     """Return what counts as one source: an IPv4 address, an IPv6 network of 64 bits, or all of loopback."""
     try:
@@ -30,14 +32,15 @@ def source_of(peer: str) -> str:
     return "loopback" if address.is_loopback else str(address)
 
 
-def to_evict(connections: Iterable[tuple[K, str]]) -> K:
-    """Choose one of (connection, source), the oldest first: at random of the oldest quarter of the largest sources.
+def to_evict(sources: Mapping[K, str]) -> K:
+    """Choose one of the connections, given the source of each, the oldest first.
+
+    It is chosen at random among the oldest quarter of those that belong to the largest sources.
 
     So strangers at other addresses close no connection of a client, however many they are at each. Those at its own
     address do only where many come while it authenticates, and cannot choose which one they close.
     """
-    known = list(connections)
-    counts = Counter(source for _, source in known)
+    counts = Counter(sources.values())
     most = max(counts.values())
-    largest = [connection for connection, source in known if counts[source] == most]
+    largest = [connection for connection, source in sources.items() if counts[source] == most]
     return largest[secrets.randbelow(max(1, len(largest) // _OLDEST))]

@@ -31,7 +31,6 @@ class _Pending(NamedTuple):
     made: Made
     until: float
     address: tuple[str, int]
-    source: str
 
 
 class PendingConnections:
@@ -45,13 +44,14 @@ class PendingConnections:
         """Start with nobody waiting."""
         self._patience_s = patience_s
         self._pending: dict[socket.socket, _Pending] = {}  # the earliest first
+        self._sources: dict[socket.socket, str] = {}  # of the same
         self._entering: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def enter(self, sock: socket.socket, made: Made, address: tuple[str, int]) -> None:
         """Take a connection from ``address``; ``made`` is called with its stream once the peer has sent something."""
         if len(self._pending) >= MOST:
-            self._leave(to_evict((kept, peer.source) for kept, peer in self._pending.items())).close()
+            self._leave(to_evict(self._sources)).close()
         loop, nonce = asyncio.get_running_loop(), os.urandom(_NONCE_BYTES)
         sock.settimeout(0.0)
         try:
@@ -59,14 +59,15 @@ class PendingConnections:
         except OSError:
             sock.close()
             return
-        self._pending[sock] = _Pending(nonce, made, loop.time() + self._patience_s, address, source_of(address[0]))
-        loop.add_reader(sock, self._answered, sock)
+        self._pending[sock] = _Pending(nonce, made, loop.time() + self._patience_s, address)
+        self._sources[sock] = source_of(address[0])
+        loop.add_reader(sock.fileno(), self._answered, sock)  # by number: for a socket, selectors formats its repr
         if self._timer is None:
             self._timer = loop.call_later(self._patience_s, self._expire)
 
     def _leave(self, sock: socket.socket) -> socket.socket:
-        asyncio.get_running_loop().remove_reader(sock)
-        del self._pending[sock]
+        asyncio.get_running_loop().remove_reader(sock.fileno())
+        del self._pending[sock], self._sources[sock]
         return sock
 
     def _answered(self, sock: socket.socket) -> None:
