@@ -93,7 +93,7 @@ class AttemptTimeout(Layer):
             with scope:
                 return await self.inner.execute(call, ctx)
         finally:
-            waits.scopes.discard(scope)
+            waits.scopes.pop(scope, None)
         if waits.closed:
             raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb, ambiguous=call.mutates)
         raise self._late(call, ctx, began, limit)

@@ -159,6 +159,6 @@ async def _until(turn: anyio.Event, seconds: float, ctx: CallContext) -> None:
         with scope:
             await turn.wait()
     finally:
-        waits.scopes.discard(scope)
+        waits.scopes.pop(scope, None)
     if waits.closed:
         raise DataPlaneClosed("the client was closed while this call waited", op=ctx.verb)

@@ -88,35 +88,64 @@ class Budget(Protocol):
 
 
 class OpenWaits:
-    """The waits of a client's calls, which closing the client cancels."""
+    """The waits of a client's calls, which their deadlines end, and closing the client.
 
-    __slots__ = ("_kind", "_loop", "closed", "scopes")
+    On asyncio all waits share one timer, set to the earliest deadline: to set and cancel a timer for each wait takes as
+    long as its cancel scope. A wait that ends before its deadline, as almost all do, leaves the timer as it is.
+
+    Attributes:
+        scopes: The cancel scope of each wait, and its deadline where the shared timer has to keep it, else infinity.
+    """
+
+    __slots__ = ("_kind", "_loop", "_next", "_timer", "closed", "scopes")
 
     def __init__(self) -> None:
         """Begin open, without waits."""
         self.closed = False
-        self.scopes: set[anyio.CancelScope] = set()
+        self.scopes: dict[anyio.CancelScope, float] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._kind = anyio.CancelScope
+        self._timer: asyncio.TimerHandle | None = None
+        self._next = math.inf
 
     def scope(self, deadline: float = math.inf) -> anyio.CancelScope:
-        """Return a new cancel scope of a wait, which has to be discarded from ``scopes`` when the wait has ended.
+        """Return a new cancel scope of a wait, which has to be removed from ``scopes`` when the wait has ended.
 
         To make a scope, anyio looks for the running event loop, and initialises the scope of that kind of loop twice.
         Every attempt has one, so the kind is remembered for a loop of asyncio.
         """
         loop = asyncio._get_running_loop()  # noqa: SLF001 - get_running_loop() without raising an error on trio
-        if loop is not None and loop is self._loop:
-            scope = self._kind(deadline=deadline)
+        if loop is not self._loop and not self.scopes:
+            self._kind = type(anyio.CancelScope())
+            self._set_timer(loop, math.inf)
+        if loop is None or loop is not self._loop:  # trio needs no timer; a loop beside another one has none here
+            scope, deadline = anyio.CancelScope(deadline=deadline), math.inf
         else:
-            scope = anyio.CancelScope(deadline=deadline)
-            self._loop, self._kind = loop, type(scope)
-        self.scopes.add(scope)
+            if deadline < self._next:
+                self._set_timer(loop, deadline)
+            scope = self._kind()
+        self.scopes[scope] = deadline
         return scope
+
+    def _set_timer(self, loop: asyncio.AbstractEventLoop | None, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._loop, self._next = loop, deadline
+        self._timer = None if loop is None or deadline == math.inf else loop.call_at(deadline, self._expire, loop)
+
+    def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Cancel the waits whose deadline has passed, and set the timer to the earliest of the others."""
+        now = max(loop.time(), self._next)  # a timer may be early, by the resolution of the clock
+        due = [scope for scope, deadline in self.scopes.items() if deadline <= now]
+        for scope in due:
+            self.scopes[scope] = math.inf
+            scope.cancel()
+        self._set_timer(loop, min(self.scopes.values(), default=math.inf))
 
     def end(self) -> None:
         """Cancel every wait; the calls that were waiting raise DataPlaneClosed."""
         self.closed = True
+        self._set_timer(self._loop, math.inf)
         for scope in list(self.scopes):
             scope.cancel()
 
@@ -216,7 +245,7 @@ class CallContext:
             with scope:
                 await self.env.clock.sleep(max(0.0, min(seconds, self.remaining())))
         finally:
-            waits.scopes.discard(scope)
+            waits.scopes.pop(scope, None)
         if scope.cancelled_caught:
             raise DataPlaneClosed("the client was closed while this call waited", op=self.verb)
 

@@ -155,7 +155,7 @@ async def _native(going: Coroutine[Any, Any, None], points: Points) -> bool:
 async def _look(rig: Rig, op: str, *, cancelled: bool) -> None:
     """Check what the call left behind, and that the next call on the client gets its own reply."""
     assert rig.leftovers() == {}
-    assert rig.client.env.open_waits.scopes == set()
+    assert rig.client.env.open_waits.scopes == {}
     there = sorted(rig.transport.plane.partitions["p"].rows)
     if op == "put":
         got = (await rig.plain.get_samples(IDS, "p", ["x"]))["x"]
