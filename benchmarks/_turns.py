@@ -2,6 +2,9 @@
 
 In each turn both measure all rows one after the other, in changing order. A row is the median over turns of the ratio
 (this checkout by that one) and the range in which that median lies with 95 %, which is the noise that the run shows.
+
+Every few turns both are started anew, since where a process happens to lie in memory makes all its rows faster or slower
+(a plain memcpy by a fifth, measured), as long as it lives.
 """
 
 from __future__ import annotations
@@ -21,6 +24,9 @@ from typing import IO, Any, Final
 __all__ = ["Rows", "Turn", "compare", "line", "pairs", "serve"]
 
 ROOT: Final = Path(__file__).parents[1]
+
+#: Turns of one start of both checkouts; one more before them is not counted.
+TURNS_PER_START: Final = 2
 
 #: Seconds of each row, as one checkout measured them in one turn.
 Turn = dict[str, float]
@@ -70,14 +76,15 @@ def _turn(worker: Worker) -> Turn:
 def pairs(before: Path, module: str, what: str, turns: int) -> Rows:
     """Have both checkouts run ``python -m module --measure what``, which calls :func:`serve`, for so many turns."""
     rows: Rows = {}
-    with _worker(before, module, what) as old, _worker(ROOT, module, what) as new:
-        for number in range(turns + 1):
-            first, second = (old, new) if number % 2 else (new, old)
-            told = {id(first): _turn(first), id(second): _turn(second)}
-            if number:
-                for name in told[id(new)]:
-                    if name in told[id(old)]:
-                        rows.setdefault(name, []).append((told[id(old)][name], told[id(new)][name]))
+    for begun in range(0, turns, TURNS_PER_START):
+        with _worker(before, module, what) as old, _worker(ROOT, module, what) as new:
+            for number in range(min(TURNS_PER_START, turns - begun) + 1):
+                first, second = (old, new) if (begun + number) % 2 else (new, old)
+                told = {id(first): _turn(first), id(second): _turn(second)}
+                if number:
+                    for name in told[id(new)]:
+                        if name in told[id(old)]:
+                            rows.setdefault(name, []).append((told[id(old)][name], told[id(new)][name]))
     return rows
 
 
