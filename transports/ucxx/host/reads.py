@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import mmap
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Final
 
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable
@@ -20,7 +19,7 @@ from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -35,13 +34,50 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["Reads"]
+__all__ = ["ReadReply", "Reads"]
 
 #: Most bytes copied at once on the event loop (0.1 ms).
 _COPIED_AT_ONCE: Final = 256 << 10
 #: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
 #: written to, which takes 0.2 to 2 s for each GiB.
 _TOUCHED_AT_ONCE: Final = 4 << 20
+
+
+class ReadReply:
+    """A reply to a read, as a context that ends once it was sent: ``with await reads.read(...) as (rows, payloads)``.
+
+    Args:
+        memory: Limit on the memory of all replies together, of which it holds a part.
+
+    Attributes:
+        rows: The reply itself.
+        payloads: What is sent after it over UCX.
+    """
+
+    __slots__ = ("_memory", "held", "payloads", "rows")
+
+    def __init__(self, memory: MemoryShare) -> None:
+        self.rows: Rows
+        self.payloads: list[Bytes] = []
+        self.held = 0
+        self._memory = memory
+
+    async def hold(self, nbytes: int) -> None:
+        """Hold so many bytes, and no longer those that it held before."""
+        self.release()
+        await self._memory.acquire(nbytes)
+        self.held = nbytes
+
+    def release(self) -> None:
+        """Hold nothing."""
+        self._memory.release(self.held)
+        self.held = 0
+
+    def __enter__(self) -> tuple[Rows, list[Bytes]]:
+        return self.rows, self.payloads
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class Reads:
@@ -73,13 +109,12 @@ class Reads:
         self._turns = turns
         self._served = served
 
-    @asynccontextmanager
     async def read(
         self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
-    ) -> AsyncIterator[tuple[Rows, list[Bytes]]]:
-        """Gather rows; yield the reply and its payloads, whose memory is counted until the context ends.
+    ) -> ReadReply:
+        """Gather rows into a reply, whose memory is counted until it is released.
 
-        All read attempts are finished before the reply is yielded.
+        All read attempts are finished before it returns.
 
         Args:
             request: The read request.
@@ -91,39 +126,48 @@ class Reads:
         most = self._settings.inline_bytes if in_frame else self._settings.max_reply_bytes
         room = ReplyRoom(min(most, self._settings.held_bytes))
         work = self._turns.begin(gone)
+        reply = ReadReply(self._memory)
         try:
             await self._picked(request, attempts, errors, room, work)
-            held = room.total  # an estimate, since what is computed before the size is known takes memory too
-            while True:
-                async with self._memory.hold(held):
-                    work.check()
-                    made = self._gathered(room, errors)
-                    nbytes = sum(gather.layout.nbytes for gather in made)
-                    if in_frame and nbytes > most:
-                        made = self._within_frame(made, errors, most)
-                        nbytes = sum(gather.layout.nbytes for gather in made)
-                    if nbytes > max(held, SMALL_BYTES):
-                        held, made = nbytes, []
-                        continue
-                    parts, payloads = [], []
-                    for gather in made:
-                        out = await self._buffer(gather.layout.nbytes)
-                        for _ in gather.fill(out, _COPIED_AT_ONCE):
-                            if work.over:
-                                await work.next()
-                        await self._check(gather, attempts, errors, work)
-                        parts.append(await self._head(gather, out))
-                        payloads.append(out)
-                    while attempts:
-                        if work.over:
-                            await work.next()
-                        self._table.finish_read(attempts.popitem()[1])
-                    self._served["reads"] += len(request.refs)
-                    yield self._without_failed(parts, payloads, errors)
-                    return
-        finally:
+            made = await self._within_memory(reply, room, errors, most if in_frame else None, work)
+            parts = []
+            for gather in made:
+                out = await self._buffer(gather.layout.nbytes)
+                for _ in gather.fill(out, _COPIED_AT_ONCE):
+                    if work.over:
+                        await work.next()
+                await self._check(gather, attempts, errors, work)
+                parts.append(await self._head(gather, out))
+                reply.payloads.append(out)
+            while attempts:
+                if work.over:
+                    await work.next()
+                self._table.finish_read(attempts.popitem()[1])
+            self._served["reads"] += len(request.refs)
+            reply.rows, reply.payloads = self._without_failed(parts, reply.payloads, errors)
+        except BaseException:
+            reply.release()
             for attempt in attempts.values():
                 self._table.finish_read(attempt)
+            raise
+        return reply
+
+    async def _within_memory(
+        self, reply: ReadReply, room: ReplyRoom, errors: dict[int, DataPlaneError], most: int | None, work: Work
+    ) -> list[Gather]:
+        """Hold the memory that the reply needs, and return what to copy; ``most``: its limit where it is a frame."""
+        await reply.hold(room.total)  # an estimate, since what is computed before the size is known takes memory too
+        while True:
+            work.check()
+            made = self._gathered(room, errors)
+            nbytes = sum(gather.layout.nbytes for gather in made)
+            if most is not None and nbytes > most:
+                made = self._within_frame(made, errors, most)
+                nbytes = sum(gather.layout.nbytes for gather in made)
+            if nbytes <= max(reply.held, SMALL_BYTES):
+                return made
+            made = []
+            await reply.hold(nbytes)
 
     def _gathered(self, room: ReplyRoom, errors: dict[int, DataPlaneError]) -> list[Gather]:
         """Return what to copy; add an error for each selection that does not fit the reply, or lacks something."""

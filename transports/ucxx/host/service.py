@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, closing
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -28,14 +28,13 @@ from ..wire.messages import (
     Drop,
     Read,
     Reserve,
-    Rows,
     WireError,
     Write,
 )
 from .field_lists import FieldLists, refuse_twice
 from .limits.memory_share import MemoryShare
 from .limits.time_slices import TimeSlices
-from .reads import Reads
+from .reads import ReadReply, Reads
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -130,12 +129,12 @@ class Service:
                 f"this host is in epoch {self.table.arena.epoch}; the slots were of epoch {epoch} and are gone"
             )
 
-    def read(
+    async def read(
         self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
-    ) -> AbstractAsyncContextManager[tuple[Rows, list[Bytes]]]:
+    ) -> ReadReply:
         """Gather rows into a reply; as :meth:`.reads.Reads.read`, of this epoch."""
         self._own(request.epoch)
-        return self._reads.read(request, in_frame=in_frame, gone=gone)
+        return await self._reads.read(request, in_frame=in_frame, gone=gone)
 
     # -- writing
 

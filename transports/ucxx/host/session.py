@@ -300,7 +300,7 @@ class Session:
 
     async def _read(self, request: Read) -> None:
         in_frame = self._engine is None or not request.tag
-        async with self._service.read(request, in_frame=in_frame, gone=lambda: self.control.lost) as (reply, payloads):
+        with await self._service.read(request, in_frame=in_frame, gone=lambda: self.control.lost) as (reply, payloads):
             nbytes = sum(map(len, payloads)) + len(reply.inline or b"")
             if nbytes <= SMALL_BYTES:
                 await self._send(reply, payloads, request.tag)

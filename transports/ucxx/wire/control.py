@@ -101,7 +101,8 @@ class Control(asyncio.Protocol):
         self._buffer += data
         if not self._whole:
             self._look()
-        self._pause_or_resume()
+        if self._paused or len(self._buffer) > self._whole:
+            self._pause_or_resume()
         if len(self._buffer) > LARGE_BYTES:
             self.on_large()
 
@@ -110,7 +111,7 @@ class Control(asyncio.Protocol):
         if len(self._buffer) < HEAD_BYTES:
             return
         try:
-            length = unpack_head(self._buffer[:HEAD_BYTES], self.most)
+            length = unpack_head(self._buffer, self.most)
             if length > GREETING_BYTES:
                 # A body that is too long for its kind is refused by its first bytes, not kept until it is complete.
                 check_length(self._buffer[HEAD_BYTES : HEAD_BYTES + START_BYTES], length, self._kinds)
@@ -244,7 +245,7 @@ class Control(asyncio.Protocol):
         """
         if not self._whole:
             raise self._ended()
-        body = bytes(memoryview(self._buffer)[HEAD_BYTES : self._whole])
+        body = self._buffer[HEAD_BYTES : self._whole]
         del self._buffer[: self._whole]
         self._whole = 0
         try:
@@ -254,7 +255,8 @@ class Control(asyncio.Protocol):
             raise self._ended() from err
         if self._buffer:
             self._look()
-        self._pause_or_resume()
+        if self._paused or self._buffer:
+            self._pause_or_resume()
         return message
 
     @property

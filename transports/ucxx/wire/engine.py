@@ -269,7 +269,7 @@ class Engine:
         The receiver chooses the tags, so a message whose receive was cancelled never matches another one. UCX matches
         by tag alone, not by sender, so tags are random: a peer that knows its own tags cannot predict others.
         """
-        return secrets.randbelow((1 << _TAG_BITS) - _TAGS_PER_REQUEST)
+        return int.from_bytes(os.urandom(8), "little") % ((1 << _TAG_BITS) - _TAGS_PER_REQUEST)
 
     def _post(self, post: Callable[[Any], Any], endpoint: Endpoint, buffer: npt.NDArray[np.uint8]) -> Operation:
         if self._closed:

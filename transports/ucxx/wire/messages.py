@@ -326,16 +326,16 @@ def pack_frame(message: Message) -> bytes:
 
 
 def unpack_head(head: bytes | bytearray, most: int) -> int:
-    """Return the length in bytes of the body that follows a frame's head.
+    """Return the length in bytes of the body of the frame that ``head`` begins with.
 
     Raises:
         WireError: The bytes are no head of a frame, or the body would be longer than ``most``.
     """
-    magic, version, spare, length = _HEAD.unpack(head)
+    magic, version, spare, length = _HEAD.unpack_from(head)
     if magic == MAGIC and version != _VERSION and spare == b"\0\0\0":
         raise WireError(f"it speaks version {version} of the wire, this asyncdp version {_VERSION}: use one release")
     if magic != MAGIC or version != _VERSION or spare != b"\0\0\0":
-        raise WireError(f"no frame of asyncdp: {bytes(head)!r}")
+        raise WireError(f"no frame of asyncdp: {bytes(head[:HEAD_BYTES])!r}")
     if length > most:
         raise WireError(f"a frame of {length} bytes, {most} are allowed")
     return int(length)
@@ -362,7 +362,8 @@ def unpack_body(body: bytes | bytearray | memoryview, kinds: Kinds = ALL_KINDS) 
     Raises:
         WireError: The body is no valid message, of none of these kinds, or longer than its kind allows.
     """
-    check_length(body[:START_BYTES], len(body), kinds)
+    if len(body) > GREETING_BYTES:
+        check_length(body[:START_BYTES], len(body), kinds)
     try:
         return kinds.decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as err:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 __all__ = ["MemoryShare"]
@@ -28,19 +28,27 @@ class MemoryShare:
         self.held = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
-    def hold(self, nbytes: int) -> AbstractAsyncContextManager[None]:
-        """Return a context that waits until ``nbytes`` are available, and holds them for its duration."""
-        return nullcontext() if nbytes <= SMALL_BYTES else self._hold(nbytes)
-
     @asynccontextmanager
-    async def _hold(self, nbytes: int) -> AsyncIterator[None]:
+    async def hold(self, nbytes: int) -> AsyncIterator[None]:
+        """Wait until ``nbytes`` are available, and hold them for the duration of the context."""
+        await self.acquire(nbytes)
+        try:
+            yield
+        finally:
+            self.release(nbytes)
+
+    async def acquire(self, nbytes: int) -> None:
+        """Wait until ``nbytes`` are available, and take them; they have to be given back by :meth:`release`."""
+        if nbytes <= SMALL_BYTES:
+            return
         if self._waiting or not self._fits(nbytes):
             await self._wait_for(nbytes)
         else:
             self.held += nbytes
-        try:
-            yield
-        finally:
+
+    def release(self, nbytes: int) -> None:
+        """Give back ``nbytes`` that were acquired."""
+        if nbytes > SMALL_BYTES:
             self._give(nbytes)
 
     async def _wait_for(self, nbytes: int) -> None:
