@@ -3,7 +3,7 @@
 In each turn both measure all rows one after the other, in changing order. A row is the median over turns of the ratio
 (this checkout by that one) and the range in which that median lies with 95 %, which is the noise that the run shows.
 
-Every few turns both are started anew, since where a process happens to lie in memory makes all its rows faster or slower
+Every few turns both are started anew, since where a process lies in memory makes all its rows faster or slower
 (a plain memcpy by a fifth, measured), as long as it lives.
 """
 
