@@ -19,7 +19,7 @@ ARGS ?=
 DEMO_STAMP := $(VENV)/.installed-demo
 DEV_STAMP := $(VENV)/.installed-dev
 DEMO_EXTRAS := cli,plot
-DEV_EXTRAS := dev,docs,tq,ucxx,embedded,otel,prometheus
+DEV_EXTRAS := dev,docs,mooncake,ucxx,embedded,otel,prometheus
 
 # Tensors in tests are tiny: a thread pool per process would only fight over the cores.
 export OMP_NUM_THREADS ?= 1

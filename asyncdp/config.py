@@ -46,8 +46,8 @@ class DataPlaneConfig(TypedDict):
         enabled: Whether the plane is to be opened. If False, ``build_data_plane_client`` refuses, before it looks at
             anything else.
         impl: The transport.
-        backend: ``simple`` for memory; ``simple`` or ``mooncake_cpu`` (experimental) for transfer_queue; ``valkey`` for
-            ucxx, which takes those two for it, so that ``impl`` alone can be changed. Default: the first of each.
+        backend: ``simple`` for memory; ``simple`` or ``mooncake_cpu`` for transfer_queue; ``valkey`` for ucxx,
+            which takes those two for it, so that ``impl`` alone can be changed. Default: the first of each.
         storage_capacity: Number of samples that the plane holds.
         num_storage_units: Number of storage units, or of slot hosts to start. Default: 2; for ucxx 1.
         claim_meta_poll_interval_s: Seconds between two polls of a waiting claim, if the backend cannot wait itself;
@@ -415,9 +415,7 @@ def config_warnings(config: Config) -> list[str]:
             f"storage_capacity: {config.storage_capacity} samples leave some of {config.num_storage_units}"
             " num_storage_units empty"
         )
-    if config.backend == "mooncake_cpu":
-        told.append("backend: 'mooncake_cpu' is experimental: the contract has not been shown on it in full")
-    else:
+    if config.backend != "mooncake_cpu":
         told += [
             f"{key}: has no effect; it is of the backend 'mooncake_cpu'"
             for key in ("global_segment_size", "local_buffer_size")

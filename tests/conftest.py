@@ -42,7 +42,7 @@ LEAVE_NOTHING = frozenset(
     {"contract", "docs", "layers", "recovery", "sans_io", "seam", "sweep", "testing", "unit", "user_style"}
 )
 #: The contract on real servers. In make test each of its tests has so many cases there; in memory it has all of them.
-ON_SERVERS = frozenset({"test_transfer_queue.py", "test_ucxx.py"})
+ON_SERVERS = frozenset({"test_mooncake.py", "test_transfer_queue.py", "test_ucxx.py"})
 CASES_ON_SERVERS = 2
 #: In these only what runs in memory.
 MEMORY_ONLY = frozenset({"contract", "sweep"})

@@ -24,6 +24,9 @@ def demo(  # noqa: PLR0913 - the options of a command
     transport: Annotated[
         str, typer.Option(help="Backend: 'memory' runs in one process; 'transfer_queue' and 'ucxx' in several.")
     ] = "memory",
+    backend: Annotated[
+        str | None, typer.Option(help="Where rows lie: 'mooncake_cpu' with --transport transfer_queue.")
+    ] = None,
     seconds: Annotated[
         float, typer.Option(min=1.0, help="How long to train; twice as long where that is not enough.")
     ] = 45.0,
@@ -66,7 +69,7 @@ def demo(  # noqa: PLR0913 - the options of a command
     from asyncdp.examples.grpo_plane import plane_config
     from asyncdp.examples.grpo_view import LiveView, PlainView
 
-    config = DemoConfig(seed, transport, seconds, faults, chaos, publish=config_file is not None)
+    config = DemoConfig(seed, transport, seconds, faults, chaos, publish=config_file is not None, backend=backend)
     try:
         plane_config(config)
     except ValueError as err:

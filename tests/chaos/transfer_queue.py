@@ -33,7 +33,7 @@ from tests.chaos.transfer_queue_verbs import KEPT, TIMEOUT_S, Round, check_kept,
 if TYPE_CHECKING:
     from asyncdp.client import Client
 
-__all__ = ["FAULTS", "TIMEOUT_S", "Report", "chaos", "main", "on_ray", "pid_of"]
+__all__ = ["FAULTS", "TIMEOUT_S", "Chaos", "Report", "chaos", "main", "on_ray", "pid_of", "told"]
 
 PAUSE_S = 3.0
 #: All faults, in an order in which each finds what it needs.
@@ -105,12 +105,20 @@ class Chaos:
         self.idle = idle
         self.rounds: list[Round] = []
 
-    async def strike(self, fault: str, act: Callable[[], None], undo: Callable[[], None] | None) -> Report:
-        """Do one fault with every verb under way."""
+    async def strike(
+        self,
+        fault: str,
+        act: Callable[[], None],
+        undo: Callable[[], None] | None,
+        before: Callable[[], Awaitable[None]] | None = None,
+    ) -> Report:
+        """Do one fault with every verb under way; ``before`` prepares it."""
         report = Report(fault)
         this = Round(len(self.rounds) + 1)
         self.rounds.append(this)
         await this.prepare(self.client)
+        if before is not None:
+            await before()
         struck = 0.0
 
         async def hit() -> None:
@@ -126,6 +134,8 @@ class Chaos:
             def ask() -> Awaitable[Any]:
                 if fault.endswith("unit"):
                     return self.once.get_samples(KEPT, "p", ["x"], timeout_s=TIMEOUT_S)
+                if fault.endswith("master"):
+                    return self.once.put_samples(["probe"], "p", {"x": torch.zeros(1)}, timeout_s=TIMEOUT_S)
                 return self.once.ping(timeout_s=TIMEOUT_S)
 
             seen = await _notice(ask, time.monotonic() + PAUSE_S)
@@ -271,7 +281,11 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(f"no fault {unknown[0]!r}; there are {', '.join(map(repr, FAULTS))}")
         return 2
-    reports = on_ray(tuple(argv) or FAULTS)
+    return told(on_ray(tuple(argv) or FAULTS))
+
+
+def told(reports: list[Report]) -> int:
+    """Print reports; return 1 if anything is wrong, else 0."""
     for report in reports:
         print(report.line())
     for report in reports:

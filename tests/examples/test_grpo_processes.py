@@ -9,17 +9,21 @@ from asyncdp.cli.app import app
 from asyncdp.examples import async_grpo, grpo_processes
 from asyncdp.examples.async_grpo import DemoConfig, Report
 from asyncdp.examples.grpo_role import _listen
+from tests.transfer_queue.needs_mooncake import needs_mooncake
 
 NEEDS_TQ = pytest.mark.skipif(importlib.util.find_spec("transfer_queue") is None, reason="needs the extra: asyncdp[tq]")
 
 
-@pytest.fixture(scope="module")
-def report() -> Report:
+@pytest.fixture(scope="module", params=[None, "mooncake_cpu"])
+def report(request: pytest.FixtureRequest) -> Report:
     """A run of some seconds on a Ray of its own, with a worker and a storage unit killed."""
     from tests.transfer_queue.opener import CLUSTER
 
+    if request.param is not None:
+        needs_mooncake()
     CLUSTER.close()  # one Ray at a time
-    return anyio.run(grpo_processes.run, DemoConfig(transport="transfer_queue", seconds=8.0, enough=0.0, chaos=True))
+    config = DemoConfig(transport="transfer_queue", seconds=8.0, enough=0.0, chaos=True, backend=request.param)
+    return anyio.run(grpo_processes.run, config)
 
 
 @NEEDS_TQ
@@ -77,10 +81,18 @@ def test_chaos_needs_processes() -> None:
     assert "--transport" in result.output
 
 
-def test_without_the_extra_the_demo_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("backend", "extra"), [([], "tq"), (["--backend", "mooncake_cpu"], "mooncake")])
+def test_without_the_extra_the_demo_names_it(monkeypatch: pytest.MonkeyPatch, backend: list[str], extra: str) -> None:
     """A usage error before anything is started."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     monkeypatch.setattr(async_grpo, "run", None)
-    result = CliRunner().invoke(app, ["demo", "--transport", "transfer_queue"])
+    result = CliRunner().invoke(app, ["demo", "--transport", "transfer_queue", *backend])
     assert result.exit_code == 2
-    assert "asyncdp[tq]" in result.output
+    assert f"asyncdp[{extra}]" in result.output
+
+
+def test_another_backend_is_refused_by_name() -> None:
+    """A usage error that says which there is, with which transport."""
+    result = CliRunner().invoke(app, ["demo", "--transport", "ucxx", "--backend", "mooncake_cpu"])
+    assert result.exit_code == 2
+    assert "mooncake_cpu with --transport transfer_queue" in " ".join(result.output.replace("│", " ").split())

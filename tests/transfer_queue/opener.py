@@ -12,10 +12,11 @@ import sniffio
 
 from asyncdp.testing.contract import Opener, Plane
 from asyncdp.testing.pytest.leaks import lasting
+from tests.transfer_queue.mooncake_servers import SIZES, MooncakeServers
 from tests.transfer_queue.ray_cluster import RayCluster
 from tests.transfer_queue.servers import Servers, config_for
 
-__all__ = ["CLUSTER", "FOREIGN", "SERVERS", "foreign", "on_ray", "without_ray"]
+__all__ = ["CLUSTER", "FOREIGN", "MOONCAKE", "SERVERS", "foreign", "on_mooncake", "on_ray", "without_ray"]
 
 _NUMBER = itertools.count()
 
@@ -44,16 +45,17 @@ SERVERS = _Lazy(Servers)
 CLUSTER = _Lazy(RayCluster)
 #: Servers whose controller does not run our sampler.
 FOREIGN = _Lazy(lambda: Servers(ours=False))
+MOONCAKE = _Lazy(MooncakeServers)
 
 
-def _opener(servers: Callable[[], Any], **own: Any) -> Opener:
+def _opener(servers: Callable[[], Any], base: dict[str, Any] | None = None, **own: Any) -> Opener:
     @asynccontextmanager
     async def opened(config: dict[str, Any]) -> AsyncIterator[Plane]:
         if sniffio.current_async_library() != "asyncio":
             pytest.skip("TransferQueue is a library for asyncio")
         from asyncdp.transports.transfer_queue import TQTransport
 
-        more = {**config, "transfer_queue": {**own, **config.get("transfer_queue", {})}}
+        more = {**(base or {}), **config, "transfer_queue": {**own, **config.get("transfer_queue", {})}}
         whole = config_for(servers().endpoints, f"test-{next(_NUMBER)}", **more)
         transport = TQTransport(whole)
 
@@ -68,6 +70,11 @@ def _opener(servers: Callable[[], Any], **own: Any) -> Opener:
 def without_ray(**own: Any) -> Opener:
     """Open planes on TransferQueue's own classes, in processes of their own but without Ray; ``own``: its settings."""
     return _opener(SERVERS, **own)
+
+
+def on_mooncake() -> Opener:
+    """Open planes on TransferQueue's own controller, with rows in Mooncake, without Ray."""
+    return _opener(MOONCAKE, {"backend": "mooncake_cpu", **SIZES})
 
 
 def foreign() -> Opener:

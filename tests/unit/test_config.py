@@ -243,10 +243,10 @@ def test_the_seeds_configs_are_taken_as_they_are() -> None:
 
 @pytest.mark.parametrize("key", ["global_segment_size", "local_buffer_size"])
 def test_mooncake_needs_its_sizes(key: str) -> None:
-    """Both are required with mooncake_cpu, by name, and only there; it is told to be experimental."""
+    """Both are required with mooncake_cpu, by name, and only there."""
     sizes = {"global_segment_size": 1, "local_buffer_size": 2}
     whole = {**TQ, **sizes, "backend": "mooncake_cpu"}
-    assert any("experimental" in text for text in config_warnings(parse_config(whole)))
+    assert config_warnings(parse_config(whole)) == []
     assert config_warnings(parse_config({**TQ, "backend": "simple"})) == []
     with pytest.raises(ValueError, match=rf"^{key}: .*mooncake_cpu"):
         parse_config({**whole, key: None})

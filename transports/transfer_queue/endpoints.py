@@ -9,6 +9,9 @@ from typing import Any
 
 __all__ = ["Endpoints", "Server", "address_towards"]
 
+#: What clients are told of a plane's Mooncake.
+MOONCAKE = {"master": str, "buffer_bytes": int, "protocol": str}
+
 
 @dataclass(frozen=True, slots=True)
 class Server:
@@ -39,8 +42,8 @@ class Endpoints:
 
     Attributes:
         directory: Address of the plane's directory if it runs beside the controller; None: the controller runs it.
-        mooncake: ``master`` (``host:port`` of Mooncake's master) and ``buffer_bytes`` (of a client's own buffer) if the
-            units hold segments of Mooncake; None: they are TransferQueue's own.
+        mooncake: ``master`` (``host:port`` of Mooncake's master), ``buffer_bytes`` (of a client's own buffer) and
+            ``protocol`` (of payload) if the units hold segments of Mooncake; None: they are TransferQueue's own.
     """
 
     controller: Server
@@ -65,9 +68,7 @@ class Endpoints:
             beside = given.get("directory")
             directory = None if beside is None else Server.from_config(beside)
             told = given.get("mooncake")
-            mooncake = (
-                None if told is None else {"master": str(told["master"]), "buffer_bytes": int(told["buffer_bytes"])}
-            )
+            mooncake = None if told is None else {name: kind(told[name]) for name, kind in MOONCAKE.items()}
         except (AttributeError, KeyError, TypeError, ValueError) as err:
             msg = f"transfer_queue.endpoints: not of the form that attach_config() gives ({err!r})"
             raise ValueError(msg) from err

@@ -22,7 +22,7 @@ from .connection.plane_connection import PlaneConnection, in_a_loop_of_its_own
 from .controller.directory_server import DirectoryServer
 from .endpoints import Endpoints, address_towards
 from .mooncake.master import check_import
-from .mooncake.unit import transport_settings
+from .mooncake.unit import PROTOCOL, transport_settings
 from .private import META, prepare_environment
 
 if TYPE_CHECKING:
@@ -70,7 +70,8 @@ class Lifecycle(Service):
                 msg = f"backend: the plane at transfer_queue.endpoints is of {there!r}, not {parsed.backend!r}"
                 raise ValueError(msg)
             if endpoints.mooncake is not None:
-                transport_settings(address_towards(endpoints.controller))
+                plane = {PROTOCOL: endpoints.mooncake["protocol"]}
+                transport_settings(address_towards(endpoints.controller), plane)
                 check_import()
         find = None
         if endpoints is None or parsed.controller_address is not None:

@@ -17,7 +17,7 @@ from asyncdp.errors import DataPlaneNotReady, DataPlaneUnavailable
 from ..controller.shipped import by_value
 from ..endpoints import Endpoints, Server, address_towards
 from ..mooncake.master import Master, check_import
-from ..mooncake.unit import transport_settings
+from ..mooncake.unit import PROTOCOL, given_settings, transport_settings
 from .ray_connection import RayConnection
 
 if TYPE_CHECKING:
@@ -241,13 +241,15 @@ class Cluster:
         ray.cloudpickle.register_pickle_by_value(kind)
         try:
             actor = ray.remote(num_cpus=1)(kind.MooncakeUnit).options(scheduling_strategy="SPREAD", **options)
+            plane = {PROTOCOL: "tcp", **given_settings()}
             self._units = [
-                actor.remote(self._master.address, segment, buffer) for _ in range(self._config.num_storage_units)
+                actor.remote(self._master.address, segment, buffer, None, plane)
+                for _ in range(self._config.num_storage_units)
             ]
         finally:
             ray.cloudpickle.unregister_pickle_by_value(kind)
         units = [Server(*told) for told in ray.get([one.get_server.remote() for one in self._units], timeout=timeout_s)]
-        told = {"master": self._master.address, "buffer_bytes": buffer}
+        told = {"master": self._master.address, "buffer_bytes": buffer, "protocol": plane[PROTOCOL]}
         endpoints = Endpoints(controller, tuple(units), mooncake=told)
         ours = {key: value for key, value in endpoints.to_config().items() if key != "controller"}
         settings = {

@@ -15,7 +15,7 @@ from zmq.sugar.context import Context
 from asyncdp.errors import DataPlaneError
 
 from ..endpoints import address_towards
-from ..mooncake.store import Store
+from ..mooncake.store import shared_store
 from ..private import Client
 from .heartbeat import Heartbeat
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncdp.config import TransferQueueSettings
 
     from ..endpoints import Endpoints
+    from ..mooncake.store import Store
 
 __all__ = ["connect"]
 
@@ -68,7 +69,9 @@ async def connect(
 
 
 def _store(endpoints: Endpoints, told: Mapping[str, Any]) -> Store:
-    return Store(told["master"], told["buffer_bytes"], address_towards(endpoints.controller))
+    controller = endpoints.controller
+    ip = address_towards(controller)
+    return shared_store(controller.id, told["master"], told["buffer_bytes"], ip, told["protocol"])
 
 
 class _Pending:

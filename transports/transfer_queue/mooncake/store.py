@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,18 +20,20 @@ from asyncdp.errors import (
     DataPlaneNotReady,
     DataPlaneReadError,
     DataPlaneUnavailable,
+    DataPlaneUnsupported,
     DataPlaneWriteError,
     StaleSlotError,
 )
+from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
 
 from .master import check_import
 from .objects import pack, unpack
-from .unit import transport_settings
+from .unit import PROTOCOL, transport_settings
 
 if TYPE_CHECKING:
     from ..endpoints import Server
 
-__all__ = ["Store"]
+__all__ = ["Store", "shared_store"]
 
 R = TypeVar("R")
 
@@ -40,6 +44,29 @@ MOST_OBJECTS, MOST_BYTES = 128, 64 << 20
 RPC_FAIL, RPC_TIMEOUT, NO_ROOM, NOT_READY, NOT_FOUND, TRANSFER = -900, -901, -200, -703, -704, -800
 
 
+#: Open connections by process, controller and settings. Mooncake keeps threads and a buffer for each, and takes a
+#: second to close one, so that the clients that a process has of a plane share it.
+_STORES: weakref.WeakValueDictionary[tuple[Any, ...], Store] = weakref.WeakValueDictionary()
+#: The process that has opened one first. Mooncake's event loop is one for the whole process: a child that used it would
+#: register its sockets in the parent's, which ends the parent with a segmentation fault.
+_OPENED_IN: list[int] = []
+
+
+def shared_store(controller: str, master: str, buffer_bytes: int, ip: str, protocol: str) -> Store:
+    """Return the connection of this process to a plane's Mooncake, made if there is none; blocks.
+
+    Each caller closes it; the last one disconnects. ``controller`` is the id of the plane's controller, the rest is as
+    in :class:`Store`.
+    """
+    key = (os.getpid(), controller, master, buffer_bytes, ip, protocol)
+    found = _STORES.get(key)
+    if found is not None and found.enter():
+        return found
+    made = Store(master, buffer_bytes, ip, protocol)  # two threads at once make two, of which one is shared
+    _STORES[key] = made
+    return made
+
+
 class Store:
     """Stores each row as one object in the segment of a unit.
 
@@ -47,18 +74,25 @@ class Store:
         master: ``host:port`` of Mooncake's master.
         buffer_bytes: Size of Mooncake's own buffer in this process.
         ip: Address of this process at which Mooncake listens.
+        protocol: By which the plane's segments are reached, ``tcp`` or ``rdma``.
 
     Raises:
+        ValueError: The environment says something else of the network, or something that cannot be.
         ImportError: Mooncake, or a library that it needs, is missing.
         DataPlaneUnavailable: The master does not answer.
+        DataPlaneUnsupported: This process was forked from one that used Mooncake.
     """
 
-    def __init__(self, master: str, buffer_bytes: int, ip: str) -> None:
+    def __init__(self, master: str, buffer_bytes: int, ip: str, protocol: str = "tcp") -> None:
         """Connect; blocks (measured: 0.03-0.15 s)."""
-        protocol, device = transport_settings(ip)
+        if _OPENED_IN and _OPENED_IN[0] != os.getpid():
+            msg = "Mooncake cannot be used in a process that was forked from one that used it: spawn the process"
+            raise DataPlaneUnsupported(msg, capability="mooncake")
+        _, device = transport_settings(ip, {PROTOCOL: protocol})
         check_import()
         from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
+        _OPENED_IN[:] = [os.getpid()]
         self._master = master
         self._replicate = ReplicateConfig
         self._store = MooncakeDistributedStore()
@@ -67,34 +101,45 @@ class Store:
             msg = f"Mooncake's master at {master} does not take this client: code {code}"
             raise DataPlaneUnavailable(msg, blames_port=False)
         self._lock = threading.Lock()
-        self._users = 1  # this object, and each call under way: memory that a transfer uses must stay
+        self._users = 1  # clients, and calls under way: memory that a transfer uses must stay
+        on_fork(self)
+
+    def after_fork(self) -> None:
+        """Keep a forked child from closing it: the threads that it would wait for are those of the parent."""
+        never_destroy(self._store)
+        skip_exit_handlers()
+
+    def enter(self) -> bool:
+        """Count one more user; return False if it is closed."""
+        with self._lock:
+            self._users += bool(self._users)
+            return bool(self._users)
 
     async def in_a_thread(self, work: Callable[..., R], *args: Any) -> R:
         """Run a blocking call in a thread, which goes on by itself if the caller is cancelled."""
-        with self._lock:
-            if not self._users:
-                raise DataPlaneClosed("the connection to Mooncake is closed")
-            self._users += 1
 
         def run() -> R:
+            if not self.enter():
+                raise DataPlaneClosed("the connection to Mooncake is closed")
             try:
                 return work(*args)
             finally:
-                self._leave()
+                if self._leave():
+                    self._store.close()
 
         # A limiter of its own: calls that hang, because a server is paused, do not hold up the next ones.
         return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
 
-    def _leave(self) -> None:
+    def _leave(self) -> bool:
+        """Count one user less; return whether it was the last."""
         with self._lock:
             self._users -= 1
-            last = not self._users
-        if last:
-            self._store.close()
+            return not self._users
 
     def close(self) -> None:
-        """Disconnect, in a thread, after the last call under way; Mooncake takes a second for it."""
-        threading.Thread(target=self._leave, name="asyncdp-mooncake-close").start()
+        """Leave it; the last one to do so disconnects, in a thread, since Mooncake takes a second for it."""
+        if self._leave():
+            threading.Thread(target=self._store.close, name="asyncdp-mooncake-close").start()
 
     # -- blocking calls
 
