@@ -65,6 +65,7 @@ if TYPE_CHECKING:
     from asyncdp.middleware.reconcile import Reconcile as Reconcile
     from asyncdp.middleware.slot_retry import SlotRetry as SlotRetry
     from asyncdp.middleware.typed_errors import TypedErrors as TypedErrors
+    from asyncdp.rows.borrowed import borrowed as borrowed
     from asyncdp.service import Layer as Layer
     from asyncdp.service import Service as Service
     from asyncdp.service import layers_of as layers_of
@@ -115,6 +116,7 @@ _HOMES: Final[dict[str, tuple[str, ...]]] = {
     "middleware.reconcile": ("Reconcile",),
     "middleware.slot_retry": ("SlotRetry",),
     "middleware.typed_errors": ("TypedErrors",),
+    "rows.borrowed": ("borrowed",),
     "service": ("Layer", "Service", "layers_of"),
     "batching.sharding": ("shard_meta_for_dp",),
     "compose.composition": ("SlotMapping",),

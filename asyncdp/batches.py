@@ -50,6 +50,7 @@ class Batches:
         select_fields: Fields to read; None: the required fields.
         prefetch: Number of batches to claim and read ahead of the caller.
         device: Device to which the data of a batch is moved; None: it stays in host memory.
+        borrow: As for ``get_data``, for each batch.
         survivors: If only some rows of a batch can be read, ``"raise"`` raises PartialReadError; ``"drop"`` returns the
             other rows, without groups (tag ``group_id``) of which a row is missing, and releases the claims of rows
             that are left out and still exist. A batch of which no row exists any more is passed over.
@@ -71,6 +72,7 @@ class Batches:
         prefetch: int,
         timeout_s: float | None,
         device: torch.device | str | int | None = None,
+        borrow: bool = False,
         survivors: Survivors = "raise",
         idle: Idle = "raise",
     ) -> None:
@@ -83,6 +85,7 @@ class Batches:
         self._timeout_s = timeout_s
         self._read_s = None if timeout_s is None else max(timeout_s, client.call_timeout_s)
         self._device = device
+        self._borrow = borrow
         self._survivors = survivors
         self._idle = idle
         self._group: TaskGroup | None = None
@@ -124,7 +127,8 @@ class Batches:
         wanted = meta
         while True:
             try:
-                return wanted, self._moved(await self._client.get_data(wanted, self._select, timeout_s=self._read_s))
+                found = await self._client.get_data(wanted, self._select, borrow=self._borrow, timeout_s=self._read_s)
+                return wanted, self._moved(found)
             except PartialReadError as err:
                 if self._survivors == "raise":
                     raise

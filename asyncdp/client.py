@@ -248,21 +248,34 @@ class Client(DataPlaneClient):
 
     @check.of_verb
     async def get_data(
-        self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | None = None,
+        *,
+        borrow: bool = False,
+        timeout_s: float | None = None,
     ) -> TensorDict:
         meta = KVBatchMeta.of(meta)
         fields = meta.fields if select_fields is None else select_fields
         if fields is None:
             raise check.bad("neither select_fields nor meta.fields names a field", "select_fields")
         handles = None if meta.handles is None else tuple(meta.handles)
-        return await self.__get(meta.sample_ids, meta.partition_id, fields, handles, "get_data", timeout_s)
+        return await self.__get(meta.sample_ids, meta.partition_id, fields, handles, borrow, "get_data", timeout_s)
 
     async def __get(
-        self, sample_ids: Any, partition_id: Any, fields: Any, handles: Any, verb: str, timeout_s: float | None
+        self,
+        sample_ids: Any,
+        partition_id: Any,
+        fields: Any,
+        handles: Any,
+        borrow: Any,
+        verb: str,
+        timeout_s: float | None,
     ) -> TensorDict:
         ids = check.ids(sample_ids)
         names = tuple(dict.fromkeys(check.names(fields, "select_fields")))
-        call = c.GetSamples(ids, check.name(partition_id, "partition_id"), names, handles)
+        name, borrow = check.name(partition_id, "partition_id"), check.flag(borrow, "borrow")
+        call = c.GetSamples(ids, name, names, handles, borrow)
         if not ids:
             return TensorDict({}, batch_size=[0])
         if not names:
@@ -325,9 +338,10 @@ class Client(DataPlaneClient):
         partition_id: str,
         select_fields: Sequence[str],
         *,
+        borrow: bool = False,
         timeout_s: float | None = None,
     ) -> TensorDict:
-        return await self.__get(sample_ids, partition_id, select_fields, None, "get_samples", timeout_s)
+        return await self.__get(sample_ids, partition_id, select_fields, None, borrow, "get_samples", timeout_s)
 
     @check.of_verb
     async def clear_samples(
@@ -464,6 +478,7 @@ class Client(DataPlaneClient):
         min_batch_size: int | None = None,
         prefetch: int = 0,
         device: torch.device | str | int | None = None,
+        borrow: bool = False,
         survivors: Survivors = "raise",
         idle: Idle = "raise",
         timeout_s: float | None = None,
@@ -481,6 +496,7 @@ class Client(DataPlaneClient):
             prefetch=check.count(prefetch, "prefetch", 0),
             timeout_s=timeout_s,
             device=device,
+            borrow=check.flag(borrow, "borrow"),
             survivors=cast("Survivors", check.choice(survivors, "survivors", ("raise", "drop"))),
             idle=cast("Idle", check.choice(idle, "idle", ("raise", "wait", "end"))),
         )

@@ -177,6 +177,8 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
     Attributes:
         namespace: Prefix of the plane's keys in the directory; planes that share a directory have different ones.
         lane: ``auto``: copy through shared memory if a slot host is on this machine; ``off``: always use the network.
+        borrow_share: Share of a slot host's arena that reads with ``borrow=True`` of this client may keep from being
+            reused at a time; beyond it they copy. 0: they always do.
         secret: Secret that clients have to prove to slot hosts; None: the environment variable ``ASYNCDP_SECRET``. It
             is in no ``attach_config()`` and no pickle; other processes get it from their environment. An embedded plane
             without one makes a random secret, which its directory gives to clients that know the directory's password.
@@ -195,6 +197,7 @@ class UcxxSettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
 
     namespace: Text = "asyncdp"
     lane: Literal["auto", "off"] = "auto"
+    borrow_share: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.5
     secret: str | None = None
     allow_pickle: bool = False
     checksum: bool = False

@@ -104,13 +104,23 @@ class DataPlaneClient(Protocol):
         """
 
     async def get_data(
-        self, meta: KVBatchMeta, select_fields: Sequence[str] | None = None, *, timeout_s: float | None = None
+        self,
+        meta: KVBatchMeta,
+        select_fields: Sequence[str] | None = None,
+        *,
+        borrow: bool = False,
+        timeout_s: float | None = None,
     ) -> TensorDict:
         """Read fields of the rows of a meta.
 
         Args:
             meta: The rows, as a claim or a put returned them.
             select_fields: Fields to read; None: ``meta.fields``.
+            borrow: Whether tensors may be on the memory in which the rows are stored, so that nothing is copied. They
+                stay as they were read, whatever becomes of the rows, and may be written to, which changes nothing
+                elsewhere; their memory is not used for other rows until they and all slices of them are gone, or
+                :func:`asyncdp.borrowed` ends it. Only UCXX can do so, where the rows of a field lie in one slot on this
+                machine; all else is copied.
             timeout_s: Seconds that the call may take; None: the client's default.
 
         Returns:
@@ -177,6 +187,7 @@ class DataPlaneClient(Protocol):
         partition_id: str,
         select_fields: Sequence[str],
         *,
+        borrow: bool = False,
         timeout_s: float | None = None,
     ) -> TensorDict:
         """Read fields of samples by id.
@@ -185,6 +196,7 @@ class DataPlaneClient(Protocol):
             sample_ids: Ids of the rows.
             partition_id: The partition.
             select_fields: Fields to read.
+            borrow: As for ``get_data``.
             timeout_s: Seconds that the call may take; None: the client's default.
 
         Returns:
@@ -305,6 +317,7 @@ class DataPlaneClient(Protocol):
         min_batch_size: int | None = None,
         prefetch: int = 0,
         device: torch.device | str | int | None = None,
+        borrow: bool = False,
         survivors: Survivors = "raise",
         idle: Idle = "raise",
         timeout_s: float | None = None,
@@ -320,6 +333,7 @@ class DataPlaneClient(Protocol):
             min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
             prefetch: Number of batches to claim and read ahead; above 0, use ``async with`` on the result.
             device: Device to which the data is moved; None: it stays in host memory.
+            borrow: As for ``get_data``, for each batch.
             survivors: If only some rows of a batch can be read, ``"raise"`` raises PartialReadError; ``"drop"`` returns
                 the others, without groups (tag ``group_id``) of which a row is missing, and passes over batches of
                 which no row exists any more. Claims of rows that are left out and still exist are released.

@@ -84,6 +84,9 @@ class ClaimMeta(Call[KVBatchMeta]):
 class GetSamples(Call["TensorDict"]):
     """Read fields of samples; ``handles`` (from a meta) bind each row to one incarnation.
 
+    With ``borrow`` the transport may return tensors on the memory in which the rows are stored, if that memory is not
+    reused before they are gone, and what is written to them stays with the caller. A copy always will do.
+
     ``execute`` raises PartialReadError even if no row could be read; the verbs then raise one of its errors instead.
     """
 
@@ -91,6 +94,7 @@ class GetSamples(Call["TensorDict"]):
     partition_id: str
     fields: tuple[str, ...]
     handles: tuple[RowHandle | None, ...] | None = None
+    borrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

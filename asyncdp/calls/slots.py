@@ -226,15 +226,19 @@ class Locate(Call[Located]):
 
 @dataclass(frozen=True, slots=True)
 class ReadSlots(Call[ReadResult]):
-    """Read slots of one host through one of its ports."""
+    """Read slots of one host through one of its ports.
+
+    ``borrow`` is as in :class:`~asyncdp.calls.GetSamples`.
+    """
 
     host: HostRef
     refs: tuple[SlotRef, ...]
     port: int | None = None
+    borrow: bool = False
 
     def through(self, port: int) -> ReadSlots:
         """Return the same request through this port."""
-        return ReadSlots(self.host, self.refs, port)
+        return ReadSlots(self.host, self.refs, port, self.borrow)
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,15 +45,15 @@ Read = tuple[Block, Sequence[int]]
 RefKey = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
 
 
-async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tuple[ReadSlots, Any]]:
+async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext, *, borrow: bool) -> list[tuple[ReadSlots, Any]]:
     """Send one request per host; return each request with its result or its error."""
     if len(refs) == 1 or all(ref.host is refs[0].host for ref in refs):
-        calls = [ReadSlots(refs[0].host, tuple(refs))]
+        calls = [ReadSlots(refs[0].host, tuple(refs), borrow=borrow)]
     else:
         by_host: dict[tuple[str, int], list[SlotRef]] = {}
         for ref in refs:
             by_host.setdefault((ref.host.id, ref.host.epoch), []).append(ref)
-        calls = [ReadSlots(group[0].host, tuple(group)) for group in by_host.values()]
+        calls = [ReadSlots(group[0].host, tuple(group), borrow=borrow) for group in by_host.values()]
     if len(calls) > 1:
         return list(zip(calls, await fan_out(send, calls, ctx), strict=True))
     try:
@@ -63,7 +63,7 @@ async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext) -> list[tu
 
 
 async def _read_refs(
-    send: Send, refs: Sequence[SlotRef], ctx: CallContext
+    send: Send, refs: Sequence[SlotRef], ctx: CallContext, *, borrow: bool = False
 ) -> tuple[list[Read], dict[int, DataPlaneError], set[RefKey]]:
     """Read refs, with one request per host.
 
@@ -72,7 +72,7 @@ async def _read_refs(
     reads: list[Read] = []
     failed: dict[int, DataPlaneError] = {}
     stale: set[RefKey] = set()
-    for call, answer in await _ask(send, refs, ctx):
+    for call, answer in await _ask(send, refs, ctx, borrow=borrow):
         if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
             raise answer
         if isinstance(answer, ReadResult):
@@ -121,7 +121,7 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
     reads: list[Read] = []
     specs: Mapping[str, FieldSpec] = located.specs
     if located.refs:
-        reads, broken, stale_refs = await _read_refs(send, located.refs, ctx)
+        reads, broken, stale_refs = await _read_refs(send, located.refs, ctx, borrow=call.borrow)
         if broken:
             stale = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
             reads = _without(reads, broken)

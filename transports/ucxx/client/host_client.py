@@ -55,16 +55,25 @@ class HostClient:
         codec, buffers: Codec and buffer pool for reads over the lane.
         lane: Whether to use the lane where it is available.
         lanes: Lanes that are mapped already, by host and epoch; they do not depend on an event loop.
+        borrow_share: As for a lane.
     """
 
     def __init__(
-        self, pool: Pool, codec: ObjectCodec, buffers: BufferPool, *, lane: bool = True, lanes: Lanes | None = None
+        self,
+        pool: Pool,
+        codec: ObjectCodec,
+        buffers: BufferPool,
+        *,
+        lane: bool = True,
+        lanes: Lanes | None = None,
+        borrow_share: float = 0.5,
     ) -> None:
         """Start with ``lanes``, and without requests."""
         self._pool = pool
         self._codec = codec
         self._buffers = buffers
         self._lanes: Lanes = {} if lanes is None else lanes
+        self._borrow_share = borrow_share
         self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
         #: Number of running lane copies, by op_id.
         self._copying: dict[str, int] = {}
@@ -85,7 +94,8 @@ class HostClient:
         lane = None
         if route.boot_id == self._machine.boot_id:
             arena = Arena.attach(route.arena, host.id, host.epoch)
-            lane = None if arena is None else Lane(arena, self._buffers, self._codec)
+            if arena is not None:
+                lane = Lane(arena, self._buffers, self._codec, borrow_share=self._borrow_share)
         self._lanes[key] = lane
         return lane
 
@@ -111,11 +121,16 @@ class HostClient:
                 err.host = host.id
             raise
 
-    async def read(self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None) -> ReadResult:
-        """Read rows of slots, over the lane or through ``port`` (None: the host's first port)."""
+    async def read(
+        self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None, *, borrow: bool = False
+    ) -> ReadResult:
+        """Read rows of slots, over the lane or through ``port`` (None: the host's first port).
+
+        With ``borrow`` the lane borrows rows where it can.
+        """
         lane = self.lane_of(host, route)
         if lane is not None:
-            return await lane.read(refs)
+            return await lane.read(refs, borrow=borrow)
         async with self._use(host, route, port) as connection:
             return await connection.read(host, refs)
 

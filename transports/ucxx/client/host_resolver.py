@@ -138,7 +138,11 @@ class HostResolver:
                 per_port=self._settings.connections_per_port,
                 client=self._client,
             )
-            told: dict[str, Any] = {"lane": self._settings.lane == "auto", "lanes": self._lanes}
+            told: dict[str, Any] = {
+                "lane": self._settings.lane == "auto",
+                "lanes": self._lanes,
+                "borrow_share": self._settings.borrow_share,
+            }
             self._pool, self._host_client = pool, HostClient(pool, self._codec, self._buffers, **told)
             self._end = at_loop_end(partial(_end, pool, self._engine))
             on_fork_of_loop(loop)

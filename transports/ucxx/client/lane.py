@@ -4,12 +4,17 @@ A reader checks before and after its copy that each slot still holds its generat
 change in between is StaleSlotError, never another sample's bytes. A writer copies into slots that the host reserved for
 it and records its end in the slot's header. The host reuses such a slot only after that, or after the writer's death,
 so even a writer that was paused for hours never overwrites other rows.
+
+A read may borrow rows rather than copy them: their tensors are on a private mapping of the slot, which the host does
+not reuse for as long as the mapping lives (see ``slots/borrows.py``). The slot is checked once that holds.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,10 +31,10 @@ from asyncdp.errors import (
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
 from ..payload.cooperative_copy import copy_cooperatively
-from ..payload.gather import Gather, Selection, gathers
-from ..payload.layout import Layout, read_layout, spans
+from ..payload.gather import Gather, Selection, gathers, span_of
+from ..payload.layout import OBJECTS, Layout, read_layout, schema_of, spans
 from ..payload.payload import Payload
-from ..slots.arena import WORDS
+from ..slots.arena import PAYLOAD_AT, WORDS
 from ..slots.header import (
     DEAD,
     DONE,
@@ -46,6 +51,7 @@ from ..slots.slot import live_at
 if TYPE_CHECKING:
     from asyncdp.calls.slots import SlotRef
     from asyncdp.process.buffer_pool import BufferPool
+    from asyncdp.process.private_mapping import PrivateMapping
     from asyncdp.rows.block import Block, ObjectCodec
 
     from ..slots.arena import Arena
@@ -67,11 +73,16 @@ class Lane:
         arena: The host's arena, attached and not owned.
         buffers: Pool of the buffers for results.
         codec: Decodes values that are no tensors.
+        borrow_share: Share of the arena that slots may take that this lane's readers borrow at a time.
     """
 
-    def __init__(self, arena: Arena, buffers: BufferPool, codec: ObjectCodec) -> None:
+    def __init__(self, arena: Arena, buffers: BufferPool, codec: ObjectCodec, *, borrow_share: float = 0.5) -> None:
         """Keep the arena, and view its slot headers as an array."""
         self.arena = arena
+        self._most_borrowed = int(borrow_share * arena.units)
+        self._borrowed = 0
+        #: Units of borrows that ended; appended to by any thread, at any time.
+        self._given_back: deque[int] = deque()
         self._buffers = buffers
         self._codec = codec
         self._pid = os.getpid()
@@ -84,8 +95,11 @@ class Lane:
 
     # -- reading
 
-    async def read(self, refs: Sequence[SlotRef]) -> ReadResult:
-        """Copy rows out of slots; return an error for each ref that could not be read, as the host itself would."""
+    async def read(self, refs: Sequence[SlotRef], *, borrow: bool = False) -> ReadResult:
+        """Copy rows out of slots; return an error for each ref that could not be read, as the host itself would.
+
+        With ``borrow``, fields of which all rows lie in one slot, one after the other, are borrowed and not copied.
+        """
         errors: dict[int, DataPlaneError] = {}
         foreign = [at for at, ref in enumerate(refs) if not self._known(ref)]
         for at in foreign:
@@ -101,10 +115,12 @@ class Lane:
                 picks.append(Selection(at, self._look(refs[at], heads), refs[at].fields, refs[at].index))
             except CorruptPayload as err:
                 errors[at] = self._state_problem(refs[at]) or err
+        parts: list[Part] = []
+        if borrow:
+            picks = self._borrow_some(picks, refs, parts, errors)
         made, unfit = gathers(picks)
         for at, error in unfit.items():
             errors[at] = self._state_problem(refs[at]) or error
-        parts = []
         for gather in made:
             out = self._buffers.empty(gather.layout.nbytes)
             await copy_cooperatively(gather.fill(out))
@@ -151,6 +167,59 @@ class Lane:
             block = block.take([row for place in kept for row in range(*marks[place])])
             numbers, sizes = [numbers[place] for place in kept], tuple(sizes[place] for place in kept)
         return Part(tuple(numbers), block, sizes, copied.schema())
+
+    def _borrow_some(
+        self,
+        picks: list[Selection],
+        refs: Sequence[SlotRef],
+        parts: list[Part],
+        errors: dict[int, DataPlaneError],
+    ) -> list[Selection]:
+        """Add a part for each selection that can be borrowed; return those that have to be copied."""
+        named = Counter(name for pick in picks for name in pick.fields)
+        rest = []
+        for pick in picks:
+            # Rows of a field that come in several pieces would be joined by a copy in any case.
+            part = self._borrow(pick, refs, errors) if all(named[name] == 1 for name in pick.fields) else None
+            if part is not None:
+                parts.append(part)
+            elif pick.ref not in errors:
+                rest.append(pick)
+        return rest
+
+    def _borrow(self, pick: Selection, refs: Sequence[SlotRef], errors: dict[int, DataPlaneError]) -> Part | None:
+        """Borrow a selection; return None where it has to be copied, or has an error."""
+        ref, layout, span = refs[pick.ref], pick.payload.layout, span_of(pick.rows)
+        metas = {meta.name: meta for meta in layout.metas}
+        if span is None or not 0 <= span[0] < span[1] <= layout.n or not metas.keys() >= set(pick.fields):
+            return None
+        asked = tuple(metas[name] for name in pick.fields)
+        mapping = None if all(meta.kind == OBJECTS for meta in asked) else self._hold(ref, layout.nbytes)
+        if mapping is None:
+            return None
+        self._check(refs, [pick.ref], errors)
+        if pick.ref in errors:
+            return None
+        payload = Payload(layout, mapping.array()[PAYLOAD_AT:])
+        try:
+            block = block_of(payload, self._codec, fields=pick.fields, rows=range(*span))
+        except DataPlaneReadError as err:
+            errors[pick.ref] = type(err)(err.message, host=ref.host.id, field=err.field, cause=err)
+            return None
+        return Part((pick.ref,), block, (block.nbytes,), schema_of(asked))
+
+    def _hold(self, ref: SlotRef, nbytes: int) -> PrivateMapping | None:
+        """Map a slot with a payload of ``nbytes``, which it has to be checked for; None where that cannot be."""
+        header = Header.read(self.arena, ref.slot, ref.generation)
+        while self._given_back:
+            self._borrowed -= self._given_back.popleft()
+        if header is None or nbytes > header.capacity or self._borrowed + header.units > self._most_borrowed:
+            return None
+        on_end = partial(self._given_back.append, header.units)
+        mapping = self.arena.borrow(ref.slot, header.units, PAYLOAD_AT + nbytes, on_end)
+        if mapping is not None:
+            self._borrowed += header.units
+        return mapping
 
     def _check(self, refs: Sequence[SlotRef], numbers: Sequence[int], errors: dict[int, DataPlaneError]) -> None:
         """Add an error for each ref whose slot does not hold its generation, or of which a row is dead.

@@ -104,7 +104,8 @@ class SlotCalls(Service):
         del ctx
 
         async def read(place: HostAddress, port: int | None) -> s.ReadResult:
-            return await self._resolver.host_client.read(call.host, place.route, call.refs, port)
+            client = self._resolver.host_client
+            return await client.read(call.host, place.route, call.refs, port, borrow=call.borrow)
 
         try:
             return await self._at(call.host, call.port, read)

@@ -28,7 +28,7 @@ from .layout import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -165,19 +165,36 @@ def _copy_strided(values: torch.Tensor, meta: ColumnMeta, out: Bytes) -> Iterato
         yield part.shape[0] * row
 
 
-def block_of(payload: Payload, codec: ObjectCodec = PICKLE) -> Block:
+def block_of(
+    payload: Payload, codec: ObjectCodec = PICKLE, *, fields: Sequence[str] | None = None, rows: range | None = None
+) -> Block:
     """Return a block whose tensors share the payload's bytes.
+
+    Args:
+        payload: The payload.
+        codec: Decodes values that are no tensors.
+        fields: Names of the columns to take; None: all.
+        rows: Rows to take, consecutive; None: all.
 
     Raises:
         DataPlaneReadError: A field has a dtype that this torch does not have; the message names the field.
     """
-    columns = {meta.name: _column(payload, at) for at, meta in enumerate(payload.layout.metas)}
-    return Block(payload.layout.n, columns, codec=codec)
+    rows = range(payload.layout.n) if rows is None else rows
+    numbers = {meta.name: at for at, meta in enumerate(payload.layout.metas)}
+    columns = {name: _column(payload, numbers[name], rows) for name in (numbers if fields is None else fields)}
+    return Block(len(rows), columns, codec=codec)
 
 
-def _column(payload: Payload, at: int) -> Column:
-    meta, n, offsets = payload.layout.metas[at], payload.layout.n, payload.layout.offsets[at]
+def _column(payload: Payload, at: int, rows: range) -> Column:
+    meta, n, offsets = payload.layout.metas[at], len(rows), payload.layout.offsets[at]
     data = payload.bytes_of(at)
+    if n != payload.layout.n:
+        first, stop = rows.start, rows.stop
+        if offsets is not None:
+            offsets = offsets[first : stop + 1]
+            first, stop = int(offsets[0]), int(offsets[-1])
+            offsets = offsets - first
+        data = data[first * meta.unit : stop * meta.unit]
     if meta.kind == OBJECTS:
         assert offsets is not None  # noqa: S101 - not dense
         raw, marks = data.tobytes(), offsets.tolist()

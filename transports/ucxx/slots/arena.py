@@ -2,7 +2,8 @@
 
 ::
 
-    page 0            arena header: magic, version, sizes, epoch, host id, CRC-32; a word that says it was given up
+    page 0            arena header: magic, version, sizes, epoch, host id, CRC-32; a word that says that its host
+                      leaves borrowed slots alone; one that says it was given up
     table             128 bytes per unit: the header of the slot that begins there, see ``header.py``
     data              units of ``unit_bytes``; a slot takes a contiguous extent of them
 
@@ -31,8 +32,13 @@ import numpy as np
 
 from asyncdp.errors import DataPlaneUnavailable
 from asyncdp.process.private_files import check_owner
+from asyncdp.process.private_mapping import PrivateMapping
+
+from . import borrows
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import numpy.typing as npt
 
 __all__ = ["Arena", "arena_name", "sweep_arenas"]
@@ -45,6 +51,9 @@ _HEADER: Final = struct.Struct("<8sIIQQQQ128s")
 _MAGIC: Final = b"ADPARENA"
 #: Version of the headers and of the layout of rows in slots. The positions of magic and version never change.
 _VERSION: Final = 1
+#: Offset of a slot's payload in the slot, in bytes.
+PAYLOAD_AT: Final = 64
+_LENDS_AT: Final = PAGE - 16
 _GIVEN_UP_AT: Final = PAGE - 8
 SHM: Final = Path("/dev/shm")  # noqa: S108 - where Linux keeps POSIX shared memory
 
@@ -111,7 +120,9 @@ class Arena:
         self.name = name
         self.owned = owned
         self._fd: int | None = fd
-        self.nbytes = os.fstat(fd).st_size
+        found = os.fstat(fd)
+        self.nbytes = found.st_size
+        self._file = (found.st_dev, found.st_ino)
         if self.nbytes < PAGE:
             raise ValueError(f"segment {name} has {self.nbytes} bytes")
         self._map = mmap.mmap(fd, self.nbytes)
@@ -132,7 +143,10 @@ class Arena:
         self.data: npt.NDArray[np.uint8] = np.frombuffer(self._map, np.uint8)
         view: Any = memoryview(self._map)
         self.words: memoryview = view[PAGE : PAGE + units * HEADER_BYTES].cast("Q")
+        self._lends: memoryview = view[_LENDS_AT:_GIVEN_UP_AT].cast("Q")
         self._given_up: memoryview = view[_GIVEN_UP_AT:PAGE].cast("Q")
+        if owned:
+            self._lends[0] = 1
 
     # -- the host's side
 
@@ -226,7 +240,34 @@ class Arena:
         if self._fd is not None:
             os.utime(self._fd)
 
+    def is_borrowed(self, slot: int, units: int) -> bool:
+        """Return whether somebody borrows a slot; where its rows died before the look, nobody borrows it after it."""
+        return self._fd is not None and borrows.is_locked(self._fd, self._begin(slot), units * self.unit_bytes)
+
     # -- the clients' side
+
+    def borrow(self, slot: int, units: int, nbytes: int, on_end: Callable[[], object]) -> PrivateMapping | None:
+        """Map the first ``nbytes`` bytes of a slot; the slot is not reused until the mapping ends.
+
+        It has to be checked after this, since it may have been reused before. Returns None where the segment was
+        removed, where its host does not know of borrowing, or where the system does not allow it.
+        """
+        if not self._lends[0]:
+            return None
+        try:
+            fd = _open(self.name, os.O_RDONLY)
+        except OSError:
+            return None
+        try:
+            found = os.fstat(fd)
+            if (found.st_dev, found.st_ino) != self._file:
+                return None
+            borrows.lock(fd, self._begin(slot), units * self.unit_bytes)
+            return PrivateMapping(fd, self._begin(slot), nbytes, on_end)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
 
     @classmethod
     def attach(cls, name: str, host_id: str, epoch: int) -> Arena | None:
@@ -265,7 +306,10 @@ class Arena:
         A destination 16 bytes above its source modulo 4096 makes copies 2.5 times slower; arrays of numpy and torch
         begin 16 or 64 bytes past a page.
         """
-        return self.data_at + slot * self.unit_bytes + 64
+        return self._begin(slot) + PAYLOAD_AT
+
+    def _begin(self, slot: int) -> int:
+        return self.data_at + slot * self.unit_bytes
 
     def slice(self, begin: int, size: int) -> npt.NDArray[np.uint8]:
         """Return a view of ``size`` bytes of the segment from offset ``begin``."""

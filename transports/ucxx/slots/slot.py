@@ -113,6 +113,13 @@ class Slot:
         """Return whether any field of any of these rows is still live."""
         return bool(self.live(arena)[sorted(rows)].any())
 
+    def kill(self, arena: Arena) -> None:
+        """End the life of all rows."""
+        if not self.all_dead(arena):
+            live = self.live(arena)
+            live[:] = 0
+            write_dead(arena, self.number, live.size)
+
     def kill_in_steps(self, arena: Arena, index: Sequence[int], fields: Sequence[str] | None) -> Iterator[None]:
         """End the life of rows, or of some of their fields, in steps of bounded work; yield after each step.
 

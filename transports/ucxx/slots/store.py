@@ -1,10 +1,11 @@
 """The slots of one host: FREE -> WRITING -> READY -> FREE.
 
 Reading is not a state but a set of read attempts, each finished exactly once; a slot whose rows all died while it is
-read is freed when its last reader finishes. A transition from an unexpected state changes nothing and logs a warning.
-A WRITING slot is freed only when its writer can no longer write: a lane writer has recorded its end or its process is
-dead; for a remote writer, the host's own receive has ended. A slot is never freed because time passed or a connection
-broke, since a write may be slow; an aborted one is only marked as GIVEN_UP.
+read is freed when its last reader finishes. One that a process on this machine borrows (see ``borrows.py``) is doomed:
+READY without live rows, until a look finds that nobody borrows it. A transition from an unexpected state changes
+nothing and logs a warning. A WRITING slot is freed only when its writer can no longer write: a lane writer has recorded
+its end or its process is dead; for a remote writer, the host's own receive has ended. A slot is never freed because
+time passed or a connection broke, since a write may be slow; an aborted one is only marked as GIVEN_UP.
 
 Only the host's thread calls this code; lane readers see its changes of the arena at once.
 """
@@ -64,6 +65,8 @@ class SlotStore:
         self._by_op: dict[bytes, dict[Slot, None]] = {}
         self._states: Counter[State] = Counter()
         self._read: set[Slot] = set()
+        #: Slots that would be free if nobody borrowed them.
+        self.doomed: dict[Slot, None] = {}
         #: Units of the slots that each client has reserved and not written yet.
         self.unwritten: dict[str, int] = {}
         #: Estimated bytes of the layouts that slots keep.
@@ -181,21 +184,37 @@ class SlotStore:
             slot.owner = ""
 
     def _free(self, slot: Slot) -> bool:
+        """Free a slot, or doom it as long as somebody borrows it; return whether it is free."""
         if not self._current(slot):
             return self._warn("free", slot)
+        # The rows die before the look, so that nobody borrows them after it.
+        slot.kill(self.arena)
+        if self.arena.is_borrowed(slot.number, slot.header.units):
+            self._doom(slot)
+            return False
         # The state is written first, so that a lane reader in the middle of a copy sees it before the space is reused.
         self._change(slot, State.FREE)
         self._read.discard(slot)
         del self.slots[slot.number]
         self.unlook(slot)
-        self._discharge(slot)
-        of_op = self._by_op[slot.header.op]
-        del of_op[slot]
-        if not of_op:
-            del self._by_op[slot.header.op]
+        self.doomed.pop(slot, None)
+        self._leave_put(slot)
         self.extents.give(slot.number, slot.header.units)
         self._on_free()
         return True
+
+    def _doom(self, slot: Slot) -> None:
+        self.doomed[slot] = None
+        self._leave_put(slot)
+        self._change(slot, State.READY)
+
+    def _leave_put(self, slot: Slot) -> None:
+        """Forget which put, and which client, reserved a slot."""
+        self._discharge(slot)
+        of_op = self._by_op.get(slot.header.op, {})
+        of_op.pop(slot, None)
+        if not of_op:
+            self._by_op.pop(slot.header.op, None)
 
     def _current(self, slot: Slot) -> bool:
         return self.slots.get(slot.number) is slot
@@ -236,8 +255,12 @@ class SlotStore:
         return list(self._by_op.get(digest_of(op_id), ()))
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""
-        return {**self.states(), "free_bytes": self.free_bytes, "overwritten": self.overwritten}
+        """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots.
+
+        ``doomed`` are READY slots without rows that somebody borrowed when they were looked at last.
+        """
+        more = {"free_bytes": self.free_bytes, "overwritten": self.overwritten, "doomed": len(self.doomed)}
+        return {**self.states(), **more}
 
     def states(self) -> dict[str, int]:
         """Return the numbers of slots by state and of those being read; each heartbeat carries them."""

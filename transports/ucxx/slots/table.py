@@ -246,7 +246,9 @@ class SlotTable(SlotStore):
         return chosen
 
     def _may_be_overwritten(self, slot: Slot) -> bool:
-        return self._current(slot) and not slot.readers and self.apply_outcome(slot) is State.READY
+        if not self._current(slot) or slot.readers or self.apply_outcome(slot) is not State.READY:
+            return False
+        return not self.arena.is_borrowed(slot.number, slot.header.units)
 
     def _overwrite(self, oldest: Iterator[Slot]) -> bool:
         """Free the next slot that may still be overwritten, and count it; return False where there is none."""
@@ -284,6 +286,7 @@ class SlotTable(SlotStore):
             slot is not None
             and slot.header.op == op
             and op not in self._refused
+            and slot not in self.doomed
             and self.apply_outcome(slot) is State.READY
         )
 
@@ -326,8 +329,7 @@ class SlotTable(SlotStore):
                 self.drop(slot.number, slot.generation, range(slot.header.rows))
                 yield True
             elif state is not State.FREE:
-                self._free(slot)
-                yield False
+                yield not self._free(slot)
 
     def received(self, slot: Slot) -> None:
         """Mark that the host's own receive into a slot has ended, successfully or not; free an aborted slot."""
@@ -336,11 +338,16 @@ class SlotTable(SlotStore):
             self._free(slot)
 
     def sweep(self, now: float) -> int:
-        """Free slots whose writer is dead, or (where the host receives) whose put expired; return how many."""
+        """Free slots whose writer is dead, or (where the host receives) whose put expired; return how many.
+
+        Doomed slots that nobody borrows any more are freed too.
+        """
         return sum(self.sweep_in_steps(now))
 
     def sweep_in_steps(self, now: float) -> Iterator[bool]:
         """Sweep like :meth:`sweep`, one slot per step: yield whether it was freed."""
+        for slot in list(self.doomed):
+            yield self._current(slot) and not slot.readers and self._free(slot)
         for slot in list(self.slots.values()):
             if not self._current(slot) or self.state(slot) not in (State.WRITING, State.GIVEN_UP):
                 yield False
@@ -348,9 +355,7 @@ class SlotTable(SlotStore):
             state = self.apply_outcome(slot, now)
             late = slot.header.writer is not None or state is State.GIVEN_UP or slot.header.not_after < now
             gone = state in (State.WRITING, State.GIVEN_UP) and late and self._writer_gone(slot)
-            if gone:
-                self._free(slot)
-            yield gone
+            yield gone and self._free(slot)
 
     def forget(self, before: float) -> None:
         """Forget refusals from before this time."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
+import asyncdp
 from asyncdp import (
     DataPlaneBadRequest,
     KVBatchMeta,
@@ -27,6 +28,22 @@ __all__ = ["Reads"]
 
 class Reads(Contract):
     """Promise 2: a read never returns fewer rows or columns than requested."""
+
+    async def test_borrowed_rows_stay_as_they_were_read(self, rig: Rig) -> None:
+        """R13: also where nothing is copied; what is written to them is seen by nobody else."""
+        await declare(rig.client)
+        await rig.client.put_samples(["a", "b"], "p", {"x": torch.tensor([1, 2])})
+        first = await rig.client.get_samples(["a", "b"], "p", ["x"], borrow=True)
+        first["x"][0] = 50
+        second = await rig.client.get_samples(["a", "b"], "p", ["x"], borrow=True)
+        await rig.client.clear_samples(["a", "b"], "p")
+        for turn in range(8):
+            await rig.client.put_samples(["a", "b"], "p", {"x": torch.tensor([70 + turn, 80])})
+            await rig.client.clear_samples(["a", "b"], "p")
+        check_same(first["x"], torch.tensor([50, 2]))
+        check_same(second["x"], torch.tensor([1, 2]))
+        with asyncdp.borrowed(first):
+            pass
 
     async def test_an_unknown_id_alone_is_not_found(self, rig: Rig) -> None:
         """P1: the read raises SampleNotFound, a KeyError, with the id; it is not retryable and blames no port."""
