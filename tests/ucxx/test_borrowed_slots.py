@@ -272,6 +272,53 @@ async def test_overwriting_leaves_borrowed_slots_alone() -> None:
         assert table.find(grants[1].slot, grants[1].generation) is None
 
 
+async def test_a_slot_that_is_borrowed_while_it_is_overwritten_is_no_space(
+    lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The reader came between both looks: the put does not get it, and its own put, sent again, finds it gone."""
+    with segments.arena(unit_bytes=4096) as made:
+        table = SlotTable(made, max_slot_bytes=1 << 19, overwrite_oldest=True)
+        (grant,) = put(table, "op", rows(1, 100000))
+        held = await values_of(lane_of(table), ref(grant))
+        monkeypatch.setattr(table, "_may_be_overwritten", lambda slot: slot.generation == grant.generation)
+        monkeypatch.setattr(table, "_slots_to_overwrite", whole(table))
+        with pytest.raises(DataPlaneNotReady):
+            table.reserve("new", ("a",), [500000] * 2, 0, 100.0)
+        assert (held == 1.0).all()
+        assert table.counts()["doomed"] == 1
+        assert not table.is_written(grant.slot, grant.generation, "op")
+
+
+def whole(table: SlotTable) -> Any:
+    """All slots of a table, as those to overwrite."""
+
+    def slots(_: Any) -> Any:
+        yield None
+        return list(table.slots.values())
+
+    return slots
+
+
+async def test_nobody_borrows_a_slot_after_the_look_at_it(
+    table: SlotTable, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its rows die before the host looks who has it: who comes after the look finds them dead."""
+    (grant,) = put(table, "op", rows(1, 4000))
+    look, came = Arena.is_borrowed, []
+
+    def late(arena: Arena, *slot: int) -> bool:
+        found = look(arena, *slot)
+        reading = lane.read([ref(grant)], borrow=True)
+        with pytest.raises(StopIteration) as ended:
+            reading.send(None)
+        came.append(ended.value.value.errors[0])
+        return found
+
+    monkeypatch.setattr(Arena, "is_borrowed", late)
+    assert table.abort("op", 0.0) == 0
+    assert [type(err) for err in came] == [StaleSlotError]
+
+
 async def test_an_abandoned_put_dooms_what_is_borrowed(table: SlotTable, lane: Lane) -> None:
     """The put may be made again under its op_id; it gets another slot."""
     (grant,) = put(table, "op", rows(1, 4000))
