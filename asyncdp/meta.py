@@ -409,6 +409,8 @@ class DataPlaneCapabilities:
         bound_mutations: Puts and removals can be bound to lives. If False, a put by a meta or with ``only``, or a
             removal by a meta or group with handles, is DataPlaneUnsupported, since it could affect another life.
         host_listing: The slot hosts can be listed. If False, list_hosts is DataPlaneUnsupported.
+        directory_snapshots: The state of a partition can be read, and claims restored, in one atomic step each. If
+            False, the plane cannot be saved: ``asyncdp.checkpoint.save`` is DataPlaneUnsupported.
     """
 
     persistent_recovery: bool = False
@@ -423,6 +425,7 @@ class DataPlaneCapabilities:
     claim_dedup: bool = False
     bound_mutations: bool = False
     host_listing: bool = False
+    directory_snapshots: bool = False
 
     __setstate__ = _restore
 

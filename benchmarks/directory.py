@@ -16,6 +16,7 @@ import anyio
 
 from asyncdp.calls import RegisterPartition
 from asyncdp.calls.slots import HostRef, Publish, SlotRef
+from asyncdp.calls.snapshots import ClaimState, RestoreClaims
 from asyncdp.rows.block import FieldSpec
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, OperationId
 
@@ -95,6 +96,11 @@ async def run(rounds: int, group: int | None) -> None:
         await bench.measure("claim, nothing ready", rounds, lambda _: directory.claim(
             bench.mutation(), "p", "train", FIELDS, size, size, "bench"))  # fmt: skip
         await bench.measure("list_claims, 7.7k claimed rows", 5, lambda _: directory.list_claims("p", "train"))
+        await bench.measure("snapshot, 10k rows, 7.7k claimed", 5, lambda _: directory.snapshot("p"))
+        rows = tuple((row.sample_id, row.life) for row in (await directory.snapshot("p")).rows)
+        made = (ClaimState("bench", "log", FIELDS, rows, 1.0, None),)
+        again = RestoreClaims("p", ("log",), made)
+        await bench.measure("restore_claims, 10k rows", 1, lambda _: directory.restore_claims(bench.mutation(), again))
         await bench.measure("first claim of a task, 10k rows", 1, lambda _: directory.claim(
             bench.mutation(), "p", "score", FIELDS, 256, 256, "bench"))  # fmt: skip
         await bench.measure("claim 9984 of 10k", 1, lambda _: directory.claim(

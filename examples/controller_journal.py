@@ -24,25 +24,25 @@ class Journal:
     """The weights of the trainer, of which this example has the version only, and the groups that it trained on."""
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "journal.json"
+        self.path = folder / "journal.json"
 
     def read(self) -> tuple[int, list[str]]:
         """Return the weight version and all groups trained on, in order."""
-        if not self._path.exists():
+        if not self.path.exists():
             return 0, []
-        held = json.loads(self._path.read_text())
+        held = json.loads(self.path.read_text())
         return held["version"], held["groups"]
 
     def step(self, groups: Iterable[str]) -> int:
         """Write the next version and its groups, durably, and return the version."""
         version, before = self.read()
         held = {"version": version + 1, "groups": [*before, *groups]}
-        beside = self._path.with_suffix(".new")
+        beside = self.path.with_suffix(".new")
         with beside.open("w") as file:
             json.dump(held, file)
             file.flush()
             os.fsync(file.fileno())
-        beside.replace(self._path)
+        beside.replace(self.path)
         return version + 1
 
 

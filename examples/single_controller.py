@@ -6,6 +6,7 @@ each group that was committed was trained once, was evicted, or is left. Read on
 
     controller_roles     what each role does; the controller is a CapacityLedger, a Selector and a RecoveryLoop
     controller_journal   "trained" means journalled with a durable weight version; and the account
+    controller_checkpoints   what is left when all processes are killed and the memory of the plane is gone
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import signal
 import statistics
 import tempfile
 import time
-from contextlib import nullcontext, suppress
+from contextlib import AsyncExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ import anyio
 import anyio.to_thread
 
 from asyncdp import Client, DataPlaneError, layers_of
+from asyncdp.examples.controller_checkpoints import Checkpoints, destroy
 from asyncdp.examples.controller_journal import Journal, Tally
 from asyncdp.examples.controller_roles import PARTITION, Part, declare, main, play
 from asyncdp.examples.grpo_chaos import plane_of
@@ -39,12 +41,16 @@ __all__ = ["KILLS", "run"]
 
 WORKERS = 2
 ROLES = ("controller", *(f"worker-{number}" for number in range(WORKERS)), "scorer", "trainer")
+ALL = "all"
+"""All roles and the plane with its memory: the run goes on from the last checkpoint. "random" leaves it out."""
 KILLS = {
-    "memory": ("controller", "worker", "scorer", "trainer", "host"),
+    "memory": ("controller", "worker", "scorer", "trainer", "host", ALL),
     "transfer_queue": ("controller", "worker", "scorer", "trainer", "storage"),
-    "ucxx": ("controller", "worker", "scorer", "trainer", "host", "directory"),
+    "ucxx": ("controller", "worker", "scorer", "trainer", "host", "directory", ALL),
 }
 """What can be killed on each transport, beside "random". A storage unit of TransferQueue does not come back."""
+CHECKPOINT_S = 1.5
+"""Seconds between two checkpoints where everything is killed, unless another number is given."""
 AWAY_S = 1.0
 """Seconds before what was killed is started again."""
 CALM_S = 2.0
@@ -96,13 +102,17 @@ class _Roles:
 
     def __init__(self, config: DemoConfig, plane: Client, folder: Path, tasks: anyio.abc.TaskGroup) -> None:
         self._in_process = config.transport == "memory"
-        self._plane = plane.attach_config()
-        self._folder = folder
+        self.move(plane, folder)
         self._tasks = tasks
         self._grace_s = 15.0 if config.transport == "ucxx" else 2.0
         self._lives: dict[str, int] = {}
         self._ends: dict[str, Callable[[], None]] = {}
         self._context = multiprocessing.get_context("spawn")
+
+    def move(self, plane: Client, folder: Path) -> None:
+        """Have the roles that are started from now on use another plane, and another folder."""
+        self._plane = plane.attach_config()
+        self._folder = folder
 
     def begin(self, role: str) -> None:
         """Start a role; it has a new name to the plane, which counts as alive until it is killed."""
@@ -139,7 +149,9 @@ class _Roles:
             self.kill(role)
 
 
-async def run(config: DemoConfig, kill: str | None, say: Callable[[str], None]) -> ControllerReport:
+async def run(
+    config: DemoConfig, kill: str | None, say: Callable[[str], None], checkpoint_s: float | None = None
+) -> ControllerReport:
     """Run for ``config.seconds``, with kills, and make the account.
 
     Args:
@@ -147,6 +159,7 @@ async def run(config: DemoConfig, kill: str | None, say: Callable[[str], None]) 
         kill: What is killed, again and again after recovery: one of KILLS of the transport, or ``"random"``; None:
             nothing.
         say: Told what happens, in lines.
+        checkpoint_s: Seconds between two checkpoints; None: none are made, or as many as killing everything needs.
 
     Raises:
         ValueError: That cannot be killed on this transport.
@@ -162,43 +175,85 @@ async def run(config: DemoConfig, kill: str | None, say: Callable[[str], None]) 
         tempfile.TemporaryDirectory(prefix="asyncdp-controller-") as made,
         ray_for_the_plane() if config.transport == "transfer_queue" else nullcontext(),
     ):
-        async with start(config, "driver", None) as plane:
-            await declare(plane)
-            return await _run(config, kill, say, plane, Path(made))
+        if kill == ALL and checkpoint_s is None:
+            checkpoint_s = CHECKPOINT_S
+        async with AsyncExitStack() as planes:
+            return await _run(config, kill, say, planes, Path(made), checkpoint_s)
 
 
 async def _run(
-    config: DemoConfig, kill: str | None, say: Callable[[str], None], plane: Client, folder: Path
+    config: DemoConfig,
+    kill: str | None,
+    say: Callable[[str], None],
+    planes: AsyncExitStack,
+    folder: Path,
+    checkpoint_s: float | None,
 ) -> ControllerReport:
-    rng, journal, killed = random.Random(config.seed), Journal(folder), list[tuple[str, float]]()
-    possible = list(KILLS[config.transport])
+    rng, killed = random.Random(config.seed), list[tuple[str, float]]()
+    possible = [one for one in KILLS[config.transport] if one != ALL]
+    checkpoints, stage = Checkpoints(folder), _stage(folder, 0)
+    plane = await planes.enter_async_context(start(config, "driver", None))
+    await declare(plane)
     async with anyio.create_task_group() as tasks:
-        roles = _Roles(config, plane, folder, tasks)
+        roles = _Roles(config, plane, stage, tasks)
         try:
             for role in ROLES:
                 roles.begin(role)
-            await _next_step(journal, START_S, "the start")
+            await _next_step(Journal(stage), START_S, "the start")
             ends = time.monotonic() + config.seconds
             while time.monotonic() < ends:
-                await anyio.sleep(CALM_S)
-                if kill is not None:
+                await _calm(plane, checkpoints, stage, checkpoint_s)
+                if kill is None:
+                    continue
+                began = time.monotonic()
+                if kill == ALL:
+                    name = "everything"
+                    roles.end()
+                    destroy(plane)
+                    await planes.aclose()
+                    stage = _stage(folder, len(killed) + 1)
+                    plane = await planes.enter_async_context(start(config, "driver", None))
+                    count = await checkpoints.restore(plane, stage)
+                    say(f"killed everything; the last checkpoint has {count} groups")
+                    roles.move(plane, stage)
+                    for role in ROLES:
+                        roles.begin(role)
+                else:
                     what = rng.choice(possible) if kill == "random" else kill
                     if what not in possible:
                         kill = None  # it does not come back
                         continue
                     if what == "storage":
                         possible.remove(what)
-                    began = time.monotonic()
                     name = await _kill(what, roles, plane, rng)
-                    await _next_step(journal, RECOVERY_S, f"the death of {name}")
-                    killed.append((name, time.monotonic() - began))
-                    say(f"killed {name}; the next step came after {killed[-1][1]:.1f} s")
+                await _next_step(Journal(stage), RECOVERY_S, f"the death of {name}")
+                killed.append((name, time.monotonic() - began))
+                say(f"killed {name}; the next step came after {killed[-1][1]:.1f} s")
             roles.kill("controller")  # nothing new; what is under way is finished
             await anyio.sleep(DRAIN_S)
         finally:
             roles.end()
     left = {group.group_id for group in Listing(await _listed(plane)).groups if group.committed and group.is_complete}
-    return ControllerReport(Tally.of(folder, left), killed, journal.read()[0])
+    return ControllerReport(Tally.of(stage, left), killed, Journal(stage).read()[0])
+
+
+def _stage(folder: Path, number: int) -> Path:
+    """Return a new folder for journal and notes."""
+    stage = folder / f"stage-{number}"
+    stage.mkdir()
+    return stage
+
+
+async def _calm(plane: Client, checkpoints: Checkpoints, stage: Path, checkpoint_s: float | None) -> None:
+    """Let the roles work for ``CALM_S``; make the checkpoints that are due in that time, at least one."""
+    if checkpoint_s is None:
+        await anyio.sleep(CALM_S)
+        return
+    left_s = CALM_S
+    while left_s > 0:
+        await checkpoints.save(plane, stage)
+        await anyio.sleep(min(left_s, checkpoint_s))
+        left_s -= checkpoint_s
 
 
 async def _kill(what: str, roles: _Roles, plane: Client, rng: random.Random) -> str:

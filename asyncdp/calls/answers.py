@@ -6,21 +6,34 @@ by their class.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import errors
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, StaleSlotError
-from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle, lengths_of
+from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, PartitionInfo, RowHandle, lengths_of
 
 from .slots import ClaimTry, Part, Published, ReadResult, ReadSlots, TryClaim
+from .snapshots import CellState, ClaimState, PartitionState, RowState
 
 if TYPE_CHECKING:
+    from asyncdp.rows.block import FieldSpec
+
     from .samples import PutSamples
 
-__all__ = ["claim_try", "group_meta", "living_rows", "published", "refusal", "stale_rows", "verify", "written"]
+__all__ = [
+    "claim_try",
+    "group_meta",
+    "living_rows",
+    "partition_state",
+    "published",
+    "refusal",
+    "stale_rows",
+    "verify",
+    "written",
+]
 
 #: Largest number of ids that a message names; the error's ``sample_ids`` has all of them.
 NAMED = 8
@@ -81,6 +94,20 @@ def group_meta(partition_id: str, group: Sequence[Any], gone: frozenset[Any]) ->
     *facts, homes, lives = group
     lost = tuple(key for key, at in zip(facts[1], homes, strict=True) if not gone.isdisjoint(at))
     return replace(DataPlaneGroupMeta(partition_id, *facts), lost_keys=lost, handles=tuple(map(RowHandle, lives)))
+
+
+def partition_state(answer: tuple[Any, ...], specs: Mapping[str, FieldSpec]) -> PartitionState:
+    """Convert the answer to a snapshot."""
+    info, rows, claims = answer
+    told = [
+        RowState(sample_id, life, group_id, tags, tuple(CellState(*cell) for cell in cells))
+        for sample_id, life, group_id, tags, cells in rows
+    ]
+    held = [
+        ClaimState(owner, task, tuple(fields), tuple((i, life) for i, life in lives), at, left_s)
+        for owner, task, fields, lives, at, left_s in claims
+    ]
+    return PartitionState(PartitionInfo(*info), specs, tuple(told), tuple(held))
 
 
 # --- refusals of puts that are bound to lives -----------------------------------------------------------------------

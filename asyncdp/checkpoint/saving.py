@@ -1,38 +1,45 @@
-"""Saves the rows of a plane."""
+"""Saves the rows and claims of a plane."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import anyio
-import numpy as np
-import torch
 
-from asyncdp.calls.context import CallContext
-from asyncdp.calls.slots import Locate, Located
-from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported, PartialReadError, StaleSlotError
-from asyncdp.meta import DataPlaneGroupMeta, KVBatchMeta, RowHandle
+from asyncdp.calls.snapshots import PartitionState, Snapshot
+from asyncdp.errors import DataPlaneUnavailable, PartialReadError, StaleSlotError
+from asyncdp.meta import KVBatchMeta, RowHandle
 from asyncdp.metrics.published import PARTITION
-from asyncdp.rows.block import Block, FieldSpec, Objects, Ragged
+from asyncdp.rows.block import Block
 
-from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, write_chunk, write_manifest
+from .asking import ask, need_snapshots
+from .chunks import ChunkWriter
+from .earlier import SavedCells
+from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, write_manifest
 from .objects import object_codec
+from .pipelining import one_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from asyncdp.calls.snapshots import CellState, RowState
     from asyncdp.client import Client
+
+    Wanted = tuple[RowState, CellState]
 
 __all__ = ["save"]
 
 #: Most looks at a partition; a row that changed between all of them is left out.
 LOOKS: Final = 6
+#: Pieces of a chunk: while one is read from the plane, the one before it is written.
+PIECES: Final = 16
 Progress = Callable[[int, int], None]
 
 
@@ -46,8 +53,8 @@ async def save(
 ) -> Summary:
     """Save one partition, or all, into a folder; an earlier checkpoint there is replaced once the new one is whole.
 
-    Of each partition the checkpoint holds the state at one moment, that of its last listing, without the rows in
-    ``left_out``. Partitions are saved one after the other. Claims are not saved.
+    Of each partition the checkpoint holds the state at one moment, without the rows in ``left_out``. Partitions are
+    saved one after the other. What the earlier checkpoint has of rows that still exist is not written again.
 
     Args:
         client: A client of the plane.
@@ -59,15 +66,18 @@ async def save(
     Raises:
         CheckpointError: Another save into this folder is going on, the checkpoint in it cannot be read, or a file
             cannot be written; an earlier checkpoint is still there.
-        DataPlaneUnavailable: Rows are lost; the error names some.
-        DataPlaneUnsupported: The backend is not slot-addressable.
+        DataPlaneUnavailable: Rows cannot be read, as those of a host that was lost; the error names some.
+        DataPlaneUnsupported: The backend has no directory snapshots.
     """
-    if not client.get_capabilities().slot_addressable:
-        raise DataPlaneUnsupported("a checkpoint needs slot_addressable", capability="slot_addressable", op="save")
+    need_snapshots(client, "save")
     folder = Path(path)
     os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - a moment, as flock below
     with alone(folder):
-        number = read_manifest(folder)["generation"] + 1 if MANIFEST in os.listdir(folder) else 1  # noqa: PTH208
+        before: dict[str, Any] = {"generation": 0, "partitions": []}
+        if MANIFEST in os.listdir(folder):  # noqa: PTH208
+            before = await anyio.to_thread.run_sync(read_manifest, folder)
+        earlier = {one["partition_id"]: one for one in before["partitions"]}
+        number = before["generation"] + 1
         if partition_id is None:
             found = [one.partition_id for one in await client.list_partitions()]
             names = sorted(name for name in found if name != PARTITION)
@@ -75,7 +85,9 @@ async def save(
             names = [partition_id]
         parts = []
         for at, name in enumerate(names):
-            parts.append(await _Partition(client, folder, f"{number:06}-{at:03}", name, chunk_bytes, progress).saved())
+            cells = await anyio.to_thread.run_sync(SavedCells, folder, earlier.get(name))
+            one = _Partition(client, name, cells, folder / f"{number:06}-{at:03}", chunk_bytes, progress)
+            parts.append(await one.saved(number))
         manifest = {"version": VERSION, "generation": number, "saved_at": time.time(), "partitions": parts}
         await anyio.to_thread.run_sync(write_manifest, folder, manifest)
         kept = {chunk["file"] for part in parts for chunk in part["chunks"]}
@@ -84,7 +96,7 @@ async def save(
 
 
 def _tidy(folder: Path, kept: set[str]) -> None:
-    """Remove the files of earlier saves, and of those that did not end; what cannot be removed is left to the next."""
+    """Remove the files that no manifest needs; what cannot be removed is left to the next save."""
     for old in [*folder.glob("*.safetensors"), *folder.glob("*.part")]:
         if old.name not in kept:
             with suppress(OSError):
@@ -101,43 +113,60 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-#: Where the fields of a row lie: unequal as soon as one of them was replaced.
-Cells = dict[str, tuple[Any, ...]]
-
-
 class _Partition:
-    """Saves one partition: lists it and locates its rows until two looks agree about what was read between them."""
+    """Saves one partition: takes snapshots until one of them has no cell that was not read before it.
+
+    A cell that is in a snapshot before it was read and in one after it was not replaced in between, so what was read is
+    what it holds.
+    """
 
     def __init__(
-        self, client: Client, folder: Path, stem: str, name: str, chunk_bytes: int, progress: Progress | None
+        self, client: Client, name: str, cells: SavedCells, stem: Path, chunk_bytes: int, progress: Progress | None
     ) -> None:
-        self.client, self.folder, self.stem, self.name = client, folder, stem, name
+        self.client, self.name, self.cells, self.stem = client, name, cells, stem
         self.chunk_bytes, self.progress = chunk_bytes, progress
-        self.chunks: list[dict[str, Any]] = []
-        self.specs: dict[str, FieldSpec] = {}
-        #: By row and life, where its fields lay when they were read.
-        self.read: dict[tuple[str, RowHandle | None], Cells] = {}
-        self.at: dict[tuple[str, RowHandle | None], tuple[int, int]] = {}
+        self.state: PartitionState
+        self.written = 0
 
-    async def saved(self) -> dict[str, Any]:
+    async def saved(self, generation: int) -> dict[str, Any]:
         """Return the entry of the manifest."""
-        info = await self.client.describe(self.name)
-        groups: list[DataPlaneGroupMeta] = []
-        missing: list[tuple[DataPlaneGroupMeta, Any]] = []
-        for _ in range(LOOKS):
-            info = await self.client.describe(self.name)
-            groups = await self.client.list_metadata(self.name)
-            cells = await self._cells(groups, list(info.fields))
-            whole = {row for row in self.at if row in cells and self.read[row] == cells[row]}
-            missing = [(g, row) for g in groups for row in _rows(g) if row not in whole]
-            if not missing and (await self.client.describe(self.name)).fields.keys() == info.fields.keys():
+        missing: list[Wanted] = []
+        for look in range(LOOKS + 1):
+            self.state = await ask(self.client, Snapshot(self.name), "save")
+            if not look:
+                self.cells.drop_sparse(self.state, self.chunk_bytes)
+            missing = [(row, cell) for row in self.state.rows for cell in row.cells if not self.cells.find(row, cell)]
+            self._tell(len(missing))
+            if not missing or look == LOOKS:
                 break
-            await self._read(groups, {row: cells[row] for _, row in missing if row in cells})
-        out = {group.group_id for group, _ in missing}
-        kept = [(group, row) for group in groups if group.group_id not in out for row in _rows(group)]
-        order: list[list[Any]] = []
-        for group, row in kept:
-            order.append([*self.at[row], dict(group.tags[group.keys.index(row[0])])])
+            await self._read(missing, generation)
+        out = {row.group_id for row, _ in missing}
+        if out:
+            await self._check_lost()
+        return self._entry(out)
+
+    def _entry(self, out: set[str]) -> dict[str, Any]:
+        """Return the entry of the partition in the manifest, without the groups in ``out``."""
+        state, info = self.state, self.state.info
+        rows = [row for row in state.rows if row.group_id not in out]
+        found = [[(cell, self.cells[row, cell]) for cell in row.cells] for row in rows]
+        used = sorted({saved.chunk for cells in found for _, saved in cells})
+        chunks = [self.cells.chunks[number] for number in used]
+        anew = {number: at for at, number in enumerate(used)}
+        numbers = [{name: at for at, name in enumerate(chunk["fields"])} for chunk in chunks]
+        entries = []
+        for row, cells in zip(rows, found, strict=True):
+            told = []
+            for cell, saved in cells:
+                at = anew[saved.chunk]
+                told.append([at, saved.at, cell.name, [numbers[at][name] for name in cell.fields]])
+            entries.append([row.sample_id, row.life, row.tags, told])
+        position = {(row.sample_id, row.life): at for at, row in enumerate(rows)}
+        claims = []
+        for claim in state.claims:
+            held = [position[one] for one in claim.rows if one in position]
+            if held:
+                claims.append([claim.owner, claim.task_name, claim.fields, held, claim.claimed_at, claim.left_s])
         return {
             "partition_id": self.name,
             "fields": list(info.fields),
@@ -145,109 +174,94 @@ class _Partition:
             "num_samples": info.num_samples,
             "grpo_group_size": info.grpo_group_size,
             "enums": {name: list(words) for name, words in info.enums.items()},
-            "nested": [name for name, spec in self.specs.items() if spec.nested],
-            "ragged_dims": {name: spec.ragged_dim for name, spec in self.specs.items()},
-            "rows": order,
-            "chunks": self.chunks,
-            "left_out": sorted(row[0] for group in groups if group.group_id in out for row in _rows(group)),
+            "nested": [name for name, spec in state.specs.items() if spec.nested],
+            "ragged_dims": {name: spec.ragged_dim for name, spec in state.specs.items()},
+            "rows": entries,
+            "chunks": chunks,
+            "claims": claims,
+            "left_out": sorted(row.sample_id for row in state.rows if row.group_id in out),
         }
 
-    async def _cells(self, groups: Sequence[DataPlaneGroupMeta], fields: list[str]) -> dict[Any, Cells]:
-        """Return where the fields of the listed rows lie, without rows that are gone or live again."""
-        rows = [row for group in groups for row in _rows(group)]
-        lost = [key for group in groups for key in group.lost_keys]
+    def _tell(self, left: int) -> None:
+        """Tell the progress, where ``left`` cells are not saved yet."""
+        if self.progress is not None:
+            total = len(self.state.rows)
+            self.progress(max(0, total - left), total)
+
+    async def _check_lost(self) -> None:
+        """Raise if rows that could not be read are lost."""
+        lost = [key for group in await self.client.list_metadata(self.name) for key in group.lost_keys]
         if lost:
-            msg = f"{len(lost)} rows are lost, such as {lost[0]!r}: evict them first (asyncdp evict --lost)"
-            raise DataPlaneUnavailable(msg, partition_id=self.name, sample_ids=tuple(lost), op="save")
-        found: dict[Any, Cells] = {row: {} for row in rows}
-        if not rows or not fields:
-            return found
-        absent = await self._locate(rows, fields, found)
-        # A row that lacks a field is looked up again field by field.
-        for name in fields if absent else ():
-            await self._locate(absent, [name], found)
-        return found
+            raise self._unreadable(lost, "their host has lost them")
 
-    async def _locate(self, rows: list[Any], fields: list[str], found: dict[Any, Cells]) -> list[Any]:
-        ids, handles = tuple(row[0] for row in rows), tuple(row[1] for row in rows)
-        env = self.client.env
-        ctx = CallContext(env, env.next_op_id(), env.clock.now() + self.client.call_timeout_s, "save")
-        got: Located = await self.client.execute(Locate(ids, self.name, tuple(fields), handles), ctx)
-        self.specs.update(got.specs)
-        for ref in got.refs:
-            for index, at in zip(ref.index, ref.rows, strict=True):
-                for name in ref.fields:
-                    found[rows[at]][name] = (ref.host.id, ref.host.epoch, ref.slot, ref.generation, index)
-        for at, err in got.missing.items():
-            if isinstance(err, StaleSlotError):
-                found.pop(rows[at], None)
-        return [rows[at] for at in got.missing if rows[at] in found]
+    def _unreadable(self, ids: list[str], why: str) -> DataPlaneUnavailable:
+        msg = f"{len(ids)} rows cannot be read, such as {ids[0]!r} ({why}); evict them first if they stay lost"
+        return DataPlaneUnavailable(f"{msg} (asyncdp evict --lost)", partition_id=self.name, sample_ids=ids, op="save")
 
-    async def _read(self, groups: Sequence[DataPlaneGroupMeta], wanted: dict[Any, Cells]) -> None:
-        """Read and write rows, in chunks of rows that have the same fields."""
-        sizes = {row: group.size_bytes // max(1, len(group.keys)) for group in groups for row in _rows(group)}
-        by_fields: dict[tuple[str, ...], list[Any]] = {}
-        for row, cells in wanted.items():
-            by_fields.setdefault(tuple(sorted(cells)), []).append(row)
-        for fields, rows in by_fields.items():
-            batch: list[Any] = []
-            room = self.chunk_bytes
-            for row in rows:
-                if batch and sizes[row] > room:
-                    await self._chunk(batch, fields, wanted)
-                    batch, room = [], self.chunk_bytes
-                batch.append(row)
-                room -= sizes[row]
-            await self._chunk(batch, fields, wanted)
-            if self.progress is not None:
-                self.progress(len(self.at), sum(len(group.keys) for group in groups))
+    async def _read(self, missing: list[Wanted], generation: int) -> None:
+        """Read and write cells, in chunks of cells that have the same fields."""
+        by_fields: dict[tuple[str, ...], list[Wanted]] = {}
+        for row, cell in missing:
+            by_fields.setdefault(tuple(sorted(cell.fields)), []).append((row, cell))
+        left = len(missing)
+        for fields, wanted in by_fields.items():
+            for cells in _cut(wanted, self.chunk_bytes):
+                await self._chunk(cells, fields, generation)
+                left -= len(cells)
+                self._tell(left)
 
-    async def _chunk(self, rows: list[Any], fields: tuple[str, ...], wanted: dict[Any, Cells]) -> None:
-        block = Block(len(rows), {})
-        if fields:
-            meta = KVBatchMeta(self.name, sample_ids=[r[0] for r in rows], handles=[r[1] for r in rows])
-            try:
-                data = await self.client.get_data(meta, list(fields))
-            except StaleSlotError:
-                return
-            except PartialReadError as err:
-                if any(not isinstance(one, StaleSlotError) for one in err.errors.values()):
-                    raise
-                rows = [rows[at] for at in range(len(rows)) if at not in err.errors]
-                data = err.rows
-            codec = object_codec()
-            block = Block.from_fields(data, len(rows), {n: self.specs[n] for n in fields}, codec)
-        tensors, kinds = _tensors(block)
-        number = len(self.chunks)
-        file = self.folder / f"{self.stem}-{number:05}.safetensors"
-        entry = await anyio.to_thread.run_sync(write_chunk, file, tensors)
-        entry["tensors"] = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-        self.chunks.append({**entry, "ids": [row[0] for row in rows], "kinds": kinds})
-        for at, row in enumerate(rows):
-            self.read[row] = wanted[row]
-            self.at[row] = (number, at)
+    async def _chunk(self, cells: list[Wanted], fields: tuple[str, ...], generation: int) -> None:
+        pieces = _cut(cells, max(1, self.chunk_bytes // PIECES))
+        file = Path(f"{self.stem}-{self.written:05}.safetensors")
+        self.written += 1
+        writer = await anyio.to_thread.run_sync(ChunkWriter, file, fields, len(pieces))
+        read: list[Wanted] = []
+
+        async def load(piece: list[Wanted]) -> tuple[list[Wanted], Block]:
+            return await self._piece(piece, fields)
+
+        async def use(loaded: tuple[list[Wanted], Block]) -> None:
+            if loaded[0]:
+                await anyio.to_thread.run_sync(writer.add, loaded[1])
+                read.extend(loaded[0])
+
+        try:
+            await one_ahead(pieces, load, use)
+            entry = await anyio.to_thread.run_sync(writer.close)
+        except BaseException:
+            writer.abandon()
+            raise
+        self.cells.add({**entry, "generation": generation}, read)
+
+    async def _piece(self, cells: list[Wanted], fields: tuple[str, ...]) -> tuple[list[Wanted], Block]:
+        """Read the fields of these rows; leave out rows that are gone or live again."""
+        ids = [row.sample_id for row, _ in cells]
+        handles: list[RowHandle | None] = [RowHandle(row.life) for row, _ in cells]
+        try:
+            data = await self.client.get_data(KVBatchMeta(self.name, sample_ids=ids, handles=handles), list(fields))
+        except StaleSlotError:
+            return [], Block(0, {})
+        except PartialReadError as err:
+            for at, one in err.errors.items():
+                if not isinstance(one, StaleSlotError):
+                    raise self._unreadable([ids[at]], one.message) from err
+            cells = [cells[at] for at in range(len(cells)) if at not in err.errors]
+            data = err.rows
+        except DataPlaneUnavailable as err:
+            raise self._unreadable(ids, err.message) from err
+        specs = {name: self.state.specs[name] for name in fields}
+        encode = partial(Block.from_fields, data, len(cells), specs, object_codec())
+        return cells, await anyio.to_thread.run_sync(encode)
 
 
-def _rows(group: DataPlaneGroupMeta) -> list[tuple[str, RowHandle | None]]:
-    return list(zip(group.keys, group.handles or [None] * len(group.keys), strict=True))
-
-
-def _tensors(block: Block) -> tuple[dict[str, torch.Tensor], dict[str, list[Any]]]:
-    """Return the tensors that hold the columns of a block, and the kind of each column."""
-    tensors: dict[str, torch.Tensor] = {}
-    kinds: dict[str, list[Any]] = {}
-    for name, column in block.columns.items():
-        if isinstance(column, Objects):
-            ends = np.cumsum([0, *map(len, column.items)], dtype=np.int64)
-            data = bytearray(b"".join(column.items))
-            tensors[f"{name}.values"] = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0).byte()
-            tensors[f"{name}.offsets"] = torch.from_numpy(ends)
-            kinds[name] = ["object"]
-        elif isinstance(column, Ragged):
-            tensors[f"{name}.values"] = column.values.contiguous()
-            tensors[f"{name}.offsets"] = torch.from_numpy(np.ascontiguousarray(column.offsets))
-            kinds[name] = ["ragged", column.dim]
-        else:
-            tensors[f"{name}.values"] = column.values.contiguous()  # type: ignore[attr-defined]
-            kinds[name] = ["dense"]
-    return tensors, kinds
+def _cut(cells: list[Wanted], most: int) -> list[list[Wanted]]:
+    """Divide cells into runs of at most ``most`` bytes, or of one cell."""
+    runs: list[list[Wanted]] = []
+    room = 0
+    for row, cell in cells:
+        if not runs or cell.nbytes > room:
+            runs.append([])
+            room = most
+        runs[-1].append((row, cell))
+        room -= cell.nbytes
+    return runs

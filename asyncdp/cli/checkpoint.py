@@ -37,7 +37,7 @@ def _bar() -> Iterator[Callable[[int, int], None]]:
 
 @checkpoint.command()
 def save(path: Folder, *, partition: OnePartition = None, config: ConfigFile = None, as_json: Json = False) -> None:
-    """Save the rows of a plane, or of one partition; an earlier checkpoint there is replaced when this one is whole."""
+    """Save a plane, or one partition; an earlier checkpoint there is replaced when this one is whole."""
     from asyncdp.checkpoint import save as save_rows
 
     with _bar() as bar, _files("save"):
@@ -56,7 +56,7 @@ def restore(
     config: ConfigFile = None,
     as_json: Json = False,
 ) -> None:
-    """Restore the rows of a checkpoint into a plane; all of them can be claimed again."""
+    """Restore the rows and claims of a checkpoint into a plane."""
     from asyncdp.checkpoint import restore as restore_rows
 
     with _bar() as bar, _files("restore"):
@@ -114,4 +114,5 @@ def _told(what: str, done: Summary, *, as_json: bool) -> None:
         [(name, count(rows), left.get(name, 0)) for name, rows in done.partitions.items()],
         right=("rows", "left out"),
     )
-    typer.echo(f"{what}: generation {done.generation}, {size(done.size_bytes)}, {age(time.time() - done.saved_at)} old")
+    written = f"{size(done.size_bytes)} ({size(done.written_bytes)} written by this save)"
+    typer.echo(f"{what}: generation {done.generation}, {written}, {age(time.time() - done.saved_at)} old")

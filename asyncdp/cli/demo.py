@@ -38,8 +38,12 @@ def demo(  # noqa: PLR0913 - the options of a command
     kill: Annotated[
         str | None,
         typer.Option(
-            help="With --controller: controller, worker, scorer, trainer, host, directory, storage or random."
+            help="With --controller: controller, worker, scorer, trainer, host, directory, storage, random, or all: the"
+            " plane with its memory too, restored from the last checkpoint."
         ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None, typer.Option(min=0.1, help="With --controller: seconds between checkpoints; 1.5 with --kill all.")
     ] = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", callback=can_be_written, help="Write the account and all counters here.")
@@ -76,12 +80,12 @@ def demo(  # noqa: PLR0913 - the options of a command
         raise typer.BadParameter(str(err)) from err
     be_small()
     console = Console()
-    if kill is not None and not controller:
-        raise typer.BadParameter("--kill goes with --controller")
+    for option, given in (("--kill", kill), ("--checkpoint-every", checkpoint_every)):
+        _only_with_controller(option, given, controller=controller)
     if config_file is not None and (controller or transport == "memory"):
         raise typer.BadParameter("--config goes with --transport ucxx or transfer_queue, and without --controller")
     if controller:
-        _demo_controller(config, kill, console, json_file)
+        _demo_controller(config, kill, checkpoint_every, console, json_file)
     view = LiveView(console, config) if console.is_terminal else PlainView(console)
     if transport != "memory":
         console.print("starting the plane and the processes: half a minute or so", highlight=False)
@@ -103,7 +107,14 @@ def demo(  # noqa: PLR0913 - the options of a command
     raise typer.Exit(0 if report.balance.adds_up and report.rose else 1)
 
 
-def _demo_controller(config: DemoConfig, kill: str | None, console: Console, json_file: Path | None) -> NoReturn:
+def _only_with_controller(option: str, given: object, *, controller: bool) -> None:
+    if given is not None and not controller:
+        raise typer.BadParameter(f"{option} goes with --controller")
+
+
+def _demo_controller(
+    config: DemoConfig, kill: str | None, checkpoint_s: float | None, console: Console, json_file: Path | None
+) -> NoReturn:
     """Run the controller example; code 1 if the account does not add up or training did not go on."""
     import anyio
 
@@ -114,7 +125,7 @@ def _demo_controller(config: DemoConfig, kill: str | None, console: Console, jso
         console.print(line, highlight=False)
 
     try:
-        report = anyio.run(single_controller.run, config, kill, say)
+        report = anyio.run(single_controller.run, config, kill, say, checkpoint_s)
     except ValueError as err:
         raise typer.BadParameter(str(err)) from err
     except Exception as err:

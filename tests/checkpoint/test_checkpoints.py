@@ -132,9 +132,10 @@ class TornFile:
 async def test_a_crash_at_any_write_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file system fails at each write, fsync and rename in turn: the error names the file, the old one is whole."""
     async with plane() as one:
-        await fill(one, 4)
+        await fill(one, 6)
         old = await save(one, tmp_path)
-        await one.put_samples(["s0"], "p", {"dense": torch.zeros(1, 3, dtype=torch.int64)})
+        for name in (f"s{i}" for i in range(6)):
+            await one.put_samples([name], "p", {"dense": torch.zeros(1, 3, dtype=torch.int64)})
         calls = 0
         fails_at = 1
         fsync, replace, open_ = os.fsync, Path.replace, Path.open
@@ -163,7 +164,7 @@ async def test_a_crash_at_any_write_leaves_the_old_checkpoint(tmp_path: Path, mo
         while True:
             calls = 0
             try:
-                new = await save(one, tmp_path)
+                new = await save(one, tmp_path, chunk_bytes=24)
                 break
             except CheckpointError as err:
                 told = str(err)

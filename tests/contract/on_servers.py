@@ -6,12 +6,12 @@ from typing import ClassVar
 
 import pytest
 
-from asyncdp.testing.contract import Claims, Closing, Contract, DataPlaneContract, Puts, Reads, Rows, Stale
+from asyncdp.testing.contract import Claims, Closing, Contract, DataPlaneContract, Puts, Reads, Rows, Snapshots, Stale
 
 __all__ = ["SLICE", "Slow", "others"]
 
 #: Themes that make test shows on real servers.
-SLICE = (Rows, Reads, Stale, Puts, Claims, Closing)
+SLICE = (Rows, Reads, Stale, Puts, Claims, Snapshots, Closing)
 
 
 def others(*themes: type[Contract]) -> tuple[type[Contract], ...]:

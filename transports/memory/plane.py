@@ -21,13 +21,14 @@ from asyncdp.process.forks import on_fork
 from asyncdp.rows.field_spec import FieldSpec
 from asyncdp.settings.urls import without_password
 from asyncdp.transports.directory.core import KEEP_S
-from asyncdp.transports.directory.directory import Directory, Piece
 from asyncdp.transports.directory.listing import find, page
+from asyncdp.transports.directory.snapshots import Snapshots
 
 from .host import Host, Use, least_loaded
 
 if TYPE_CHECKING:
     from asyncdp.calls import Only
+    from asyncdp.transports.directory.directory import Piece
     from asyncdp.transports.directory.rows import Cell
 
 __all__ = ["PLANES", "Plane", "Waker", "start"]
@@ -38,7 +39,7 @@ HOST_TIMEOUT_S = 5.0
 PLANE_KEYS = ("storage_capacity", "num_storage_units", "group_id_pattern", "strict_schema", "auto_register", "memory")
 
 
-class Plane(Directory):
+class Plane(Snapshots):
     """A directory with its slot hosts, and the callbacks of clients that wait for a change.
 
     Args:
@@ -135,6 +136,11 @@ class Plane(Directory):
         super()._prune(now)
         for host in self.hosts.values():
             host.forget(now - 2 * KEEP_S)
+
+    def cell_name(self, cell: Cell) -> str:
+        """Return the use of the slot that holds a cell, and its index there."""
+        use = cell.place
+        return f"{use.host.id}/{use.epoch}/{use.slot.number}/{use.generation}/{cell.index}"
 
     # -- puts
 

@@ -14,7 +14,8 @@ import anyio.lowlevel
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
-from asyncdp.calls.answers import claim_try
+from asyncdp.calls import snapshots as sn
+from asyncdp.calls.answers import claim_try, partition_state
 from asyncdp.config import MemorySettings, parse_config, plain_config, shared_config
 from asyncdp.errors import DataPlaneClosed, DataPlaneError, DataPlaneUnavailable
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, HostStatus, PartitionInfo
@@ -377,6 +378,22 @@ class MemoryTransport(Service):
         with plane.lock:
             return PartitionInfo(*plane.describe(call.partition_id))
 
+    @handles(sn.Snapshot)
+    async def _snapshot(self, call: sn.Snapshot, ctx: CallContext) -> sn.PartitionState:
+        del ctx
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        with plane.lock:
+            return partition_state(plane.snapshot(call.partition_id), dict(plane.partition(call.partition_id).fields))
+
+    @handles(sn.RestoreClaims)
+    async def _restore_claims(self, call: sn.RestoreClaims, ctx: CallContext) -> None:
+        await self._wire(call)
+        plane = self._known_plane(call.partition_id)
+        args = (call.partition_id, call.consumer_tasks, call.claims, ctx.op_id, _not_after(plane, ctx))
+        with plane.lock:
+            plane.restore_claims(*args)
+
     @handles(c.DropPartition)
     async def _drop(self, call: c.DropPartition, ctx: CallContext) -> None:
         await self._wire(call)
@@ -425,4 +442,5 @@ CAPABILITIES = DataPlaneCapabilities(
     claim_dedup=True,
     bound_mutations=True,
     host_listing=True,
+    directory_snapshots=True,
 )

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
-from asyncdp.calls.answers import claim_try, group_meta
+from asyncdp.calls import snapshots as sn
+from asyncdp.calls.answers import claim_try, group_meta, partition_state
 from asyncdp.errors import DataPlaneUnavailable, DataPlaneUnsupported
 from asyncdp.meta import ClaimInfo, DataPlaneCapabilities, DataPlaneGroupMeta, HostStatus, PartitionInfo
 
 from .private import ERROR_TABLE
-from .rows import RowCodec
+from .rows import RowCodec, spec_from_wire
 from .transfers import Transfers
 
 if TYPE_CHECKING:
@@ -176,6 +177,19 @@ class TQTransport(Transfers):
     async def _describe(self, call: c.DescribePartition, ctx: CallContext) -> PartitionInfo:
         return PartitionInfo(*await self._ask("describe", (call.partition_id,), ctx, call.partition_id))
 
+    # -- checkpoints
+
+    @handles(sn.Snapshot)
+    async def _snapshot(self, call: sn.Snapshot, ctx: CallContext) -> sn.PartitionState:
+        state, specs = await self._ask("state", (call.partition_id,), ctx, call.partition_id)
+        return partition_state(state, {name: spec_from_wire(spec) for name, spec in specs.items()})
+
+    @handles(sn.RestoreClaims)
+    async def _restore_claims(self, call: sn.RestoreClaims, ctx: CallContext) -> None:
+        claims = [tuple(claim) for claim in call.claims]
+        args = (call.partition_id, call.consumer_tasks, claims, ctx.op_id, await self._not_after(ctx))
+        await self._mutate("restore_claims", args, ctx, call.partition_id)
+
 
 CODEC = RowCodec()
 
@@ -192,4 +206,5 @@ CAPABILITIES = DataPlaneCapabilities(
     claim_dedup=True,
     bound_mutations=True,
     host_listing=True,
+    directory_snapshots=True,
 )

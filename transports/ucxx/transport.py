@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from asyncdp import calls as c
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
+from asyncdp.calls import snapshots as sn
 from asyncdp.compose.invalidations import record
 from asyncdp.config import UcxxSettings, parse_config, plain_config
 from asyncdp.errors import DataPlaneUnavailable
@@ -256,6 +257,15 @@ class UCXXTransport(SlotCalls):
         del ctx
         return await self._directory.describe(call.partition_id)
 
+    @handles(sn.Snapshot)
+    async def _snapshot(self, call: sn.Snapshot, ctx: CallContext) -> sn.PartitionState:
+        del ctx
+        return await self._directory.snapshot(call.partition_id)
+
+    @handles(sn.RestoreClaims)
+    async def _restore_claims(self, call: sn.RestoreClaims, ctx: CallContext) -> None:
+        await self._directory.restore_claims(op_of(ctx), call)
+
     async def on_close(self) -> None:
         """Wake waiting calls, close all connections, and stop the plane where this client started it."""
         try:
@@ -285,4 +295,5 @@ CAPABILITIES = DataPlaneCapabilities(
     claim_dedup=True,
     bound_mutations=True,
     host_listing=True,
+    directory_snapshots=True,
 )

@@ -63,6 +63,7 @@ from .claims.claim_release import ClaimRelease
 from .claims.claim_waits import ClaimWaits
 from .claims.claims import Claims
 from .claims.groups import Groups
+from .claims.snapshots import Snapshots
 from .partitions.clears import Clears
 from .partitions.metadata import Metadata
 from .partitions.recovery_verbs import RecoveryVerbs
@@ -111,6 +112,7 @@ __all__ = [
     "RecoveryVerbs",
     "Rig",
     "Rows",
+    "Snapshots",
     "Stale",
     "by_config",
 ]
@@ -135,6 +137,7 @@ class DataPlaneContract(
     ClaimWaits,
     ClaimRelease,
     ClaimFaults,
+    Snapshots,
     # 7, 8, 9
     Clears,
     Metadata,

@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from asyncdp.transports.directory.directory import Bound, Directory, Piece, Published
 from asyncdp.transports.directory.listing import find, page
 from asyncdp.transports.directory.partition import Refused
+from asyncdp.transports.directory.snapshots import Snapshots
 
 from .specs import Spec
 
 if TYPE_CHECKING:
+    from asyncdp.transports.directory.directory import Bound, Piece, Published
     from asyncdp.transports.directory.rows import Cell, Tags
 
 __all__ = ["UnitDirectory"]
@@ -59,7 +60,7 @@ class Sweep:
     ranges: dict[str, list[tuple[int, int, float]]]
 
 
-class UnitDirectory(Directory):
+class UnitDirectory(Snapshots):
     """The directory of a plane on TransferQueue. One thread of the controller runs it, one call at a time.
 
     Args:
@@ -73,7 +74,7 @@ class UnitDirectory(Directory):
         (
             *("abandon", "abort", "claim", "clear", "consumed", "depth", "describe", "drop", "groups", "has"),
             *("list_claims", "listing", "locate", "place", "publish", "register", "release", "release_owner"),
-            *("resolve", "rows_by_unit"),
+            *("resolve", "restore_claims", "rows_by_unit", "state"),
         )
     )
 
@@ -315,6 +316,15 @@ class UnitDirectory(Directory):
         specs = {name: part.fields[name].to_wire() for name in fields if name in part.fields}
         layouts = {group[1]: self.layouts[group[1]] for group in groups}
         return groups, found.missing, found.lives, specs, layouts, self.sequence
+
+    def cell_name(self, cell: Cell) -> str:
+        """Return the storage unit and key of a cell; keys are never reused."""
+        return f"{cell.place.home}/{cell.index}"
+
+    def state(self, partition_id: str) -> tuple[tuple[Any, ...], dict[str, tuple[Any, ...]]]:
+        """Return the state of a partition as :meth:`snapshot` does, and the specs of its fields."""
+        specs = {name: spec.to_wire() for name, spec in self.partition(partition_id).fields.items()}
+        return self.snapshot(partition_id), specs
 
     def groups(self, partition_id: str, after: int) -> tuple[list[tuple[Any, ...]], int | None]:
         """List a page of groups by the incarnation of their first row; the second value is the next ``after``."""

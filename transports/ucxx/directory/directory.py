@@ -15,6 +15,7 @@ from .requests.claiming import Claiming
 from .requests.clearing import Clearing
 from .requests.locating import Locating
 from .requests.publishing import Publishing
+from .requests.snapshots import Snapshots
 from .server.acl import excess_rights
 from .server.link import DirectoryLink, lines_of
 from .settings import DirectorySettings
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Directory"]
 
 
-class Directory(Publishing, Locating, Clearing, Claiming):
+class Directory(Publishing, Locating, Clearing, Claiming, Snapshots):
     """Client of a plane's metadata: samples, their places and claims, on a Valkey or Redis server, 7.0 or newer.
 
     Every call is one atomic function on the server. Every mutation carries an

@@ -13,7 +13,7 @@ __all__ = ["FORMAT", "source", "version"]
 FORMAT = 1
 
 #: Files of the library, each after those that it depends on.
-PARTS = ("head", "ready", "publish", "claim", "clear", "list", "host", "tail")
+PARTS = ("head", "ready", "publish", "claim", "clear", "list", "snapshot", "host", "tail")
 LIBRARY = "asyncdp"
 
 

@@ -7,6 +7,8 @@
 redis.register_function('register_@VERSION@', read(register))
 redis.register_function{ function_name = 'describe_@VERSION@', callback = read(describe), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'drop_@VERSION@', callback = mutation(drop), flags = { 'allow-oom' } }
+redis.register_function{ function_name = 'snapshot_@VERSION@', callback = read(snapshot), flags = { 'allow-oom' } }
+redis.register_function{ function_name = 'restore_claims_@VERSION@', callback = mutation(restore_claims), flags = { 'allow-oom' } }
 redis.register_function('place_@VERSION@', read(place))
 redis.register_function('publish_@VERSION@', mutation(publish))
 redis.register_function{ function_name = 'clear_@VERSION@', callback = mutation(clear), flags = { 'allow-oom' } }
