@@ -11,7 +11,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,12 @@ class Worker(Role):
 
 
 class Trainer(Role):
-    """Claims rows, reads and pops them."""
+    """Claims rows, borrows and pops them, and keeps the last batches."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        """Begin without batches."""
+        super().__init__(told)
+        self._kept: deque[tuple[Sequence[str], Any]] = deque(maxlen=3)
 
     async def work(self) -> None:
         """Claim a batch and see it through."""
@@ -153,8 +159,10 @@ class Trainer(Role):
         while True:
             failed, why = list(meta.sample_ids), ""
             try:
-                rows = await self.client.get_data(meta, FIELDS, timeout_s=TIMEOUT_S)
-                versions(meta.sample_ids, rows)
+                rows = await self.client.get_data(meta, FIELDS, borrow=True, timeout_s=TIMEOUT_S)
+                self._kept.append((meta.sample_ids, rows))
+                for ids, kept in self._kept:  # those of before were popped, and their space may be other rows' by now
+                    versions(ids, kept)
                 failed = []
             except PartialReadError as err:
                 versions(err.ok.sample_ids, err.rows)

@@ -9,6 +9,7 @@ from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import ReadSlots, SlotRef
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
+from asyncdp.process.private_mapping import mapping_at
 from asyncdp.rows.block import PICKLE
 from asyncdp.transports.ucxx.client.host_client import HostClient, Route
 from asyncdp.transports.ucxx.wire.engine import Engine
@@ -31,7 +32,9 @@ class Stress:
         self.rng = random.Random(seed)
         self.live: dict[str, tuple[tuple[SlotRef, ...], float]] = {}
         self.open: set[str] = set()
-        self.counts = {"puts": 0, "reads": 0, "rows": 0, "stale": 0, "full": 0, "cancelled": 0}
+        self.counts = {"puts": 0, "reads": 0, "rows": 0, "stale": 0, "full": 0, "cancelled": 0, "borrowed": 0}
+        #: Borrowed values, with what they have to be for as long as they are held.
+        self.held: list[tuple[Any, float]] = []
         self.number = 0
 
     async def put(self) -> None:
@@ -54,14 +57,15 @@ class Stress:
         self.counts["puts"] += 1
 
     async def read(self) -> None:
-        """Read rows of several puts at once: each is right, or stale because it was cleared."""
+        """Read rows of several puts at once: each is right, or stale because it was cleared; some are borrowed."""
         names = self.rng.sample(sorted(self.live), min(len(self.live), self.rng.randint(1, 6)))
         asked = [(ref, self.live[name][1], name) for name in names for ref in self.live[name][0]]
         if not asked:
             return
         refs = tuple(ref for ref, _, _ in asked)
         way = self.rng.choice(self.ways)
-        result = verify(await way.read(self.here, self.route, refs), ReadSlots(self.here, refs))
+        borrow = self.rng.random() < 0.5
+        result = verify(await way.read(self.here, self.route, refs, borrow=borrow), ReadSlots(self.here, refs))
         for at, err in result.errors.items():
             assert isinstance(err, (StaleSlotError, DataPlaneNotReady)), err
             assert not isinstance(err, StaleSlotError) or asked[at][2] not in self.live, "stale though it lives"
@@ -74,6 +78,13 @@ class Stress:
                 assert (values[first : first + count] == asked[at][1]).all(), "another put's bytes"
                 first += count
                 self.counts["rows"] += count
+            if mapping_at(values.untyped_storage().data_ptr()) is not None:
+                self.counts["borrowed"] += 1
+                self.held.append((values[-1], asked[part.refs[-1]][1]))
+        for row, number in self.held:
+            assert (row == number).all(), "another put's bytes in a borrowed row"
+        if len(self.held) > 4:
+            del self.held[self.rng.randrange(len(self.held))]
         self.counts["reads"] += 1
 
     async def clear(self) -> None:
@@ -129,6 +140,7 @@ async def test_no_wrong_byte_and_no_space_lost_under_cancels(seed: int) -> None:
             stress = Stress(ways, host.ref, route, seed)
             until = asyncio.get_running_loop().time() + SECONDS
             await asyncio.gather(*[stress.worker(until) for _ in range(4)])
+            stress.held.clear()
             for op_id in [*stress.open, *stress.live]:
                 for way in ways:
                     await way.abort(host.ref, route, op_id)
