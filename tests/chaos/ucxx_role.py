@@ -121,14 +121,15 @@ class Trainer(Role):
     def __init__(self, told: dict[str, Any]) -> None:
         """Begin without batches."""
         super().__init__(told)
+        self._turn = 0
         self._kept: deque[tuple[Sequence[str], Any]] = deque(maxlen=3)
 
     async def work(self) -> None:
-        """Claim a batch and see it through."""
+        """Claim a batch and see it through: now rows of several slots, now of one, which are borrowed on the lane."""
+        self._turn += 1
+        size = 2 if self._turn % 2 else 2 * ROWS_PER_PUT
         try:
-            meta = await self.client.claim_meta(
-                PARTITION, "train", FIELDS, 2 * ROWS_PER_PUT, timeout_s=TIMEOUT_S, min_batch_size=1
-            )
+            meta = await self.client.claim_meta(PARTITION, "train", FIELDS, size, timeout_s=TIMEOUT_S, min_batch_size=1)
         except ClaimNotReady:
             return
         except DataPlaneError as err:
