@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls import slots as s
 from asyncdp.compose.invalidations import record
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneNotReady, DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import (
+    DataPlaneBadRequest,
+    DataPlaneError,
+    DataPlaneNotReady,
+    DataPlaneUnavailable,
+    StaleSlotError,
+)
 from asyncdp.service import Service
 
 from ..directory import OperationId
@@ -133,11 +139,13 @@ class SlotCalls(Service):
 
         try:
             refs = await self._at(call.host, call.port, reserve)
-        except DataPlaneNotReady:
-            self._placing.full(call.host.id, ctx.env.clock.now())
+        except DataPlaneError as err:
+            self._directory.forget_hosts()  # it does not do what its last heartbeat says
+            if isinstance(err, DataPlaneNotReady):
+                self._placing.full(call.host.id, ctx.env.clock.now())
+            if isinstance(err, StaleSlotError):
+                raise _replaced(call.host, err) from err
             raise
-        except StaleSlotError as err:
-            raise _replaced(call.host, err) from err
         self._placing.reserved(call.host.id, sum(call.sizes))
         return refs
 

@@ -20,7 +20,7 @@ from ..encoding.operation_ids import OperationId
 from ..encoding.schema import ABSENT, Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
@@ -34,6 +34,10 @@ MOST_TURNS = 64
 #: A version that no schema has: the server replies with the remembered outcome of the op_id, or that it has none.
 NO_VERSION = b"?"
 NO_OP = OperationId("", 0.0)
+
+
+async def no_name() -> None:
+    """Prepare nothing for a partition that is unknown, as what makes none needs no name."""
 
 
 class Answer(NamedTuple):
@@ -92,7 +96,7 @@ class Base:
         make: Callable[[Schema], bytes],
         op: OperationId = NO_OP,
         *,
-        create: bool = False,
+        create: Callable[[], Awaitable[None]] | None = None,
         wrong: Callable[[list[Any]], DataPlaneError] | None = None,
     ) -> Answer:
         """Send a request that depends on the schema: build it by the cached one, and again if the server has another.
@@ -102,7 +106,7 @@ class Base:
             partition_id: Partition that the request is about.
             op: Identifies the request, if it is a mutation.
             make: Builds the payload by a schema; its error is raised once the schema is known to be the newest.
-            create: Whether an unknown partition is treated as one without declaration.
+            create: Awaited before an unknown partition is treated as one without declaration; None: it is an error.
             wrong: Builds the error of an objection by the server.
         """
         await self._open()
@@ -111,7 +115,7 @@ class Base:
         for _ in range(MOST_TURNS):
             try:
                 if schema is None:
-                    schema = await self._fetch(partition_id, create=create)
+                    schema = await self._fetch(partition_id, create)
                     newest = True
                 payload = make(schema)
             except DataPlaneError:
@@ -130,9 +134,8 @@ class Base:
             if code == SCHEMA:
                 schema = self._schemas[partition_id] = Schema.load(reply[1], reply[2])
                 newest = True
-            elif code == UNKNOWN and create:
-                self._schemas.pop(partition_id, None)
-                schema, newest = ABSENT, True
+            elif code == UNKNOWN and create is not None:
+                schema = None
             elif code == ERROR and wrong is not None:
                 raise wrong(load(reply[1]))
             else:
@@ -140,13 +143,14 @@ class Base:
         msg = f"the schema of partition {partition_id!r} keeps changing"
         raise DataPlaneNotReady(msg, partition_id=partition_id, retry_after_s=0.05)
 
-    async def _fetch(self, partition_id: str, *, create: bool = False) -> Schema:
-        """Fetch and cache the partition's schema; ``create``: return ABSENT where the partition is unknown."""
+    async def _fetch(self, partition_id: str, create: Callable[[], Awaitable[None]] | None = None) -> Schema:
+        """Fetch and cache the schema of a partition; an unknown one is ABSENT after ``create``, where that is given."""
         reply = await self._send("describe", partition_id, b"", NO_VERSION, NO_OP)
-        if reply[0] == UNKNOWN and create:
-            return ABSENT
         if reply[0] != OK:
             self._schemas.pop(partition_id, None)
+            if reply[0] == UNKNOWN and create is not None:
+                await create()
+                return ABSENT
             await self._refused(reply, partition_id)
         version, doc = load(reply[1])[:2]
         schema = self._schemas[partition_id] = Schema.load(version, doc)

@@ -22,6 +22,8 @@ __all__ = ["HostInfo", "Hosts"]
 
 #: Seconds for which the list of hosts is cached for the ports of refs. The ports of a running host do not change.
 LIST_AGE_S = 1.0
+#: Age in seconds up to which a listing serves to place a put; hosts renew what it says of them once a second.
+PLACE_AGE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +91,7 @@ class Hosts(Base):
         """Start with no cached hosts."""
         super().__init__(link, settings)
         self._listed_at = float("-inf")
+        self._found: tuple[HostInfo, ...] = ()
         self._refs: dict[tuple[str, int], HostRef] = {}
         self._alive: set[tuple[str, int]] = set()
 
@@ -130,8 +133,10 @@ class Hosts(Base):
         gone = load((await self._host_call("reap", int(self._settings.host_forget_s * 1e6)))[1])
         return tuple(text(raw) for raw in gone)
 
-    async def hosts(self) -> tuple[HostInfo, ...]:
-        """List all registered hosts, sorted by id."""
+    async def hosts(self, age_s: float = -1.0) -> tuple[HostInfo, ...]:
+        """List all registered hosts, sorted by id; a list that is at most ``age_s`` seconds old will do."""
+        if self._link.now() - self._listed_at <= age_s:
+            return self._found
         now, up, flat = load((await self._host_call("hosts", 0))[1])
         limit = self._settings.host_timeout_s
         found = []
@@ -146,7 +151,12 @@ class Hosts(Base):
                 self._refs[host.id, host.epoch] = host.ref
         self._alive = {(host.id, host.epoch) for host in found if host.alive}
         self._listed_at = self._link.now()
-        return tuple(found)
+        self._found = tuple(found)
+        return self._found
+
+    def forget_hosts(self) -> None:
+        """Have the next listing ask the server: a host did not do what the last one says of it."""
+        self._listed_at = float("-inf")
 
     def host_ref(self, host_id: str, epoch: int) -> HostRef:
         """Return a HostRef as far as it is known without a request; the ports are empty where they are not."""

@@ -11,7 +11,7 @@ from asyncdp.meta import PartitionInfo
 from ..encoding.cells import DeadCells, dead_cells
 from ..encoding.msgpack_codec import load, pack, text
 from ..encoding.schema import ABSENT, Schema
-from .base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base
+from .base import ERROR, NO_OP, OK, SCHEMA, UNKNOWN, Base, no_name
 
 if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
@@ -37,7 +37,7 @@ class Partitions(Base):
         await self._open()
         await self._link.command("SADD", self._names, call.partition_id.encode("utf-8", "surrogatepass"))
         self._known.pop(call.partition_id, None)
-        schema = await self._fetch(call.partition_id, create=True)
+        schema = await self._fetch(call.partition_id, no_name)
         while True:
             united = schema.united(call)
             if united == schema and schema.version != ABSENT.version:  # what declares nothing is declared all the same

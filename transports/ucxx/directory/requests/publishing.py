@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from asyncdp.calls.answers import living_rows, stale_rows
@@ -14,7 +15,8 @@ from asyncdp.meta import RowHandle
 from ..encoding.cells import DeadCells, cells_of, replaced_cells
 from ..encoding.msgpack_codec import load, pack, pack_tags, text
 from ..encoding.rows import rid_of
-from .hosts import HostInfo, Hosts
+from .base import no_name
+from .hosts import PLACE_AGE_S, HostInfo, Hosts
 from .partitions import Partitions
 
 if TYPE_CHECKING:
@@ -97,7 +99,10 @@ class Publishing(Partitions, Hosts):
         known = self._elsewhere.get(partition_id)
         if known is not None and now - known[0] < self._settings.capacity_age_s:
             return known[1]
-        names = {text(raw) for raw in await self._link.command("SMEMBERS", self._names)} - {partition_id}
+        names = {text(raw) for raw in await self._link.command("SMEMBERS", self._names)}
+        if self._auto and partition_id not in names:  # one that was dropped while it was made anew
+            await self._name(partition_id)
+        names.discard(partition_id)
         counts = await self._link.pipeline([("HLEN", self._key(name) + "i") for name in names]) if names else []
         for count in counts:
             if isinstance(count, Exception):
@@ -130,7 +135,7 @@ class Publishing(Partitions, Hosts):
                 schema.check_declared(partition_id, fields)
             return pack(tuple(sample_ids))
 
-        answer = await self._serve("place", partition_id, make, create=self._auto)
+        answer = await self._serve("place", partition_id, make, create=no_name if self._auto else None)
         held, new = load(answer.blob)
         if new and only != "existing":
             held += await self._held_elsewhere(partition_id)
@@ -138,7 +143,7 @@ class Publishing(Partitions, Hosts):
                 raise self._full(held, new, partition_id)
         known = answer.schema.fields
         specs = {name: known[name] for name in fields if name in known}
-        hosts = [host for host in await self.hosts() if host.alive]
+        hosts = [host for host in await self.hosts(PLACE_AGE_S) if host.alive]
         hosts.sort(key=lambda host: host.load)
         return Places(tuple(hosts), specs, new)
 
@@ -170,14 +175,13 @@ class Publishing(Partitions, Hosts):
         fixed = self._columns(call, owner)
         await self._open()
         fixed["elsewhere"] = await self._held_elsewhere(partition_id)
-        if self._auto:
-            await self._link.command("SADD", self._names, partition_id.encode("utf-8", "surrogatepass"))
         put = _Put(call, fixed, strict=self._strict)
 
         def wrong(why: list[Any]) -> DataPlaneError:
             return put.refusal(why) or self._wrong_put(why, partition_id, sample_ids, fixed["groups"])
 
-        answer = await self._serve("publish", partition_id, put.payload, op, create=self._auto, wrong=wrong)
+        create = partial(self._name, partition_id) if self._auto else None
+        answer = await self._serve("publish", partition_id, put.payload, op, create=create, wrong=wrong)
         first, n, rids, new, dead, version = load(answer.blob)
         if version and put.merged is not None and put.merged is not answer.schema:
             self._schemas[partition_id] = replace(put.merged, version=version)
@@ -188,6 +192,10 @@ class Publishing(Partitions, Hosts):
         created = set(new)
         lived = tuple(RowHandle(int(rid)) if rid else None for rid in rids or (None,) * n)
         return Published(lived, tuple(at in created for at in range(1, n + 1)), gone)
+
+    async def _name(self, partition_id: str) -> None:
+        """Add a partition to the names of all, before the put that makes it."""
+        await self._link.command("SADD", self._names, partition_id.encode("utf-8", "surrogatepass"))
 
     def _columns(self, call: Publish, owner: str) -> dict[str, Any]:
         """Return the part of the payload without cells: ids, lives, groups, and tags, which are bytes to the server."""
