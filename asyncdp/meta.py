@@ -369,8 +369,9 @@ class HostStatus:
         capacity_bytes: Bytes that it can hold; None if that is not limited, or not known.
         free_bytes: Bytes of these that are free; None if ``capacity_bytes`` is None.
         rows: Number of rows that it holds; None if the backend does not count them.
-        slots: Number of slots by state: ``free``, ``writing``, ``ready``, ``given_up``, and among these ``reading``; a
-            state may be missing. Empty if the backend has no slots, or does not count them.
+        slots: Number of slots by state: ``free``, ``writing``, ``ready``, ``given_up``, among these ``reading`` and
+            ``doomed`` (without rows, kept by borrowed reads); a state may be missing. Empty if the backend has no
+            slots, or does not count them.
         draining: Whether it only serves what it has and accepts no new rows.
         supervised: Whether a supervisor starts it again when it dies, as ``asyncdp serve`` does.
     """

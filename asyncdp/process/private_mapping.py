@@ -23,8 +23,8 @@ _LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FIXED: Final = 0x10
 _FAILED: Final = ctypes.c_void_p(-1).value
-#: Mappings that are in use. They are module state since a tensor knows nothing but the address of its memory.
-_LIVE: weakref.WeakSet[PrivateMapping] = weakref.WeakSet()
+#: Mappings in use by address. They are module state since a tensor knows nothing but the address of its memory.
+_LIVE: weakref.WeakValueDictionary[int, PrivateMapping] = weakref.WeakValueDictionary()
 
 
 class PrivateMapping:
@@ -53,7 +53,7 @@ class PrivateMapping:
         self._on_end = on_end
         self._ended = False
         self._begin = _map(None, nbytes, mmap.MAP_PRIVATE, fd, offset)
-        _LIVE.add(self)
+        _LIVE[self._begin] = self
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
@@ -94,4 +94,5 @@ def _map(address: int | None, nbytes: int, flags: int, fd: int, offset: int) -> 
 
 def mapping_at(address: int) -> PrivateMapping | None:
     """Return the mapping in use that the memory at this address is part of, or None."""
-    return next((mapping for mapping in list(_LIVE) if mapping.holds(address)), None)
+    live = (ref() for ref in _LIVE.valuerefs())  # in one step, since other threads map and unmap meanwhile
+    return next((mapping for mapping in live if mapping is not None and mapping.holds(address)), None)

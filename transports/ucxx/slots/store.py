@@ -255,17 +255,17 @@ class SlotStore:
         return list(self._by_op.get(digest_of(op_id), ()))
 
     def counts(self) -> dict[str, int]:
-        """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots.
-
-        ``doomed`` are READY slots without rows that somebody borrowed when they were looked at last.
-        """
-        more = {"free_bytes": self.free_bytes, "overwritten": self.overwritten, "doomed": len(self.doomed)}
-        return {**self.states(), **more}
+        """Return the numbers of slots by state and of those being read, the free bytes, and the overwritten slots."""
+        return {"doomed": 0, **self.states(), "free_bytes": self.free_bytes, "overwritten": self.overwritten}
 
     def states(self) -> dict[str, int]:
-        """Return the numbers of slots by state and of those being read; each heartbeat carries them."""
+        """Return the numbers of slots by state and of those being read; each heartbeat carries them.
+
+        ``doomed`` ones, where there are any, have no rows, and somebody borrowed them when they were looked at last.
+        """
         out = {state.name.lower(): self._states[state] for state in State if state is not State.FREE}
-        return {**out, "reading": len(self._read)}
+        out["reading"] = len(self._read)
+        return {**out, "doomed": len(self.doomed)} if self.doomed else out
 
     def _grant(self, slot: Slot) -> Grant:
         header = slot.header

@@ -197,6 +197,9 @@ class SlotTable(SlotStore):
     def _full(self, units: int) -> DataPlaneNotReady:
         needed = units * self.arena.unit_bytes
         msg = f"the arena is full: {self.free_bytes} bytes are free, {needed} are needed"
+        if self.doomed:
+            held = sum(slot.header.units for slot in self.doomed) * self.arena.unit_bytes
+            msg += f"; {held} are of rows that were removed and are still borrowed on the host's machine"
         return DataPlaneNotReady(msg, retry_after_s=0.05)
 
     def _reserved(self, op: bytes, first_row: int, rows: int) -> Generator[None, None, list[Grant]]:
