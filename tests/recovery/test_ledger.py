@@ -563,7 +563,7 @@ def test_arguments_of_a_ledger_are_checked(wrong: dict[str, Any], named: str) ->
     """When it is made."""
 
     async def check(client: Client) -> None:
-        with pytest.raises(ValueError, match=named):
+        with pytest.raises(ValueError, match=rf"\b{named}\b"):
             CapacityLedger(client, **({"partition_id": "p", "capacity": 1} | wrong))
 
     on_a_plane(check)
@@ -578,11 +578,56 @@ def test_arguments_of_a_reservation_are_checked() -> None:
         for wrong in ("", 3, None, ["a"]):
             with pytest.raises(DataPlaneBadRequest, match="group_id must be a non-empty string"):
                 await ledger.reserve(wrong)  # type: ignore[arg-type]
+            with pytest.raises(DataPlaneBadRequest, match=r"^group_id must be a non-empty string"):
+                await ledger.try_reserve(wrong)  # type: ignore[arg-type]
         ledger.gate.close()
         with anyio.fail_after(60.0), pytest.raises(DataPlaneBadRequest, match="group_id must be a non-empty string"):
             await ledger.reserve("")
         for more in ({"owner": 3}, {"weight_version": "new"}):
-            with pytest.raises(DataPlaneBadRequest, match=next(iter(more))):
+            with pytest.raises(DataPlaneBadRequest, match=rf"\b{next(iter(more))}\b"):
                 await ledger.try_reserve("h", **more)  # type: ignore[arg-type]
+
+    on_a_plane(check)
+
+
+def test_progress_is_what_was_made_or_trained() -> None:
+    """Groups that became whole since the last listing, and those that were trained on; nothing that was given up."""
+
+    async def check(client: Client) -> None:
+        await put_group(client, "before")
+        ledger = CapacityLedger(client, "p", 9, reservation_timeout_s=5.0)
+        assert ledger.progress == 0
+        for _ in range(2):  # what was there before the first listing was not made meanwhile
+            await ledger.rebuild()
+            assert ledger.progress == 0
+        await put_group(client, "a")
+        await put_group(client, "b")
+        for _ in range(2):  # each counts once
+            await ledger.rebuild()
+            assert ledger.progress == 2
+        ledger.freed(["a", "b"])
+        assert ledger.progress == 4
+        ledger.freed(["before"], trained=False)
+        assert ledger.progress == 4
+        await ledger.release(await ledger.reserve("c"))
+        await ledger.reserve("d")
+        await anyio.sleep(6.0)
+        await ledger.rebuild()  # d has aged out
+        assert (ledger.reserved, ledger.progress) == ([], 4)
+        await put_group(client, "e")
+        await ledger.rebuild()
+        assert ledger.progress == 5
+
+    on_a_plane(check)
+
+
+def test_a_reservation_that_is_refused_is_no_progress() -> None:
+    """Its place is free again, and nothing was made or trained."""
+
+    async def check(client: Client) -> None:
+        ledger = CapacityLedger(client, "q", 1)
+        with pytest.raises(DataPlaneBadRequest):
+            await ledger.reserve("a")
+        assert (ledger.used, ledger.progress) == (0, 0)
 
     on_a_plane(check)

@@ -168,6 +168,9 @@ def test_who_waits_for_a_loop_that_does_not_run_is_told(backend: str) -> None:
             await waits()
         with pytest.warns(RuntimeWarning, match="or has ended"):
             await left_alone()
+        with pytest.warns(RuntimeWarning, match="or has ended") as warned, anyio.move_on_after(10.0):
+            await loop.ledger.gate.wait()
+        assert warned[0].filename == __file__  # it points to who waits
         async with anyio.create_task_group() as tasks:  # one that is started a little later opens it
             tasks.start_soon(loop.ledger.gate.wait)
             await anyio.sleep(4.0)
