@@ -20,6 +20,7 @@ from asyncdp.transports.transfer_queue.endpoints import Endpoints
 from tests.chaos.transfer_queue import Chaos, Report, pid_of, told
 from tests.chaos.transfer_queue_idle import IdleLoop
 from tests.chaos.transfer_queue_verbs import KEPT, fill
+from tests.transfer_queue.needs_mooncake import lacking
 
 if TYPE_CHECKING:
     from asyncdp.client import Client
@@ -109,4 +110,7 @@ def main(argv: list[str]) -> int:
     if unknown:
         print(f"no fault {unknown[0]!r}; there are {', '.join(map(repr, FAULTS))}")
         return 2
+    if reason := lacking():
+        print(f"skipped: {reason}")
+        return 0
     return told(on_ray(tuple(argv) or FAULTS))

@@ -6,13 +6,13 @@ import importlib.util
 
 import pytest
 
-__all__ = ["needs_mooncake"]
+__all__ = ["lacking", "needs_mooncake"]
 
 
-def needs_mooncake() -> None:
-    """Skip, with the reason, where Mooncake cannot be imported."""
+def lacking() -> str:
+    """Return why Mooncake cannot be imported; empty if it can be."""
     if importlib.util.find_spec("transfer_queue") is None:
-        pytest.skip("needs the extra mooncake", allow_module_level=True)
+        return "needs the extra mooncake"
     from asyncdp.transports.transfer_queue.mooncake.master import check_import
     from asyncdp.transports.transfer_queue.mooncake.unit import transport_settings
 
@@ -20,4 +20,11 @@ def needs_mooncake() -> None:
     try:
         check_import()
     except ImportError as err:
-        pytest.skip(str(err), allow_module_level=True)
+        return str(err)
+    return ""
+
+
+def needs_mooncake() -> None:
+    """Skip, with the reason, where Mooncake cannot be imported."""
+    if reason := lacking():
+        pytest.skip(reason, allow_module_level=True)

@@ -35,9 +35,11 @@ try:
 except subprocess.TimeoutExpired:
     master.kill()
 """
-#: Nothing is evicted: an object is there until it is removed. A lease lasts longer than any read.
+#: Nothing is evicted: an object is there until it is removed. A lease lasts longer than any read. A unit that is silent
+#: for client_ttl seconds loses its rows; that it is dead is noticed by a heartbeat, and nothing waits for the master's
+#: opinion, so that it is long.
 _FLAGS = (
-    "--client_ttl=10",
+    "--client_ttl=600",
     "--default_kv_lease_ttl=600000",
     "--allow_evict_soft_pinned_objects=false",
     "--eviction_high_watermark_ratio=1.0",

@@ -26,6 +26,7 @@ from asyncdp.errors import (
 )
 from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
 
+from .line import Line
 from .master import check_import
 from .objects import pack, unpack
 from .unit import PROTOCOL, transport_settings
@@ -100,6 +101,7 @@ class Store:
         if code:
             msg = f"Mooncake's master at {master} does not take this client: code {code}"
             raise DataPlaneUnavailable(msg, blames_port=False)
+        self._line = Line(master)
         self._lock = threading.Lock()
         self._users = 1  # clients, and calls under way: memory that a transfer uses must stay
         on_fork(self)
@@ -122,10 +124,12 @@ class Store:
             if not self.enter():
                 raise DataPlaneClosed("the connection to Mooncake is closed")
             try:
+                if self._line.is_dead():
+                    raise self._no_master()
                 return work(*args)
             finally:
                 if self._leave():
-                    self._store.close()
+                    self._disconnect()
 
         # A limiter of its own: calls that hang, because a server is paused, do not hold up the next ones.
         return await anyio.to_thread.run_sync(run, abandon_on_cancel=True, limiter=anyio.CapacityLimiter(1))
@@ -139,7 +143,11 @@ class Store:
     def close(self) -> None:
         """Leave it; the last one to do so disconnects, in a thread, since Mooncake takes a second for it."""
         if self._leave():
-            threading.Thread(target=self._store.close, name="asyncdp-mooncake-close").start()
+            threading.Thread(target=self._disconnect, name="asyncdp-mooncake-close").start()
+
+    def _disconnect(self) -> None:
+        self._line.close()
+        self._store.close()
 
     # -- blocking calls
 
@@ -168,8 +176,9 @@ class Store:
                 )
                 self._check_put(codes, unit)
                 self._check_place(names[first:last], unit)
-        except DataPlaneError:
-            self._store.batch_remove(names, force=True)
+        except DataPlaneError as err:
+            if err.host is not None or not isinstance(err, DataPlaneUnavailable):  # else the master does not answer
+                self._store.batch_remove(names, force=True)
             raise
 
     def _check_put(self, codes: Sequence[int], unit: Server) -> None:
