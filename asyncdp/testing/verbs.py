@@ -121,7 +121,8 @@ VERBS: Mapping[str, Verb] = {
         decided_by=(TryClaim, ClaimMeta),
     ),
     "get_data": Verb(
-        lambda c, a, t: c.get_data(a.to_read(), [a.field], timeout_s=t), decided_by=(ReadSlots, GetSamples)
+        lambda c, a, t: c.get_data(a.to_read(), [a.field], borrow=True, timeout_s=t),
+        decided_by=(ReadSlots, GetSamples),
     ),
     "check_consumption_status": Verb(lambda c, a, t: c.check_consumption_status(a.partition, [a.task], timeout_s=t)),
     "put_samples": Verb(
