@@ -19,7 +19,9 @@ R = TypeVar("R")
 async def ask(client: Client, call: Call[R], op: str) -> R:
     """Have the service of a client execute a call, within the client's ``call_timeout_s``."""
     env = client.env
-    return await client.execute(call, CallContext(env, env.next_op_id(), env.clock.now() + client.call_timeout_s, op))
+    began = env.clock.now()
+    ctx = CallContext(env, env.next_op_id(), began + client.call_timeout_s, op, began, call=call)
+    return await client.execute(call, ctx)
 
 
 def need_snapshots(client: Client, op: str) -> None:

@@ -69,6 +69,7 @@ async def test_what_is_restored_is_what_was_saved(tmp_path: Path) -> None:
         assert verify(tmp_path / "c") == contents(tmp_path / "c") == done
         await restore(two, tmp_path / "c")
         assert await state(two) == await state(one)
+        assert one.snapshot()["wall_ms"]["save"]["p99"] < 1e3 * one.call_timeout_s  # not since the clock began
         before, after = await one.describe("p"), await two.describe("p")
         assert (after.consumer_tasks, after.enums, after.size) == (before.consumer_tasks, before.enums, before.size)
         assert (await two.claim_meta("p", "train", ["dense"], 4)).sample_ids == ["s0", "s1", "s2", "s3"]
