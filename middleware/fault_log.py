@@ -24,6 +24,7 @@ LEVELS: Final[Mapping[str, str]] = {
     "recovered": "info",
     "outage_over": "info",
     "ambiguous": "info",
+    "hedge": "debug",
     "host_skipped": "debug",
     "probe": "debug",
     "retry": "debug",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import anyio
+
 from asyncdp.calls import CallContext, handles
 from asyncdp.calls.slots import Abort, HostRef, Invalidate, ReadSlots, Reserve, WriteSlots
 from asyncdp.errors import DataPlaneError, DataPlaneTimeout
@@ -15,6 +17,8 @@ from .policy.quarantine import Quarantine
 from .slot_retry import may_resend, out_of_time
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from asyncdp.service import Service
 
 __all__ = ["PortRotation"]
@@ -32,12 +36,18 @@ class PortRotation(Layer):
     once and without backoff; that costs one token of the retry budget. If all ports are quarantined, the least bad one
     is used, so that no call is starved.
 
+    With ``hedge_after_s`` reads are hedged: one without an answer for so long is also sent through another healthy
+    port, and the first good answer is the result. The other request is cancelled, which says nothing of its port. That
+    costs one token of the retry budget, and the connection of the request that is cancelled.
+
     Args:
         inner: The next layer.
         quarantine_s: Length of the first quarantine, in seconds.
         quarantine_max_s: Length of the longest quarantine, in seconds; each failed probe doubles the length up to this.
         quarantine_decay_s: Seconds without a quarantine after which one failure is forgotten.
         first_contact_s: Seconds for which a port that has never answered may be slow without being quarantined.
+        hedge_after_s: Seconds without an answer after which a read is also sent through another port; 0: never. About
+            what one read in twenty takes: then hedging costs few requests, and the slowest reads take twice as long.
     """
 
     def __init__(
@@ -48,9 +58,13 @@ class PortRotation(Layer):
         quarantine_max_s: float = 300.0,
         quarantine_decay_s: float = 60.0,
         first_contact_s: float = 30.0,
+        hedge_after_s: float = 0.0,
     ) -> None:
         """Check and store the settings."""
         super().__init__(inner)
+        if not 0.0 <= hedge_after_s < float("inf"):
+            raise ValueError(f"hedge_after_s must be at least 0 and finite, not {hedge_after_s!r}")
+        self.hedge_after_s = hedge_after_s
         with named(base_s="quarantine_s", max_s="quarantine_max_s", decay_s="quarantine_decay_s"):
             self.rules = QuarantineRules(quarantine_s, quarantine_max_s, quarantine_decay_s, first_contact_s)
         self._quarantine: Quarantine[Key] | None = None
@@ -66,25 +80,24 @@ class PortRotation(Layer):
         if quarantine is None:
             quarantine = self._quarantine = Quarantine(ctx.env.rng, self.rules)
         permit = quarantine.pick(targets, ctx.env.clock.now(), ctx.tried)
+        tried = [permit.target]
         try:
+            if self.hedge_after_s and isinstance(call, ReadSlots):
+                return await self._hedged(permit, targets, tried, call, ctx)
             return await self._through(permit, call, ctx)
         except DataPlaneError as err:
-            if not (err.blames_port and err.retryable and len(targets) > 1):
-                raise
-            if not may_resend(call, err, self.capabilities):
-                raise
             now = ctx.env.clock.now()
-            if now >= ctx.deadline:
+            again = err.blames_port and err.retryable and len(targets) > 1 and now < ctx.deadline
+            if not (again and may_resend(call, err, self.capabilities)):
                 raise
             if not ctx.env.budget.withdraw(now):
                 ctx.emit("budget_refused", verb=ctx.verb, what="port_rotation")
                 raise
-            used = permit.target
-            permit = quarantine.pick(targets, now, (*ctx.tried, used))
-            if permit.target == used:
+            permit = quarantine.pick(targets, now, (*ctx.tried, *tried))
+            if permit.target in tried:
                 permit.released()
                 raise
-            ctx.emit("rotation", reason=type(err).__name__, host=used[0], port=used[1])
+            ctx.emit("rotation", reason=type(err).__name__, host=tried[0][0], port=tried[0][1])
             try:
                 return await self._through(permit, call, ctx)
             except DataPlaneError as second:
@@ -118,6 +131,63 @@ class PortRotation(Layer):
         else:
             self._judge(permit, blamed, ctx)
         return result
+
+    async def _hedged(
+        self, permit: Permit[Key], targets: Sequence[Key], tried: list[Key], call: ReadSlots, ctx: CallContext
+    ) -> Any:
+        """Send a read through the port of a permit, and also through another one if that takes long.
+
+        Returns the first answer without an error that blames its port, else the first answer; if there is none, raises
+        the first error. Another port that was used is appended to ``tried``.
+        """
+        answers: list[Any] = []
+        errors: list[Exception] = []
+        permits = [permit]
+        ended = anyio.Event()
+
+        async def send(permit: Permit[Key]) -> None:
+            try:
+                result = await self._through(permit, call, ctx)
+            except Exception as err:  # noqa: BLE001 - raised below, where it is the result
+                errors.append(err)
+            else:
+                blamed = any(err.blames_port for err in result.errors.values())
+                answers.insert(len(answers) if blamed else 0, result)
+                if not blamed:
+                    group.cancel_scope.cancel()
+            ended.set()
+
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(send, permit)
+                with anyio.move_on_after(self.hedge_after_s):
+                    await ended.wait()
+                other = None if ended.is_set() else self._other(targets, tried, ctx)
+                if other is not None:
+                    permits.append(other)
+                    tried.append(other.target)
+                    group.start_soon(send, other)
+        finally:
+            for each in permits:  # a task that was cancelled before its first step has not ended its permit
+                each.released()
+        if answers:
+            return answers[0]
+        raise errors[0]
+
+    def _other(self, targets: Sequence[Key], tried: list[Key], ctx: CallContext) -> Permit[Key] | None:
+        """Return a permit for a healthy port other than those that were tried; None if there is none to be had."""
+        quarantine, now = self._quarantine, ctx.env.clock.now()
+        assert quarantine is not None  # noqa: S101 - the first permit is one of it
+        permit = quarantine.pick(targets, now, (*ctx.tried, *tried))
+        if permit.target in tried or permit.last_resort:
+            permit.released()
+            return None
+        if not ctx.env.budget.withdraw(now):
+            permit.released()
+            ctx.emit("budget_refused", verb=ctx.verb, what="hedge")
+            return None
+        ctx.emit("hedge", verb=ctx.verb, host=tried[0][0], port=tried[0][1])
+        return permit
 
     def _judge(self, permit: Permit[Key], err: DataPlaneError, ctx: CallContext) -> None:
         host, port = permit.target

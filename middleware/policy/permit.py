@@ -222,6 +222,11 @@ class Permit(Generic[K]):
         self.probe = False
         self.ended = False
 
+    @property
+    def last_resort(self) -> bool:
+        """Whether the target is used although it is quarantined or rests, since no other was better."""
+        return self._state.needs_check and not self.probe
+
     def succeeded(self, now: float) -> Verdict:
         """End the permit: the target answered, possibly with an error that is not its fault."""
         if self.ended:

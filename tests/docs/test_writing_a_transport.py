@@ -8,7 +8,7 @@ from typing import ClassVar
 import pytest
 
 from asyncdp import calls
-from asyncdp.calls import slots
+from asyncdp.calls import slots, snapshots
 from asyncdp.examples.folder_transport import ANSWERS, FolderTransport
 from asyncdp.testing.contract import Contract, DataPlaneContract, Opener, Puts, by_config
 
@@ -80,5 +80,5 @@ def test_every_call_of_the_page_exists() -> None:
     served = (*ANSWERS, *FolderTransport._methods)
     for names, needed in table:
         for name in re.findall(r"`(\w+)`", names):
-            kind = getattr(calls, name, None) or getattr(slots, name)
+            kind = next(getattr(module, name) for module in (calls, slots, snapshots) if hasattr(module, name))
             assert issubclass(kind, served) or needed.startswith("only"), name

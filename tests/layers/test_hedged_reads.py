@@ -1,0 +1,155 @@
+"""Hedged reads: one that takes long is also sent through another port, and the first good answer is the result."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from asyncdp import DataPlaneTimeout
+from asyncdp.middleware.policy.permit import Health
+from asyncdp.testing import FaultPlan
+from tests.layers.rig import Rig, rows, virtual
+
+H = "host-0"
+
+
+class Empty:
+    """A retry budget that is spent."""
+
+    def deposit(self, now: float) -> None:
+        """Count nothing."""
+
+    def withdraw(self, now: float, tokens: int = 1) -> bool:
+        """Refuse."""
+        del now, tokens
+        return False
+
+
+async def read(rig: Rig, ids: list[str], times: int) -> list[float]:
+    """Read several times, check each answer, and return how long each took."""
+    took = []
+    for _ in range(times):
+        began = anyio.current_time()
+        got = await rig.get(ids)
+        assert bool((got["x"] == rows(len(ids))).all())
+        took.append(anyio.current_time() - began)
+        await anyio.sleep(0.1)
+    return took
+
+
+@virtual
+async def test_a_mute_port_costs_the_delay_from_the_first_read_on() -> None:
+    """Not a whole attempt, and it is not blamed: nobody waited long enough to know."""
+    async with Rig(FaultPlan().on(host=H, port=1).silent(), hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        took = await read(rig, ids, 40)
+        through_it = len(rig.wire("ReadSlots", port=1))
+        assert through_it >= 10
+        assert sorted(took) == pytest.approx([0.0] * (40 - through_it) + [0.2] * through_it)
+        assert rig.events == {"hedge": through_it}
+        assert len(rig.wire("ReadSlots")) == 40 + through_it
+        assert {state.health for state in rig.ports.values()} == {Health.HEALTHY}
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_healthy_ports_get_each_read_once() -> None:
+    """And without the setting a slow port is waited for."""
+    for settings in ({"hedge_after_s": 0.2}, {}):
+        async with Rig(**settings) as rig:
+            ids = await rig.fill(4)
+            assert max(await read(rig, ids, 20)) == 0.0
+            assert (len(rig.wire("ReadSlots")), rig.events) == (20, {})
+    async with Rig(FaultPlan().on(host=H, port=1).delay(p50_s=3.0, p99_s=3.0)) as rig:
+        ids = await rig.fill(4)
+        assert max(await read(rig, ids, 4)) == pytest.approx(3.0)
+        assert rig.events["hedge"] == 0
+
+
+@virtual
+async def test_the_first_answer_is_the_result() -> None:
+    """Of the slow port too, where it comes before that of the other one; the other request ends at once."""
+    plan = FaultPlan()
+    plan.on(host=H, port=1).delay(p50_s=0.5, p99_s=0.5)
+    for port in (2, 3, 4):
+        plan.on(host=H, port=port).delay(p50_s=2.0, p99_s=2.0)
+    async with Rig(plan, hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        took = await read(rig, ids, 8)
+        assert max(took) < 2.5
+        sent = rig.wire("ReadSlots", port=1)
+        assert {one.error for one in sent} == {""}
+        assert {one.error for one in rig.wire("ReadSlots") if one.ended} >= {
+            "",
+            "CancelledError",
+        } or rig.leftovers() == {}
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_a_port_that_refuses_is_rotated_as_ever() -> None:
+    """Before the delay is over an error is the usual error; also where the other port of a hedge fails."""
+    async with Rig(FaultPlan().on(host=H, port=1).refuse(), hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        assert max(await read(rig, ids, 12)) == 0.0
+        assert rig.events == {"rotation": 1, "quarantine": 1}
+    plan = FaultPlan()
+    plan.on(host=H, port=1).silent()
+    plan.on(host=H, port=2).refuse()
+    async with Rig(plan, hedge_after_s=0.2, attempt_timeout_s=1.0) as rig:
+        ids = await rig.fill(4)
+        assert max(await read(rig, ids, 12)) == pytest.approx(1.0, abs=0.3)
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_if_both_fail_the_call_fails_with_a_typed_error() -> None:
+    """And no port is left in use."""
+    plan = FaultPlan()
+    for port in (1, 2, 3, 4):
+        plan.on(host=H, port=port).silent()
+    async with Rig(plan, hedge_after_s=0.2, attempt_timeout_s=1.0) as rig:
+        ids = await rig.fill(4)
+        with pytest.raises(DataPlaneTimeout):
+            await rig.get(ids, timeout_s=5.0)
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_a_cancelled_read_leaves_nothing() -> None:
+    """Cancelled before, at and after the second request."""
+    async with Rig(FaultPlan().on(host=H).silent(times=1000), hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        for after_s in (0.0, 0.1, 0.2, 0.3, 1.0):
+            with anyio.move_on_after(after_s) as scope:
+                await rig.get(ids)
+            assert scope.cancelled_caught
+            assert rig.leftovers() == {}
+
+
+@virtual
+async def test_no_port_is_used_as_a_last_resort_nor_beyond_the_budget() -> None:
+    """A quarantined port is no better than a slow one, and hedges are retries."""
+    plan = FaultPlan()
+    for port in (2, 3, 4):
+        plan.on(host=H, port=port).refuse()
+    plan.on(host=H, port=1).delay(p50_s=0.5, p99_s=0.5)
+    async with Rig(plan, hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        await read(rig, ids, 8)  # quarantines the others
+        before = rig.events["hedge"]
+        assert sorted(await read(rig, ids, 8)) == pytest.approx([0.5] * 8)
+        assert rig.events["hedge"] == before
+    async with Rig(FaultPlan().on(host=H, port=1).delay(p50_s=0.5, p99_s=0.5), hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        rig.client.env.budget = Empty()
+        took = await read(rig, ids, 4)
+        assert max(took) == pytest.approx(0.5)
+        assert rig.events["budget_refused"] == 1
+
+
+def test_the_delay_is_checked() -> None:
+    """When the layer is made."""
+    for wrong in (-1.0, float("inf"), float("nan"), "soon"):
+        with pytest.raises((ValueError, TypeError), match="hedge_after_s"):
+            Rig(hedge_after_s=wrong)
