@@ -35,11 +35,12 @@ def plane(gib: float) -> Client:
 
 
 async def put(client: Client, first: int, count: int) -> None:
-    """Put so many rows of 1 MiB."""
+    """Put so many rows of 1 MiB: random numbers, and that of the row in front."""
+    rows = torch.randn(BATCH, ROW_BYTES // 4)
     for at in range(first, first + count, BATCH):
         n = min(BATCH, first + count - at)
-        rows = torch.randn(n, ROW_BYTES // 4)
-        await client.put_samples([f"s{at + i}" for i in range(n)], "p", {"x": rows})
+        rows[:, 0] = torch.arange(at, at + BATCH)
+        await client.put_samples([f"s{at + i}" for i in range(n)], "p", {"x": rows[:n]})
 
 
 async def timed(name: str, work: Awaitable[R], beside: float | None = None) -> tuple[float, R]:
