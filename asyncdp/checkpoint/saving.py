@@ -127,6 +127,8 @@ class _Partition:
         self.chunk_bytes, self.progress = chunk_bytes, progress
         self.state: PartitionState
         self.written = 0
+        #: Writers of chunks, all of which are closed in the end.
+        self.writers: list[ChunkWriter] = []
 
     async def saved(self, generation: int) -> dict[str, Any]:
         """Return the entry of the manifest."""
@@ -203,18 +205,32 @@ class _Partition:
         by_fields: dict[tuple[str, ...], list[Wanted]] = {}
         for row, cell in missing:
             by_fields.setdefault(tuple(sorted(cell.fields)), []).append((row, cell))
+        chunks = [(cells, fields) for fields, wanted in by_fields.items() for cells in _cut(wanted, self.chunk_bytes)]
         left = len(missing)
-        for fields, wanted in by_fields.items():
-            for cells in _cut(wanted, self.chunk_bytes):
-                await self._chunk(cells, fields, generation)
-                left -= len(cells)
-                self._tell(left)
 
-    async def _chunk(self, cells: list[Wanted], fields: tuple[str, ...], generation: int) -> None:
+        async def end(written: tuple[ChunkWriter, list[Wanted]]) -> None:
+            nonlocal left
+            writer, cells = written
+            entry = await anyio.to_thread.run_sync(writer.close)
+            self.cells.add({**entry, "generation": generation}, cells)
+            left -= len(cells)
+            self._tell(left)
+
+        try:
+            await one_ahead(chunks, self._chunk, end)  # the disk takes its time to keep a file
+        finally:
+            for writer in self.writers:
+                writer.abandon()
+            self.writers.clear()
+
+    async def _chunk(self, chunk: tuple[list[Wanted], tuple[str, ...]]) -> tuple[ChunkWriter, list[Wanted]]:
+        """Write cells of the same fields, and no head yet. Return the writer, and the cells that were there."""
+        cells, fields = chunk
         pieces = _cut(cells, max(1, self.chunk_bytes // PIECES))
         file = Path(f"{self.stem}-{self.written:05}.safetensors")
         self.written += 1
         writer = await anyio.to_thread.run_sync(ChunkWriter, file, fields, len(pieces))
+        self.writers.append(writer)
         read: list[Wanted] = []
 
         async def load(piece: list[Wanted]) -> tuple[list[Wanted], Block]:
@@ -225,13 +241,8 @@ class _Partition:
                 await anyio.to_thread.run_sync(writer.add, loaded[1])
                 read.extend(loaded[0])
 
-        try:
-            await one_ahead(pieces, load, use)
-            entry = await anyio.to_thread.run_sync(writer.close)
-        except BaseException:
-            writer.abandon()
-            raise
-        self.cells.add({**entry, "generation": generation}, read)
+        await one_ahead(pieces, load, use)
+        return writer, read
 
     async def _piece(self, cells: list[Wanted], fields: tuple[str, ...]) -> tuple[list[Wanted], Block]:
         """Read the fields of these rows; leave out rows that are gone or live again."""
