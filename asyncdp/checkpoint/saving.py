@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -261,8 +260,7 @@ class _Partition:
         except DataPlaneUnavailable as err:
             raise self._unreadable(ids, err.message) from err
         specs = {name: self.state.specs[name] for name in fields}
-        encode = partial(Block.from_fields, data, len(cells), specs, object_codec())
-        return cells, await anyio.to_thread.run_sync(encode)
+        return cells, Block.from_fields(data, len(cells), specs, object_codec())
 
 
 def _cut(cells: list[Wanted], most: int) -> list[list[Wanted]]:
