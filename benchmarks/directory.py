@@ -1,7 +1,8 @@
 """What the directory of the ucxx backend costs: publish 256 rows, claim 256 of 10k, list 10k, beside a no-op.
 
-Run ``python -m benchmarks.directory``. Medians over rounds; ``server`` is how long the server's one thread was busy per
-call (its slow log), so everybody else waits that long. Needs the extras ``ucxx`` and ``embedded``.
+Run ``python -m benchmarks.directory``; with ``--sizes 1000 100000 1000000`` instead what publish and claim of 256 rows
+take in partitions of so many, as ratios to the first. Medians over rounds; ``server`` is how long the server's one
+thread was busy per call (its slow log), so everybody else waits that long. Needs the extras ``ucxx`` and ``embedded``.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -114,13 +115,56 @@ async def run(rounds: int, group: int | None) -> None:
         await server.stop()
 
 
+async def sizes(counts: Sequence[int], rounds: int) -> None:
+    """Print what publish and claim of 256 rows take beside so many rows, and as a ratio to the smallest number.
+
+    The partitions lie on one server and are measured in turns, so that other work on the machine hits all alike.
+    """
+    server = EmbeddedServer()
+    await server.start()
+    directory = Directory(server.url, settings=DirectorySettings())
+    bench = Bench(directory)
+    took: dict[tuple[str, int], list[float]] = {}
+
+    async def timed(name: str, count: int, call: Awaitable[Any]) -> None:
+        began = time.perf_counter()
+        await call
+        took.setdefault((name, count), []).append(time.perf_counter() - began)
+
+    try:
+        await directory.beat(HostInfo(HOST.id, HOST.epoch, ports=HOST.ports))
+        for count in counts:
+            await directory.register(RegisterPartition(str(count), FIELDS, max(counts), ("train",), 8))
+            await directory.claim(bench.mutation(), str(count), "train", FIELDS, 256, 256, "bench")
+            for first in range(0, count, 2048):
+                await bench.publish(str(count), first, min(2048, count - first) // 8 * 8)
+            print(f"{count} rows are there", flush=True)
+        for number in range(rounds):
+            for count in counts:
+                name = str(count)
+                await timed("publish 256 rows", count, bench.publish(name, 8 * count + 256 * number, 256))
+                claim = directory.claim(bench.mutation(), name, "train", FIELDS, 256, 256, "bench")
+                await timed("claim 256 rows", count, claim)
+        print(f"{'beside so many rows':24}" + "".join(f"{count:>20}" for count in counts))
+        for name in ("publish 256 rows", "claim 256 rows"):
+            medians = [statistics.median(took[name, count]) for count in counts]
+            print(f"{name:24}" + "".join(f"{m * 1e3:>11.2f} ms {m / medians[0]:5.2f}" for m in medians))
+    finally:
+        await directory.close()
+        await server.stop()
+
+
 def main() -> None:
-    """Measure without and with whole groups."""
+    """Measure without and with whole groups, or by size."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--sizes", type=int, nargs="+", help="rows of partitions to compare")
+    args = parser.parse_args()
+    if args.sizes:
+        anyio.run(sizes, args.sizes, args.rounds)
+        return
     for group in (None, 8):
-        anyio.run(run, rounds, group)
+        anyio.run(run, args.rounds, group)
 
 
 if __name__ == "__main__":
