@@ -43,6 +43,11 @@ async def fan_out(
 Read = tuple[Block, Sequence[int]]
 #: Identifies what a ref reads: host id, epoch, slot, generation, fields, positions of the rows in the slot.
 RefKey = tuple[str, int, int, int, tuple[str, ...], tuple[int, ...]]
+#: Positions in the request of rows that were stale, and the keys of the stale refs.
+Gone = tuple[Sequence[int], set[RefKey]]
+#: How often stale rows are read again. A writer that replaces a row again and again may win twice in a row, where a
+#: read takes as long as a put.
+REREADS = 4
 
 
 async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext, *, borrow: bool) -> list[tuple[ReadSlots, Any]]:
@@ -109,8 +114,9 @@ def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read
 async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDict:
     """Serve GetSamples: locate the rows, read their slots host by host, and assemble the result.
 
-    Rows of which a slot is stale are discarded as a whole, located, and read once more, so that no row is assembled
-    from two lives. A row that is gone by then, has begun another life, or still has the same slot is StaleSlotError.
+    Rows of which a slot is stale are discarded as a whole, located, and read again, so that no row is assembled from
+    two lives. A row that is gone by then, has begun another life, or still has the same slot is StaleSlotError, and so
+    is one whose new slot is stale again, ``REREADS`` times.
 
     Raises:
         PartialReadError: Some rows, or all, could not be read; its ``errors`` have the reasons.
@@ -123,15 +129,19 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
     if located.refs:
         reads, broken, stale_refs = await _read_refs(send, located.refs, ctx, borrow=call.borrow)
         if broken:
-            stale = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
+            stale: Sequence[int] = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
             reads = _without(reads, broken)
             if stale:
                 ctx.emit("stale_slots", rows=len(stale), partition_id=call.partition_id)
-                fresh, broken_again, specs = await _read_again(send, call, located, (stale, stale_refs), ctx)
+            for _ in range(REREADS):
+                if not stale:
+                    break
+                fresh, broken_again, specs, moved = await _read_again(send, call, located, (stale, stale_refs), ctx)
                 reads += fresh
                 for row in stale:
                     del broken[row]
                 broken.update(broken_again)
+                stale, stale_refs = moved
             failed.update(broken)
     if not failed:
         whole = assemble(reads, n, call.fields, specs, ctx.env.codec)
@@ -145,11 +155,12 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
 
 
 async def _read_again(
-    send: Send, call: GetSamples, before: Located, gone: tuple[Sequence[int], set[RefKey]], ctx: CallContext
-) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec]]:
+    send: Send, call: GetSamples, before: Located, gone: Gone, ctx: CallContext
+) -> tuple[list[Read], dict[int, DataPlaneError], Mapping[str, FieldSpec], Gone]:
     """Locate and read rows again whose slots were stale, bound to the incarnations that were located before.
 
     ``gone`` has the positions of these rows in the request, and the keys of the stale refs, which are not read again.
+    The last result is what is stale after this, of what was read; it holds the refs that were stale before, too.
     """
     stale, stale_refs = gone
     ids = tuple(call.sample_ids[row] for row in stale)
@@ -157,7 +168,7 @@ async def _read_again(
     try:
         located = await send(Locate(ids, call.partition_id, call.fields, handles), ctx)
     except DataPlaneError as err:
-        return [], dict.fromkeys(stale, err), before.specs
+        return [], dict.fromkeys(stale, err), before.specs, ([], stale_refs)
     failed: dict[int, DataPlaneError] = {}
     for at, problem in located.missing.items():
         text = f"sample {ids[at]!r} was cleared while it was read"
@@ -178,10 +189,11 @@ async def _read_again(
         if (keep := [i for i, row in enumerate(ref.rows) if row not in failed])
     ]
     if not wanted:
-        return [], failed, located.specs
-    reads, broken, _ = await _read_refs(send, wanted, ctx)
+        return [], failed, located.specs, ([], stale_refs)
+    reads, broken, stale_again = await _read_refs(send, wanted, ctx)
+    moved = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
     failed.update(broken)
-    return _without(reads, failed), failed, located.specs
+    return _without(reads, failed), failed, located.specs, (moved, stale_refs | stale_again)
 
 
 def _ref_key(ref: SlotRef) -> RefKey:

@@ -13,6 +13,7 @@ from asyncdp import (
     SampleNotFound,
     StaleSlotError,
 )
+from asyncdp.compose.reads import REREADS
 from asyncdp.testing import FaultPlan
 from asyncdp.transports.memory.host import GENERATIONS
 from tests.layers.rig import Rig, rows, virtual
@@ -82,14 +83,26 @@ async def test_a_stale_answer_is_believed() -> None:
 
 
 @virtual
-async def test_a_moved_row_is_read_where_it_lies_now() -> None:
-    """A row that was put again meanwhile is looked up once more and read whole (P17)."""
-    plan = FaultPlan().recycle("s2", how="moved", times=1)
+@pytest.mark.parametrize("times", [1, REREADS])
+async def test_a_moved_row_is_read_where_it_lies_now(times: int) -> None:
+    """A row that was put again meanwhile, each time it is read, is looked up once more and read whole (P17)."""
+    plan = FaultPlan().recycle("s2", how="moved", times=times)
     async with Rig(plan) as rig:
         assert torch.equal((await rig.get(await rig.fill(4)))["x"], rows(4))
-        assert len(rig.wire("Locate")) == 2
-        assert len(rig.wire("ReadSlots")) == 2
-        assert rig.wire("Locate")[1].call.sample_ids == ("s2",)
+        assert len(rig.wire("Locate")) == 1 + times
+        assert len(rig.wire("ReadSlots")) == 1 + times
+        assert rig.wire("Locate")[-1].call.sample_ids == ("s2",)
+
+
+@virtual
+async def test_a_row_that_moves_for_ever_is_stale() -> None:
+    """The number of times that a row is read again has a limit; the other rows come."""
+    plan = FaultPlan().recycle("s2", how="moved")
+    async with Rig(plan) as rig:
+        with pytest.raises(PartialReadError) as caught:
+            await rig.get(await rig.fill(4))
+        assert {at: type(err) for at, err in caught.value.errors.items()} == {2: StaleSlotError}
+        assert len(rig.wire("Locate")) == 1 + REREADS
 
 
 @virtual

@@ -85,9 +85,9 @@ async def test_a_dead_master_is_told(plane: Begin, servers: MooncakeServers) -> 
             await anyio.sleep(0.01)
     for _ in range(2):
         with pytest.raises(DataPlaneUnavailable, match="master"):
-            await client.get_samples(IDS, "p", ["x"])
+            await client.get_samples(IDS, "p", ["x"], timeout_s=4)  # Mooncake itself would take five seconds
         with pytest.raises(DataPlaneUnavailable, match="master"):
-            await client.put_samples(["new"], "p", {"x": torch.zeros(1)})
+            await client.put_samples(["new"], "p", {"x": torch.zeros(1)}, timeout_s=4)
     assert (await client.claim_meta("p", "train", ["x"], 4)).size == 4
     assert "new" not in {one for group in await client.list_metadata("p") for one in group.keys}
     with anyio.fail_after(60):
