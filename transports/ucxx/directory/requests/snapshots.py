@@ -26,7 +26,7 @@ class Snapshots(Partitions):
     """Sends the requests that checkpoints need."""
 
     async def snapshot(self, partition_id: str) -> PartitionState:
-        """Return the state of a partition; the server is busy with it for 5 us a row.
+        """Return the state of a partition; the server is busy about as long as with all pages of a listing.
 
         Raises:
             DataPlaneBadRequest: The partition is unknown.
@@ -58,7 +58,7 @@ class Snapshots(Partitions):
         return PartitionState(info, answer.schema.fields, told, tuple(state for _, state in held))
 
     async def restore_claims(self, op: OperationId, call: RestoreClaims) -> None:
-        """Declare tasks and make claims for them under new ids; the server is busy with it for 10 us a row.
+        """Declare tasks and make claims for them under new ids; it takes as long as publishing the rows.
 
         Raises:
             StaleSlotError: A row is gone or has another life; nothing was done.
