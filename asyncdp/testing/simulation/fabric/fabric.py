@@ -192,7 +192,9 @@ class Fabric:
         return made
 
     def _budgets(self, client: Client, budget: Mapping[str, float] | None) -> Budgets:
-        per_slot = 2  # a row with a stale slot is located and read once more, with all of its slots
+        # A row with a stale slot is located and read again, with all of its slots. It may move more often (REREADS),
+        # but not with every attempt of each read used up, for which a ceiling would have to be higher.
+        per_slot = 2
         tries, patience_s = 1, 0.0
         for layer in layers_of(client):
             per_slot *= getattr(layer, "max_rounds", 1) * getattr(layer, "max_attempts", 1)
