@@ -76,7 +76,7 @@ def test_a_client_goes_from_loop_to_loop() -> None:
     async def wait() -> bool:
         await client.ping()
         with pytest.raises(DataPlaneTimeout, match="nobody registered"):
-            await client.wait_partition("p", timeout_s=0.2)
+            await client.wait_partition("p", timeout_s=0.5)
         return True
 
     assert as_guest(wait)
