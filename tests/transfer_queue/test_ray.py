@@ -377,3 +377,16 @@ async def test_actors_whose_classes_moved_are_started_by_transfer_queue_itself(m
     finally:
         transfer_queue.close()
         ray.shutdown()
+
+
+async def test_an_owner_is_closed_after_another_ray_was_started() -> None:
+    """Its actors ended with the Ray that the program shut down, so there is nothing left to end."""
+    await anyio.to_thread.run_sync(CLUSTER.close)  # one controller per Ray
+    ray = start_ray()
+    try:
+        owner = build_data_plane_client(base_config())
+        ray.shutdown()
+        ray = start_ray()
+        await owner.close()
+    finally:
+        ray.shutdown()

@@ -6,6 +6,7 @@ controller died, ``init`` ignores the config of an existing controller, and ``cl
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import time
@@ -331,7 +332,8 @@ class Cluster:
                 del err
             for actor in (*self._units, self._controller):
                 if actor is not None:
-                    ray.kill(actor)
+                    with contextlib.suppress(ray.exceptions.RayError):  # it ended with a Ray that was shut down since
+                        ray.kill(actor)
         if self._master is not None:
             self._master.stop()
             self._master = None
