@@ -719,6 +719,12 @@ def test_failed_rows_are_counted_apart() -> None:
         ({"backoff_cap_s": -1.0}, "backoff_cap_s: must be a positive number, not -1.0"),
         ({"alive": {"w0"}}, "alive: must be callable, not {'w0'}"),
         ({"version": 3}, "version: must be callable, not 3"),
+        ({"version": None}, "version: must be callable, not None"),
+        ({"declare": 3}, "declare: must be callable, not 3"),
+        ({"trained": 3}, "trained: must be callable, not 3"),
+        ({"clock": 3}, "clock: needs the methods now, time, sleep; 3 has no now"),
+        ({"rng": 3}, "rng: needs the methods uniform, randrange; 3 has no uniform"),
+        ({"backoff_base_s": -1.0}, "backoff_base_s: must be a positive number, not -1.0"),
         ({"on_event": "print"}, "on_event: must be callable, not 'print'"),
     ],
 )
