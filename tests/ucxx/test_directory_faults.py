@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -124,6 +125,44 @@ async def test_an_emptied_plane_is_not_an_unknown_partition(
         await connect(frail.url).depth("p")
     await directory.register(RegisterPartition("p", (), 1, ("t",)))
     await tag(directory, "put", ["a"])
+
+
+SLOW_DISK = """
+#include <sys/syscall.h>
+#include <unistd.h>
+int fdatasync(int fd) { sleep(3); return syscall(SYS_fdatasync, fd); }
+int fsync(int fd) { sleep(3); return syscall(SYS_fsync, fd); }
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="a slow disk is made with a C compiler")
+async def test_what_was_acknowledged_survives_a_kill_on_a_slow_disk(
+    server: "EmbeddedServer", connect: Callable[..., "Directory"], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where each sync takes three seconds; with appendfsync everysec about one put of thirty was lost."""
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+    (tmp_path / "slow.c").write_text(SLOW_DISK)
+    built = ["cc", "-shared", "-fPIC", "-o", str(tmp_path / "slow.so"), str(tmp_path / "slow.c")]
+    await anyio.run_process(built)
+    monkeypatch.setenv("LD_PRELOAD", str(tmp_path / "slow.so"))
+    slow = EmbeddedServer()
+    try:
+        for turn in range(3):
+            await slow.start()
+            directory = connect(slow.url)
+            await directory.register(RegisterPartition("p", (), 1, ("t",)))
+            for number in range(20):
+                await tag(directory, f"{turn}.{number}", [f"{turn}.{number}"])
+                await anyio.sleep(0.1)
+            slow.kill()
+            await slow.start()
+            there = {key for group in await connect(slow.url).list_metadata("p") for key in group.keys}
+            assert there >= {f"{turn}.{number}" for number in range(20)}
+    finally:
+        slow.kill()
+        await slow.stop()
 
 
 async def test_heartbeats_look_old_after_a_restart(
