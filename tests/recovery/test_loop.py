@@ -367,6 +367,30 @@ def test_a_plane_that_recovers_and_never_gives_data_is_given_up(backend: str) ->
     on_a_plane(check, backend=backend)
 
 
+@pytest.mark.parametrize(("took_s", "outages"), [(25.0, 3), (0.0, 20)])
+def test_the_calls_that_failed_count_towards_the_bound(took_s: float, outages: int) -> None:
+    """Three calls of 25 s each are beyond a bound of 60 s; as many that failed at once are not."""
+
+    async def check(client: Client) -> None:
+        loop = loop_on(client, give_up_after_s=60.0, backoff_base_s=0.001, backoff_cap_s=0.001)
+
+        async def fail() -> None:
+            with suppress(RecoveryGaveUp):
+                for _ in range(20):
+                    await loop.ledger.gate.wait()
+                    await anyio.sleep(26.0)
+                    loop.report(DataPlaneUnavailable("no data", elapsed_s=took_s))
+            tasks.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(fail)
+            with suppress(RecoveryGaveUp):
+                await loop.run()
+        assert loop.outage == outages
+
+    on_a_plane(check)
+
+
 @pytest.mark.parametrize("what", ["made", "trained", "freed"])
 def test_a_plane_that_gives_data_now_and_then_is_not_given_up(what: str) -> None:
     """A group that is seen to be made, that is trained, or of which the caller says so, between two outages."""
