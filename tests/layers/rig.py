@@ -253,3 +253,15 @@ async def until(condition: Any) -> None:
             return
         await anyio.sleep(0.0005)
     pytest.fail("it never was so")
+
+
+async def read(rig: Rig, ids: list[str], times: int, every_s: float = 0.1) -> list[float]:
+    """Read several times, check each answer, and return how long each took."""
+    took = []
+    for _ in range(times):
+        began = anyio.current_time()
+        got = await rig.get(ids)
+        assert bool((got["x"] == rows(len(ids))).all())
+        took.append(anyio.current_time() - began)
+        await anyio.sleep(every_s)
+    return took

@@ -8,7 +8,7 @@ import pytest
 from asyncdp import DataPlaneTimeout
 from asyncdp.middleware.policy.permit import Health
 from asyncdp.testing import FaultPlan
-from tests.layers.rig import Rig, rows, virtual
+from tests.layers.rig import Rig, read, virtual
 
 H = "host-0"
 
@@ -23,18 +23,6 @@ class Empty:
         """Refuse."""
         del now, tokens
         return False
-
-
-async def read(rig: Rig, ids: list[str], times: int) -> list[float]:
-    """Read several times, check each answer, and return how long each took."""
-    took = []
-    for _ in range(times):
-        began = anyio.current_time()
-        got = await rig.get(ids)
-        assert bool((got["x"] == rows(len(ids))).all())
-        took.append(anyio.current_time() - began)
-        await anyio.sleep(0.1)
-    return took
 
 
 @virtual

@@ -9,21 +9,9 @@ from asyncdp.calls import CallContext, handles
 from asyncdp.calls.slots import ReadResult, ReadSlots
 from asyncdp.middleware.policy.permit import Health
 from asyncdp.testing import FaultPlan
-from tests.layers.rig import Rig, rows, virtual
+from tests.layers.rig import Rig, read, rows, virtual
 
 H = "host-0"
-
-
-async def read(rig: Rig, ids: list[str], times: int, every_s: float = 0.1) -> list[float]:
-    """Read several times, check each answer, and return how long each took."""
-    took = []
-    for _ in range(times):
-        began = anyio.current_time()
-        got = await rig.get(ids)
-        assert bool((got["x"] == rows(len(ids))).all())
-        took.append(anyio.current_time() - began)
-        await anyio.sleep(every_s)
-    return took
 
 
 @virtual
