@@ -119,6 +119,7 @@ docs: $(DEV_STAMP)
 pictures: $(DEV_STAMP)
 	$(call timed,pictures,$(BIN)/python -m tests.docs.pictures $(ARGS))
 
+# Lists the benchmarks; ARGS="borrow layers" runs these, ARGS="all --json now.json" each of them.
 bench: $(DEV_STAMP)
 	$(call timed,benchmarks,$(BIN)/python -m benchmarks $(ARGS))
 

@@ -1,26 +1,19 @@
-"""What each layer costs on the way of a one-row get, in units of one bare ``anyio.CancelScope``.
+"""What each layer costs on the way of a one-row get, in units of one anyio.CancelScope.
 
-Run with ``python -m benchmarks.layers``. The unit is what an attempt cannot do without:
-``with CancelScope(deadline=...): pass``, entered and left in a tight loop (bare: without the wrapper of ``fail_after``;
-the same without a deadline is printed beside it). Unit, transport alone and stack are measured close together, in short
-turns, and the median of their ratios is printed, so that a busy or slowed machine hits all three alike. Beside much
-other work ``--processor-time`` leaves out the time in which others had the processor; what the loop then waits for
-Python's lock, which the thread of an exporter may hold, is left out too.
+The unit is what an attempt cannot do without: ``with CancelScope(deadline=...): pass``, entered and left in a tight
+loop (bare: without the wrapper of ``fail_after``; the same without a deadline is measured beside it). Beside much other
+work ``--processor-time`` leaves out the time in which others had the processor; what the loop then waits for Python's
+lock, which the thread of an exporter may hold, is left out too.
 """
 
 from __future__ import annotations
 
-import argparse
-import gc
-import statistics
-import time
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
 import torch
-from tensordict import TensorDict
 
 from asyncdp import (
     AttemptTimeout,
@@ -41,7 +34,7 @@ from asyncdp.metrics.observer import Observer, observe
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    Clock = Callable[[], float]
+    from benchmarks._scenario import Bench
 
 FIRST = ("SlotMapping", "TypedErrors", "AttemptTimeout", "Metrics")
 #: Metrics and SlotMapping are in every stack; the others are added in this order.
@@ -59,21 +52,8 @@ LAYERS: dict[str, Any] = {
 }
 
 
-async def one_get(client: Client, count: int, clock: Clock) -> float:
-    """Seconds per one-row get."""
-    began = clock()
-    for _ in range(count):
-        await client.get_samples(["s"], "p", ["x"])
-    return (clock() - began) / count
-
-
-def scope(count: int, deadline: float | None, clock: Clock) -> float:
-    """Seconds per scope entered and left."""
-    began = clock()
-    for _ in range(count):
-        with anyio.CancelScope() if deadline is None else anyio.CancelScope(deadline=deadline):
-            pass
-    return (clock() - began) / count
+UNIT = "CancelScope(deadline=...)"
+ALONE = "transport alone"
 
 
 def stacks(transport: MemoryTransport) -> dict[str, Client]:
@@ -111,65 +91,44 @@ def exporters(transport: MemoryTransport) -> dict[str, Client]:
     return out
 
 
-async def measure(rounds: int, count: int, clock: Clock) -> None:
-    """Measure and print the table."""
-    torch.set_num_threads(1)
+async def measure(bench: Bench, *, count: int = 50) -> None:
+    """Measure ``count`` gets of each stack in each round."""
     transport = MemoryTransport()
-    bare = Client(transport)
+    bare = await bench.stack.enter_async_context(Client(transport))
     await bare.register_partition("p", ["x"], 1, ["t"])
-    await bare.put_samples(["s"], "p", TensorDict({"x": torch.zeros(1, 8)}, [1]))
-    watched = exporters(transport)
-    clients = {**stacks(transport), **watched}
-    unit_s: list[float] = []
-    plain: list[float] = []
-    direct: list[float] = []
-    over: dict[str, list[float]] = {name: [] for name in clients}
-    gc.collect()
-    gc.disable()
-    for _ in range(rounds):
-        for name, client in clients.items():
-            unit = scope(count, anyio.current_time() + 60, clock)
-            alone = await one_get(bare, count, clock)
-            stacked = await one_get(client, count, clock)
-            again = scope(count, anyio.current_time() + 60, clock)
-            unit = (unit + again) / 2
-            unit_s.append(unit)
-            plain.append(scope(count, None, clock) / unit)
-            direct.append(alone / unit)
-            over[name].append((stacked - alone) / unit)
-        gc.collect()
-    gc.enable()
-    median = {name: statistics.median(values) for name, values in over.items()}
-    print(f"{'one unit: CancelScope(deadline=...)':42} {statistics.median(unit_s) * 1e6:7.2f} us")
-    print(f"{'CancelScope() without a deadline':42} {statistics.median(plain):7.2f} units")
-    print(f"{'one-row get, transport used directly':42} {statistics.median(direct):7.2f} units")
-    print(f"\n{'on top of the transport':42}   units")
+    await bare.put_samples(["s"], "p", {"x": torch.zeros(1, 8)})
+    built, watched = stacks(transport), exporters(transport)
+
+    def get(client: Client) -> Callable[[], Any]:
+        return lambda: client.get_samples(["s"], "p", ["x"])
+
+    def scopes(deadline_s: float | None) -> Callable[[], Any]:
+        async def run() -> float:
+            deadline = None if deadline_s is None else anyio.current_time() + deadline_s
+            began = bench.clock()
+            for _ in range(count):
+                with anyio.CancelScope() if deadline is None else anyio.CancelScope(deadline=deadline):
+                    pass
+            return (bench.clock() - began) / count
+
+        return run
+
+    works = {name: get(client) for name, client in {ALONE: bare, **built, **watched}.items()}
+    units = {UNIT: scopes(60), "CancelScope()": scopes(None)}
+    read = await bench.measure(
+        "one-row get", {**works, **units}, beside=[UNIT], rounds=61, count=count, collector=False
+    )
+
+    def added(name: str, to: str) -> Callable[[Any], float]:
+        return lambda s: (s[name] - s[to]) / s[UNIT]
+
     whole = f"+ {ORDER[-1]}"
-    print(f"  {'+'.join(FIRST):48} {median['first four']:5.2f}   (limit 5)")
-    print(f"  {'default stack':48} {median[whole]:5.2f}   (limit 7, aim 5)")
-    print(f"\n{'layer by layer, from below':42}   units     this layer")
-    before = 0.0
-    for name, total in median.items():
-        if name != "first four" and name not in watched:
-            print(f"  {name:40} {total:7.2f}        {total - before:7.2f}")
-            before = total
-    print(f"\n{'exporters, on top of the default stack':42}   units")
+    read.figure("+".join(FIRST), added("first four", ALONE), at_most=5, unit="units")
+    read.figure("default stack", added(whole, ALONE), at_most=4, unit="units", must="5")
+    before = ALONE
+    for name in built:
+        if name != "first four":
+            read.figure(f"layer {name.removeprefix('+ ')}", added(name, before), unit="units", width=1)
+            before = name
     for name in watched:
-        print(f"  {name:48} {median[name] - median[whole]:5.2f}")
-    await transport.close()
-
-
-def main() -> None:
-    """Parse the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=61, help="turns of each stack")
-    parser.add_argument("--count", type=int, default=50, help="gets per turn")
-    said = "by the processor time of the event loop's thread: beside other work"
-    parser.add_argument("--processor-time", action="store_true", help=said)
-    options = parser.parse_args()
-    clock = time.thread_time if options.processor_time else time.perf_counter
-    anyio.run(partial(measure, options.rounds, options.count, clock))
-
-
-if __name__ == "__main__":
-    main()
+        read.figure(f"exporter {name}", added(name, whole), unit="units", width=1)

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 #: What runs against the wheel: these know nothing of the checkout.
 TESTS = ("tests/sans_io", "tests/layers", "tests/metrics", "tests/cli", "tests/contract/test_memory.py")
 #: Beside the tests themselves, what they read of the checkout.
-BESIDE = ("docs", "pyproject.toml")
+BESIDE = ("benchmarks", "docs", "pyproject.toml")
 LIMIT_S = 1200
 
 

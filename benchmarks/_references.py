@@ -1,0 +1,204 @@
+"""What works are measured beside, by name; each is opened once in a run, and ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
+
+import numpy as np
+
+__all__ = ["REFERENCES", "References", "Unavailable"]
+
+Work = Callable[[], Awaitable[Any]]
+MIB: Final = 1 << 20
+
+
+class Unavailable(Exception):
+    """A reference that cannot be had here."""
+
+
+class References:
+    """Opens references when they are first asked for.
+
+    Args:
+        stack: Ends them.
+        without: Extras that are left out, such as ``ray``.
+    """
+
+    def __init__(self, stack: AsyncExitStack, without: tuple[str, ...] = ()) -> None:
+        """Begin with none open."""
+        self._stack = stack
+        self._without = without
+        self._open: dict[str, Any] = {}
+
+    async def get(self, name: str, nbytes: int) -> Work:
+        """Return the work of a reference, for so many bytes.
+
+        Raises:
+            Unavailable: What it needs is not installed, or left out.
+        """
+        needs, make = REFERENCES[name]
+        if needs and needs in self._without:
+            raise Unavailable(f"{name}: without {needs}")
+        if needs and needs not in self._open:
+            try:
+                self._open[needs] = await self._stack.enter_async_context(OPENERS[needs]())
+            except ImportError as error:
+                raise Unavailable(f"{name}: {error}") from error
+        return make(self._open.get(needs), nbytes)
+
+
+# -- what they need
+
+
+@asynccontextmanager
+async def _ray() -> AsyncIterator[Any]:
+    import ray
+
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    owned = not ray.is_initialized()
+    if owned:
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            object_store_memory=1024 * MIB,
+            log_to_driver=False,
+            _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
+        )
+    try:
+        yield ray
+    finally:
+        if owned:
+            ray.shutdown()
+
+
+@asynccontextmanager
+async def _valkey() -> AsyncIterator[Any]:
+    from redis.asyncio import Redis
+
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+    server = EmbeddedServer()
+    await server.start()
+    client = Redis.from_url(server.url)
+    try:
+        yield client
+    finally:
+        await client.aclose()
+        await server.stop()
+
+
+@asynccontextmanager
+async def _ucx() -> AsyncIterator[Any]:
+    from asyncdp.transports.ucxx.wire.engine import Engine
+    from benchmarks._ucxx_raw import raw_peer
+
+    engine = Engine(devices="lo")
+    try:
+        async with raw_peer(engine) as raw:
+            yield raw
+    finally:
+        await engine.close()
+
+
+OPENERS: Final = {"ray": _ray, "valkey": _valkey, "ucx": _ucx}
+
+
+# -- what they do
+
+
+def _copy(source: Any, target: Any) -> Work:
+    async def copy() -> None:
+        for begin in range(0, len(source), 16 * MIB):
+            target[begin : begin + 16 * MIB] = source[begin : begin + 16 * MIB]
+
+    return copy
+
+
+def _memcpy(_: Any, nbytes: int) -> Work:
+    return _copy(np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8))
+
+
+def _fresh(_: Any, nbytes: int) -> Work:
+    source = np.ones(nbytes, np.uint8)
+
+    async def copy() -> None:
+        with mmap.mmap(-1, nbytes) as pages:
+            target = np.frombuffer(pages, np.uint8)
+            target[:] = source
+            del target
+
+    return copy
+
+
+def _ring(_: Any, nbytes: int) -> Work:
+    """Write into memory shared with other processes, at the next place of a ring of four."""
+    file = os.memfd_create("asyncdp-ring")
+    os.ftruncate(file, 4 * nbytes)
+    pages = mmap.mmap(file, 4 * nbytes)
+    os.close(file)
+    ring, source, at = np.frombuffer(pages, np.uint8).reshape(4, nbytes), np.ones(nbytes, np.uint8), 0
+
+    async def write() -> None:
+        nonlocal at
+        ring[at] = source
+        at = (at + 1) % 4
+
+    return write
+
+
+def _ray_put(ray: Any, nbytes: int) -> Work:
+    source = np.ones(nbytes, np.uint8)
+
+    async def put() -> None:
+        ray.put(source)
+
+    return put
+
+
+def _ray_view(ray: Any, nbytes: int) -> Work:
+    held = ray.put(np.ones(nbytes, np.uint8))
+
+    async def view() -> None:
+        ray.get(held)
+
+    return view
+
+
+def _ray_get(ray: Any, nbytes: int) -> Work:
+    held, target = ray.put(np.ones(nbytes, np.uint8)), np.zeros(nbytes, np.uint8)
+
+    async def get() -> None:
+        target[:] = ray.get(held)
+
+    return get
+
+
+def _valkey_trip(client: Any, _: int) -> Work:
+    return client.ping  # type: ignore[no-any-return]
+
+
+def _ucx_send(raw: Any, nbytes: int) -> Work:
+    return lambda: raw.send(nbytes)
+
+
+async def _nothing() -> None:
+    await asyncio.sleep(0)
+
+
+#: By name: what it needs, and its work for so many bytes.
+REFERENCES: Final[dict[str, tuple[str, Callable[[Any, int], Work]]]] = {
+    "memcpy": ("", _memcpy),
+    "memcpy, fresh pages": ("", _fresh),
+    "ring": ("", _ring),
+    "ray put": ("ray", _ray_put),
+    "ray get": ("ray", _ray_get),
+    "ray view": ("ray", _ray_view),
+    "valkey round trip": ("valkey", _valkey_trip),
+    "raw ucx": ("ucx", _ucx_send),
+    "turn of the loop": ("", lambda _, __: _nothing),
+}
