@@ -25,6 +25,7 @@ LEVELS: Final[Mapping[str, str]] = {
     "outage_over": "info",
     "ambiguous": "info",
     "hedge": "debug",
+    "outrun": "info",
     "host_skipped": "debug",
     "probe": "debug",
     "retry": "debug",

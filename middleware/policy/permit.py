@@ -11,6 +11,7 @@ and ends it exactly once::
     half-open    probe failed    -> quarantined for twice as long, up to max_s
     half-open    probe released  -> half-open, the next call may probe
     any of them  succeeded       -> healthy (if the permit was taken since the quarantine began)
+    healthy      outrun n times  -> resting
 
 The decisions, and their reasons:
 
@@ -28,6 +29,10 @@ The decisions, and their reasons:
   healthy, since an unresponsive target would cost one attempt timeout after the other. After that time it gets a
   probe, and is quarantined if it is slow again. If it refuses a call, it is quarantined at once. A target that refused
   and was let back in is at its first contact again: if it is slow, its next probe waits for the end of that time.
+- **A target that others outrun rests.** It is *outrun* if the same request was answered sooner by another target, to
+  which it was sent later. Nobody waited long enough to know whether it is at fault, so that is no failure. But if it
+  happens outruns times in a row without an answer in between, the target rests for rest_s, twice as long after each
+  further time, up to base_s.
 
 Sans-IO: `now` is in seconds on any monotonic clock and never goes back.
 """
@@ -60,6 +65,8 @@ class Change(enum.Enum):
     EXTENDED = "extended"
     """The target was used while quarantined and failed again, so its quarantine starts over."""
     RECOVERED = "recovered"
+    RESTS = "rests"
+    """Other targets answered sooner several times in a row, so they are preferred for a time."""
     ENDED_TWICE = "ended_twice"
     """The permit had ended before, so nothing changed; this is a bug of the caller, which should log it."""
 
@@ -69,7 +76,8 @@ class Health(enum.Enum):
 
     HEALTHY = "healthy"
     RESTING = "resting"
-    """The target has never answered and was slow; others are preferred during its first contact. Not a failure."""
+    """Others are preferred for a time: the target has never answered and was slow, or others were faster several times
+    in a row. Not a failure."""
     QUARANTINED = "quarantined"
     HALF_OPEN = "half_open"
 
@@ -118,6 +126,11 @@ class QuarantineRules:
     minutes; a quarantine by mistake would cost base_s, so waiting for an unresponsive port costs no more than that."""
     forget_s: float = 900.0
     """Time after which an unused target is forgotten, so that memory does not grow with hosts that come and go."""
+    outruns: int = 3
+    """How often in a row a target is outrun before it rests. A healthy one is outrun by one request in twenty, where
+    the second request is sent after the 95th percentile; by three in a row once in 8,000."""
+    rest_s: float = 1.0
+    """First rest of a target that is outrun: the request that ends it costs its caller one such delay."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -147,6 +160,7 @@ class Target(Generic[K]):
         "known",
         "last_used",
         "needs_check",
+        "outruns",
         "patient_until",
         "period",
         "probe",
@@ -168,6 +182,7 @@ class Target(Generic[K]):
         self.needs_check = True  # unused, quarantined or resting: cannot be picked without further checks
         self.until = -math.inf  # if it needs a check, when it may be probed; if healthy, since when, for decay
         self.failures = 0  # before decay
+        self.outruns = 0  # in a row, without an answer
         self.period = 0
         self.probe: Permit[K] | None = None
         self.in_flight = 0
@@ -202,8 +217,8 @@ class Target(Generic[K]):
         """Return the number of failures after decay."""
         if self.quarantined or not self.failures:
             return self.failures
-        forgotten = int((now - self.until) // self.rules.decay_s)
-        return max(0, self.failures - forgotten)
+        forgotten = int((now - self.until) // self.rules.decay_s)  # negative while it rests
+        return max(0, self.failures - max(0, forgotten))
 
 
 class Permit(Generic[K]):
@@ -234,6 +249,7 @@ class Permit(Generic[K]):
         self.ended = True
         state = self._state
         state.in_flight -= 1
+        state.outruns = 0
         if state.known and not state.needs_check and not self.probe:
             return _NOTHING
         self._give_probe_back()
@@ -281,6 +297,21 @@ class Permit(Generic[K]):
         self._state.in_flight -= 1
         self._give_probe_back()
         return _NOTHING
+
+    def outrun(self, now: float) -> Verdict:
+        """End the permit: another target answered the same request sooner, although it was sent there later."""
+        if self.ended:
+            return _ENDED_TWICE
+        state, rules = self._state, self._state.rules
+        state.outruns += 1
+        too_often = state.outruns - rules.outruns
+        if too_often >= 0 and self._period == state.period and (self.probe or not state.quarantined):
+            for_s = min(rules.base_s, math.ldexp(rules.rest_s, min(too_often, 64)))
+            state.needs_check = True
+            state.until = max(state.until, now + for_s)
+            self.released()
+            return Verdict(Change.RESTS, state.failures, for_s)
+        return self.released()
 
     def _start_clock(self, failure: Failure, now: float, change: Change) -> Verdict:
         state, rules = self._state, self._state.rules

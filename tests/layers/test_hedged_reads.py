@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import anyio
 import pytest
 
@@ -27,17 +29,84 @@ class Empty:
 
 @virtual
 async def test_a_mute_port_costs_the_delay_from_the_first_read_on() -> None:
-    """Not a whole attempt, and it is not blamed: nobody waited long enough to know."""
+    """Not a whole attempt, and it is not blamed: nobody waited long enough to know. After three times it rests."""
     async with Rig(FaultPlan().on(host=H, port=1).silent(), hedge_after_s=0.2) as rig:
         ids = await rig.fill(4)
-        took = await read(rig, ids, 40)
-        through_it = len(rig.wire("ReadSlots", port=1))
-        assert through_it >= 10
-        assert sorted(took) == pytest.approx([0.0] * (40 - through_it) + [0.2] * through_it)
-        assert rig.events == {"hedge": through_it}
-        assert len(rig.wire("ReadSlots")) == 40 + through_it
-        assert {state.health for state in rig.ports.values()} == {Health.HEALTHY}
+        took = await read(rig, ids, 40, every_s=0.01)
+        assert sorted(took) == pytest.approx([0.0] * 37 + [0.2] * 3)
+        assert rig.events == {"hedge": 3, "outrun": 1}
+        assert len(rig.wire("ReadSlots")) == 43
+        assert {key[1]: state.health for key, state in rig.ports.items()} == {
+            **dict.fromkeys((2, 3, 4), Health.HEALTHY),
+            1: Health.RESTING,
+        }
         assert rig.leftovers() == {}
+
+
+@virtual
+async def test_rests_get_longer_and_end_with_an_answer() -> None:
+    """One read probes after 1 s, the next one 2 s later; the first answer makes the port as good as any."""
+    plan = FaultPlan()
+    plan.on(host=H, port=1).silent(times=5)
+    async with Rig(plan, hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        sent: list[float] = []
+        for _ in range(100):
+            await read(rig, ids, 1, every_s=0.1)
+            sent = [one.at for one in rig.wire("ReadSlots", port=1)]
+            if rig.ports[H, 1].health is Health.HEALTHY and len(sent) > 5:
+                break
+        assert [round(b - a, 1) for a, b in pairwise(sent[2:6])] == pytest.approx([1.2, 2.2, 4.2], abs=0.35)
+        before = len(rig.wire("ReadSlots", port=1))
+        await read(rig, ids, 40)
+        assert len(rig.wire("ReadSlots", port=1)) - before == 10
+        assert rig.events == {"hedge": 5, "outrun": 3, "probe": 3}
+        assert rig.leftovers() == {}
+
+
+@virtual
+async def test_a_port_that_is_outrun_now_and_then_is_used_like_any_other() -> None:
+    """Each answer of it begins the count anew."""
+    plan = FaultPlan()
+    for first in (0, 3, 6, 9, 12):
+        plan.on(host=H, port=1).silent(after=first, times=2)
+    async with Rig(plan, hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        await read(rig, ids, 80)
+        assert rig.events == {"hedge": 10}
+        assert rig.ports[H, 1].health is Health.HEALTHY
+
+
+@virtual
+async def test_a_quarantined_port_that_is_outrun_as_a_probe_rests() -> None:
+    """Else each read would probe it again."""
+    plan = FaultPlan()
+    plan.on(host=H, port=1).refuse(times=1)
+    plan.on(host=H, port=1).silent()
+    async with Rig(plan, hedge_after_s=0.2) as rig:
+        ids = await rig.fill(4)
+        await read(rig, ids, 8)
+        assert rig.events["quarantine"] == 1
+        await anyio.sleep(40.0)
+        await read(rig, ids, 100, every_s=0.01)
+        assert 3 <= len(rig.wire("ReadSlots", port=1)) <= 6
+
+
+@virtual
+async def test_the_delay_follows_how_long_reads_take() -> None:
+    """With a quantile: first hedge_after_s holds, then what the latest reads of as many rows took."""
+    plan = FaultPlan()
+    plan.on(host=H, port=1).silent(after=10)
+    for port in (1, 2, 3, 4):
+        plan.on(host=H, port=port).delay(p50_s=0.05, p99_s=0.06)
+    async with Rig(plan, hedge_after_s=3.0, hedge_quantile=0.95) as rig:
+        ids = await rig.fill(16)
+        await read(rig, ids, 40)
+        assert rig.events["hedge"] <= 12
+        took = await read(rig, ids, 4)
+        assert 0.09 < max(took) < 0.2
+        await anyio.sleep(40.0)  # port 1 may rest
+        assert max(await read(rig, ids[:2], 4)) > 3.0  # of two rows it knows nothing yet
 
 
 @virtual
@@ -141,3 +210,8 @@ def test_the_delay_is_checked() -> None:
     for wrong in (-1.0, float("inf"), float("nan"), "soon"):
         with pytest.raises((ValueError, TypeError), match="hedge_after_s"):
             Rig(hedge_after_s=wrong)
+    for wrong in (-0.1, 1.0, 95, float("nan")):
+        with pytest.raises(ValueError, match="hedge_quantile"):
+            Rig(hedge_after_s=1.0, hedge_quantile=wrong)
+    with pytest.raises(ValueError, match="hedge_quantile needs hedge_after_s"):
+        Rig(hedge_quantile=0.95)

@@ -30,6 +30,11 @@ def answered(quarantine: Quarantine[Port], ports: list[Port], now: float = 0.0) 
         quarantine.pick([port], now).succeeded(now)
 
 
+def outrun(quarantine: Quarantine[Port], now: float) -> Verdict:
+    """Let the one target be outrun."""
+    return quarantine.pick(ONE, now).outrun(now)
+
+
 def refuse(quarantine: Quarantine[Port], port: Port, now: float) -> Verdict:
     """Let one call to the port be refused."""
     return quarantine.pick([port], now).failed(Failure.REFUSED, now)
@@ -257,6 +262,57 @@ class TestDecay:
             now += refuse(quarantine, ONE[0], now).for_s
         quarantine.pick(ONE, now).succeeded(now)
         assert refuse(quarantine, ONE[0], now + 300.0).for_s == 30.0
+
+
+class TestOutrun:
+    """A port that was outrun several times in a row rests."""
+
+    def test_three_in_a_row_without_an_answer(self) -> None:
+        """Then others are preferred for 1 s, 2 s, ...; an answer begins the count anew, and is no recovery."""
+        quarantine = make()
+        answered(quarantine, PORTS)
+        now = 1.0
+        changes = [outrun(quarantine, now) for _ in range(2)]
+        answered(quarantine, ONE)
+        verdicts = [outrun(quarantine, now) for _ in range(3)]
+        assert {verdict.change for verdict in (*changes, *verdicts[:2])} == {Change.NONE}
+        assert verdicts[2] == Verdict(Change.RESTS, failures=0, for_s=1.0)
+        assert quarantine.snapshot(now)[ONE[0]] == (Health.RESTING, 0, now + 1.0, 0)
+        assert ONE[0] not in {quarantine.pick(PORTS, now + 0.9).target for _ in range(20)}
+        for for_s in (2.0, 4.0, 8.0, 16.0, 30.0, 30.0):
+            now += 40.0
+            permit = quarantine.pick(ONE, now)
+            assert permit.probe
+            assert permit.outrun(now) == Verdict(Change.RESTS, failures=0, for_s=for_s)
+        assert quarantine.pick(ONE, now + 40.0).succeeded(now + 40.0).change is Change.NONE
+        assert health(quarantine, ONE[0], now + 40.0) is Health.HEALTHY
+
+    def test_it_is_no_failure_and_forgets_none(self) -> None:
+        """The count of failures stays as it is while a port rests."""
+        quarantine = make()
+        refuse(quarantine, ONE[0], 0.0)
+        quarantine.pick(ONE, 30.0).succeeded(30.0)
+        for _ in range(3):
+            outrun(quarantine, 40.0)
+        assert quarantine.snapshot(40.0)[ONE[0]] == (Health.RESTING, 1, 41.0, 0)
+
+    def test_only_a_probe_lengthens_a_quarantine_so(self) -> None:
+        """A port in quarantine is outrun as a last resort without more ado; as a probe it waits for the next one."""
+        quarantine = make()
+        refuse(quarantine, ONE[0], 0.0)
+        assert [outrun(quarantine, 10.0).change for _ in range(4)] == [Change.NONE] * 4
+        assert quarantine.snapshot(10.0)[ONE[0]].until == 30.0
+        permit = quarantine.pick(ONE, 30.0)
+        assert permit.probe
+        assert permit.outrun(30.0).for_s > 0.0
+        assert not quarantine.pick(ONE, 30.5).probe
+
+    def test_a_permit_that_has_ended(self) -> None:
+        """Changes nothing."""
+        quarantine = make()
+        permit = quarantine.pick(ONE, 0.0)
+        permit.released()
+        assert permit.outrun(0.0).change is Change.ENDED_TWICE
 
 
 class TestFirstContact:

@@ -63,6 +63,10 @@ class Scenario:
         return 2.0 * longest + (self.lease_s or 0.0) + 60.0
 
 
+#: Settings of hedged reads: none, with a fixed delay, with the delay that most reads take.
+HEDGES: tuple[dict[str, float], ...] = ({}, {}, {"hedge_after_s": 0.005}, {"hedge_after_s": 0.2, "hedge_quantile": 0.9})
+
+
 def _layers(rng: random.Random) -> dict[str, dict[str, Any]]:
     """Draw a subset of the default layers and their settings."""
     layers: dict[str, dict[str, Any]] = {}
@@ -79,6 +83,7 @@ def _layers(rng: random.Random) -> dict[str, dict[str, Any]]:
             "quarantine_max_s": base * rng.choice([1, 4]),
             "quarantine_decay_s": 5.0,
             "first_contact_s": rng.choice([0.05, 1.0]),
+            **rng.choice(HEDGES),
         }
     layers["attempt_timeout"] = {"attempt_timeout_s": rng.choice([0.1, 0.3, 1.0])}
     layers["typed_errors"] = {}
