@@ -1,12 +1,10 @@
-"""Whole calls through the stack on an embedded plane: the directory's share, and what a bad port costs."""
+"""Whole calls through the stack on an embedded plane: the directory's share."""
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,51 +18,6 @@ __all__ = ["Plane"]
 
 KIB, MIB = 1 << 10, 1 << 20
 N, SIZE = 256, 64 * KIB
-#: Of the calls on ports; so a muted port is given up after this many seconds.
-ATTEMPT_S = 1.0
-CALLS = 40
-
-
-class Route:
-    """Stands before one port of a host, open, closed, or mute: it takes requests, and nothing comes back."""
-
-    def __init__(self, port: int) -> None:
-        """Lead to this port."""
-        self._port = port
-        self._mute = False
-        self._writers: list[asyncio.StreamWriter] = []
-        self._server: asyncio.Server
-        self.number = 0
-
-    async def open(self) -> None:
-        """Listen."""
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.number = self._server.sockets[0].getsockname()[1]
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        near, far = await asyncio.open_connection("127.0.0.1", self._port)
-        self._writers += [writer, far]
-        await asyncio.gather(self._carry(reader, far), self._carry(near, writer))
-
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                if not self._mute:
-                    writer.write(data)
-                    await writer.drain()
-        except OSError:
-            pass
-        writer.close()
-
-    def mute(self) -> None:
-        """Let nothing through any more, and close nothing."""
-        self._mute = True
-
-    def close(self) -> None:
-        """Close it, and all that was open."""
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
 
 
 class Plane:
@@ -125,44 +78,6 @@ class Plane:
                 line(f"{verb}, {way}", f"{all_of_it * 1e3:.2f} ms", f"{part * 1e3:.2f} ms", f"{part / all_of_it:.0%}")
             await client.close()
 
-    async def ports(self) -> None:
-        """Get 16 x 64 KiB over ucx through four ports, of which one closes or falls silent."""
-        line("get of 16 x 64 KiB, one of four ports is bad", "healthy", "first call", "later calls", "x healthy")
-        ids = [f"b{at}" for at in range(16)]
-        fields = TensorDict({"x": torch.randn(16, SIZE // 4)}, [16])
-        p95 = 0.0
-        for what in ("closed", "mute", "mute, hedged"):
-            transport = self.client("off")
-            hedge: dict[str, Any] = {"hedge_after_s": p95} if what == "mute, hedged" else {}
-            client = stack(transport, attempt_timeout_s=ATTEMPT_S, **hedge)
-            await client.register_partition("p", ["x"], N, ["t"])
-            await client.put_samples(ids, "p", fields)
-            (info,) = await transport._directory.hosts()  # noqa: SLF001 - to put a proxy before one of its ports
-            route = Route(info.ports[0])
-            await route.open()
-            told = replace(info, ports=(route.number, *info.ports[1:]))
-            _tell(transport, told)
-            healthy = await _calls(client, ids)
-            route.close() if what == "closed" else route.mute()
-            after = await _calls(client, ids)
-            worst, rest = max(after), sorted(after)[:-1]
-            p95 = statistics.quantiles(healthy, n=20)[-1]
-            cells = [f"{statistics.median(healthy) * 1e3:.2f} ms", f"{worst * 1e3:.2f} ms"]
-            ratio = statistics.median(rest) / statistics.median(healthy)
-            line(f"one port {what}", *cells, f"{statistics.median(rest) * 1e3:.2f} ms", f"{ratio:.2f}")
-            if hedge:
-                ninety = [statistics.quantiles(seconds, n=10)[-1] for seconds in (after, healthy)]
-                line(
-                    "  the same, of ten calls the slowest but one",
-                    f"{ninety[1] * 1e3:.2f} ms",
-                    "",
-                    f"{ninety[0] * 1e3:.2f} ms",
-                    f"{ninety[0] / ninety[1]:.2f}",
-                )
-            await client.close()
-            if what != "closed":
-                route.close()
-
     async def close(self) -> None:
         """End it."""
         await self.owner.close()
@@ -190,26 +105,3 @@ class Clock:
                     self.seconds += time.perf_counter() - began
 
         return timed
-
-
-def _tell(transport: UCXXTransport, info: Any) -> None:
-    """Let a client see a host's ports as told here."""
-    directory: Any = transport._directory  # noqa: SLF001
-
-    directory._refs[info.id, info.epoch] = info.ref  # noqa: SLF001
-
-    async def hosts(_: float = 0.0) -> tuple[Any, ...]:
-        directory._refs[info.id, info.epoch] = info.ref  # noqa: SLF001
-        return (info,)
-
-    directory.hosts = hosts
-    transport._resolver.know((info,))  # noqa: SLF001
-
-
-async def _calls(client: Any, ids: list[str]) -> list[float]:
-    seconds = []
-    for _ in range(CALLS):
-        began = time.perf_counter()
-        await client.get_samples(ids, "p", ["x"])
-        seconds.append(time.perf_counter() - began)
-    return seconds

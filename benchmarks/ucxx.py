@@ -58,7 +58,6 @@ async def plane(rounds: int) -> None:
     made = Plane(rounds)
     try:
         await made.shares()
-        await made.ports()
     finally:
         await made.close()
 

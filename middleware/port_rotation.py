@@ -42,7 +42,8 @@ class PortRotation(Layer):
     the second request was answered first three times in a row, other ports are preferred for a second, then two, and so
     on, up to ``quarantine_s``. A second request costs one token of the retry budget, and the connection of the one that
     is cancelled. With ``hedge_quantile`` too, the delay is that quantile of how long the latest reads of as many rows
-    and of the same fields took, once 16 of them are known, and never more than ``hedge_after_s``.
+    and of the same fields took, once 16 of them are known, at least twice their median, and never more than
+    ``hedge_after_s``.
 
     Args:
         inner: The next layer.
@@ -175,7 +176,7 @@ class PortRotation(Layer):
         try:
             async with anyio.create_task_group() as group:
                 group.start_soon(send, permit)
-                with anyio.move_on_after(self._hedge_delay.delay_s(kind)):
+                with anyio.move_on_after(self._hedge_delay.delay_s(kind, permit.outruns)):
                     await ended.wait()
                 other = None if ended.is_set() else self._other(targets, tried, ctx)
                 if other is not None:

@@ -18,6 +18,9 @@ WINDOW = 128
 LEAST = 16
 #: The quantile is computed anew after so many reads of a size.
 EVERY = 8
+#: Where nearly all reads take equally long, so many times their median is waited for: a read that is a little late is
+#: answered before a second one would be, which costs a request and the connection of the first.
+MEDIANS = 2.0
 #: Sizes are the powers of two of the number of rows; so many sizes and sets of fields are remembered.
 KINDS = 256
 
@@ -25,10 +28,10 @@ Kind = tuple[tuple[str, ...], int]
 
 
 class HedgeDelay:
-    """The delay of hedged reads: a quantile of recent durations, and never more than ``most_s`` seconds.
+    """The delay of hedged reads: a quantile of recent durations, at least twice their median, at most ``most_s``.
 
     Args:
-        most_s: The longest delay, which holds while too few reads are known; positive and finite.
+        most_s: The longest delay, in seconds, which holds while too few reads are known; positive and finite.
         quantile: Part of the reads that are answered within the delay, such as 0.95; 0: the delay is ``most_s``.
 
     Raises:
@@ -44,10 +47,15 @@ class HedgeDelay:
         self._quantile = quantile
         self._kinds: dict[Kind, _Recent] = {}
 
-    def delay_s(self, kind: Kind) -> float:
-        """Return the seconds to wait for an answer to a read of this kind."""
+    def delay_s(self, kind: Kind, outruns: int = 0) -> float:
+        """Return the seconds to wait for an answer to a read of this kind.
+
+        They double with each time in a row that the target was outrun: the connection to it was given up, and to open
+        another one takes longer than a read.
+        """
         recent = self._kinds.get(kind)
-        return self._most_s if recent is None else min(recent.delay_s, self._most_s)
+        delay_s = self._most_s if recent is None else recent.delay_s
+        return min(math.ldexp(delay_s, min(outruns, 64)), self._most_s)
 
     def took(self, kind: Kind, seconds: float) -> None:
         """Learn how long a read took, until its first answer."""
@@ -75,4 +83,5 @@ class _Recent:
         self.seconds.append(seconds)
         self.count += 1
         if self.count >= LEAST and self.count % EVERY == 0:
-            self.delay_s = sorted(self.seconds)[int(quantile * len(self.seconds))]
+            ordered = sorted(self.seconds)
+            self.delay_s = max(ordered[int(quantile * len(ordered))], MEDIANS * ordered[len(ordered) // 2])

@@ -238,6 +238,11 @@ class Permit(Generic[K]):
         self.ended = False
 
     @property
+    def outruns(self) -> int:
+        """How often in a row others have outrun the target, without an answer in between."""
+        return self._state.outruns
+
+    @property
     def last_resort(self) -> bool:
         """Whether the target is used although it is quarantined or rests, since no other was better."""
         return self._state.needs_check and not self.probe

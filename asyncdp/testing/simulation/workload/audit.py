@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import anyio
+
 from asyncdp.errors import DataPlaneError
 from asyncdp.middleware.policy.permit import Health
 
@@ -72,10 +74,10 @@ class Audit:
             await self.verbs.put_samples([f"spread-{attempt}"], REGISTERS, {"x": field}, timeout_s=10.0)
         homes = dict(self.fabric.homes(REGISTERS, "x"))
         found = []
+        await self._end_hedging()
         for name, client in self.fabric.clients.items():
             if not client.alive or client.rotation is None:
                 continue
-            client.rotation.hedge_after_s = 0.0  # a port that another one outruns rests, however well it is
             since = len(self.fabric.history.requests)
             for host, sample_id in homes.items():
                 await self._read_often(name, sample_id, 2 * len(self.fabric.hosts[host].ref.ports) + 2)
@@ -94,6 +96,14 @@ class Audit:
             if held:
                 found.append(Violation("ports", f"client {name} holds permits although it is idle: {held}"))
         return found
+
+    async def _end_hedging(self) -> None:
+        """Hedge no more, and wait for rests to end: a port that another one outruns rests, however well it is."""
+        rotations = [client.rotation for client in self.fabric.clients.values() if client.rotation is not None]
+        hedging = [rotation for rotation in rotations if rotation.hedge_after_s]
+        for rotation in hedging:
+            rotation.hedge_after_s = 0.0
+        await anyio.sleep(max((rotation.rules.base_s for rotation in hedging), default=0.0))
 
     async def _read_often(self, client: str, sample_id: str, times: int) -> None:
         verbs = self.fabric.recorded(client, tags=TAGS)
