@@ -106,7 +106,7 @@ class Table(msgspec.Struct):
         columns = {f"{name} / {other}": self.ratios(name, other) for name in self.works for other in self.beside}
         widths = {one.name: one.width for one in self.figures}
         columns |= {one.name: one.values for one in self.figures}
-        rounds = min(map(len, columns.values()), default=FEWEST)
+        rounds = min(map(len, self.seconds.values()), default=FEWEST)
         found = [f"{rounds} rounds, fewer than {FEWEST}"] if rounds < FEWEST else []
         factors = {other: moved(self.seconds[other]) for other in self.references}
         moves = {other: by for other, by in factors.items() if by > MOVED}

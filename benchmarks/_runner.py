@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any, Final
 
 from benchmarks import _report
 from benchmarks._results import Result, Table, decode, encode, load, now, this_machine
-from benchmarks._scenario import Bench, unknown
+from benchmarks._scenario import Bench, WrongMeasurement, unknown
 
 __all__ = ["main", "scenarios"]
 
@@ -132,10 +133,12 @@ def measured(name: str, words: Sequence[str]) -> Result:
     print(f"{name}: {result.title}\n", flush=True)
     try:
         asyncio.run(_measure(result, asked))
+    except Exception as error:  # noqa: BLE001 - whatever it is, what was measured before is kept
+        result.failed = f"{type(error).__name__}: {error}"
+        if not isinstance(error, WrongMeasurement):
+            traceback.print_exc()
     finally:
         result.ended, result.load_end = now(), load()
-        error = sys.exception() if hasattr(sys, "exception") else sys.exc_info()[1]
-        result.failed = "" if error is None else f"{type(error).__name__}: {error}"
         asked.json.write_bytes(encode([result]))
     return result
 
@@ -148,7 +151,7 @@ def _apart(name: str, words: Sequence[str], *, here: bool) -> Result | None:
         if getattr(importlib.import_module(f"benchmarks.{name}"), "NAMESPACE", False) and not here:
             command = [*NAMESPACE, *command]
         done = subprocess.run(command, env={**ENVIRONMENT, **os.environ}, check=False)
-        (result,) = decode(file.read_bytes()) if file.exists() else (None,)
+        result = decode(file.read_bytes())[0] if file.exists() else None
         if result is not None and done.returncode and not result.failed:
             result.failed = f"its process ended with {done.returncode}"
         return result
@@ -181,9 +184,9 @@ def main(words: Sequence[str]) -> int:
     if asked.plots:
         asked.plots.mkdir(parents=True, exist_ok=True)
         _report.plots(found, asked.plots)
-    failed = [name for name, result in zip(names, results, strict=True) if result is None or result.failed]
-    print(f"failed: {', '.join(failed)}" if failed else f"{len(found)} of {len(names)} measured")
-    return int(bool(failed))
+    failed = {name: it.failed if it else "no result" for name, it in zip(names, results, strict=True)}
+    print("\n".join(f"{name} failed: {why}" for name, why in failed.items() if why) or f"{len(found)} measured")
+    return int(any(failed.values()))
 
 
 def _passed_on(words: Sequence[str], asked: argparse.Namespace) -> list[str]:
@@ -200,4 +203,4 @@ def _passed_on(words: Sequence[str], asked: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    measured(sys.argv[1], sys.argv[2:])
+    sys.exit(bool(measured(sys.argv[1], sys.argv[2:]).failed))

@@ -1,53 +1,48 @@
-"""How much ``batches(prefetch=...)`` hides of the reads, where a read takes as long as the step that follows it.
+"""How much `batches(prefetch=...)` hides of the reads, where a read takes as long as the step that follows it.
 
-Run with ``python -m benchmarks batches``. On the memory transport, whose reads are made slow on purpose: what is
-measured is the iterator, not a transport.
+On the memory transport, whose reads are made slow on purpose: what is measured is the iterator, not a transport.
 """
 
 from __future__ import annotations
 
-import argparse
-import time
+import itertools
+from typing import TYPE_CHECKING
 
 import anyio
 import torch
 
-from asyncdp import Client, MemoryTransport
+from asyncdp import MemoryTransport
 from asyncdp.testing import FaultPlan, faulty_stack
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from benchmarks._scenario import Bench
 
 ROWS = 4
 
 
-async def epoch(client: Client, batches: int, prefetch: int, step_s: float) -> float:
-    """Seconds for so many batches with a step each."""
-    task = f"train-{prefetch}"
-    await client.register_partition("p", ["x"], 1, [task])
-    began = time.perf_counter()
-    async with client.batches("p", task, ["x"], ROWS, prefetch=prefetch, idle="end", timeout_s=0.0) as ahead:
-        async for _ in ahead:
-            await anyio.sleep(step_s)
-    took = time.perf_counter() - began
-    assert all(len(one.sample_ids) == ROWS for one in await client.list_claims("p", task))
-    assert len(await client.list_claims("p", task)) == batches
-    return took
+async def measure(bench: Bench, *, batches: int = 20, step_s: float = 0.02) -> None:
+    """Measure epochs of so many batches, each followed by a step of ``step_s`` seconds."""
+    plan = FaultPlan().on("get_data", call="ReadSlots").delay(p50_s=step_s, p99_s=step_s)
+    client = await bench.stack.enter_async_context(faulty_stack(MemoryTransport(), plan))
+    ids = [f"s{number}" for number in range(batches * ROWS)]
+    await client.register_partition("p", ["x"], len(ids), [])
+    await client.put_samples(ids, "p", {"x": torch.arange(len(ids))})
+    tasks = itertools.count()
 
+    def epoch(prefetch: int) -> Callable[[], Awaitable[None]]:
+        async def run() -> None:
+            task = f"train-{next(tasks)}"
+            await client.register_partition("p", ["x"], 1, [task])
+            async with client.batches("p", task, ["x"], ROWS, prefetch=prefetch, idle="end", timeout_s=0.0) as ahead:
+                async for _ in ahead:
+                    await anyio.sleep(step_s)
+            claims = await client.list_claims("p", task)
+            bench.check([len(one.sample_ids) for one in claims] == [ROWS] * batches, "not every row was read, once")
 
-async def main() -> None:
-    """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--batches", type=int, default=50)
-    parser.add_argument("--step-s", type=float, default=0.02)
-    args = parser.parse_args()
-    plan = FaultPlan().on("get_data", call="ReadSlots").delay(p50_s=args.step_s, p99_s=args.step_s)
-    async with faulty_stack(MemoryTransport(), plan) as client:
-        ids = [f"s{number}" for number in range(args.batches * ROWS)]
-        await client.register_partition("p", ["x"], len(ids), [])
-        await client.put_samples(ids, "p", {"x": torch.arange(len(ids))})
-        in_turn = await epoch(client, args.batches, 0, args.step_s)
-        print(f"prefetch  seconds  against in turn\n       0  {in_turn:7.2f}")
-        for prefetch in (1, 2, 4):
-            took = await epoch(client, args.batches, prefetch, args.step_s)
-            print(f"{prefetch:8}  {took:7.2f}  {in_turn / took:.2f}x")
+        return run
 
-
-anyio.run(main)
+    works = {f"prefetch {number}": epoch(number) for number in (1, 2, 4, 0)}
+    read = await bench.measure(f"{batches} batches", works, beside=["prefetch 0"], rounds=8)
+    read.figure("prefetch 1 / prefetch 0", lambda s: s["prefetch 1"] / s["prefetch 0"], at_most=0.65)
