@@ -27,6 +27,7 @@ ROOT = Path(__file__).parents[2]
 FILES = {
     "middleware/policy/backoff.py": ("tests/sans_io/test_backoff.py",),
     "middleware/policy/budget.py": ("tests/sans_io/test_budget.py",),
+    "middleware/policy/hedging.py": ("tests/sans_io/test_hedging.py",),
     "middleware/policy/rounds.py": ("tests/sans_io/test_rounds.py",),
     "middleware/policy/permit.py": ("tests/sans_io/test_quarantine.py",),
     "middleware/policy/quarantine.py": ("tests/sans_io/test_quarantine.py",),

@@ -287,6 +287,11 @@ class TestOutrun:
         assert quarantine.pick(ONE, now + 40.0).succeeded(now + 40.0).change is Change.NONE
         assert health(quarantine, ONE[0], now + 40.0) is Health.HEALTHY
 
+    def test_of_a_target_that_never_answered(self) -> None:
+        """Three times, too."""
+        quarantine = make()
+        assert [outrun(quarantine, 1.0).change for _ in range(3)] == [Change.NONE, Change.NONE, Change.RESTS]
+
     def test_it_is_no_failure_and_forgets_none(self) -> None:
         """The count of failures stays as it is while a port rests."""
         quarantine = make()
