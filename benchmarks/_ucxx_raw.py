@@ -38,6 +38,14 @@ class RawPeer:
             await send_all(engine, endpoint, PAYLOAD, [buffer])
         await ack.wait()
 
+    async def receive(self, nbytes: int) -> None:
+        """Have the other process send bytes, into memory that is used again."""
+        engine, endpoint = self._engine, self._endpoint
+        buffer = self._buffers.setdefault(nbytes, np.ones(nbytes, np.uint8))
+        operations = post_receives(engine, endpoint, PAYLOAD, [buffer])
+        await engine.send(endpoint, SIZE, np.frombuffer(np.int64(-nbytes).tobytes(), np.uint8)).wait()
+        await wait_all(operations)
+
 
 @asynccontextmanager
 async def raw_peer(engine: Engine) -> AsyncIterator[RawPeer]:
@@ -73,7 +81,11 @@ async def serve() -> None:
         await engine.receive(endpoint, SIZE, size).wait()
         nbytes = int(size.view(np.int64)[0])
         if nbytes:
-            buffer = buffers.setdefault(nbytes, np.zeros(nbytes, np.uint8))
+            buffer = buffers.setdefault(abs(nbytes), np.zeros(abs(nbytes), np.uint8))
+        if nbytes < 0:
+            await send_all(engine, endpoint, PAYLOAD, [buffer])
+            continue
+        if nbytes:
             await wait_all(post_receives(engine, endpoint, PAYLOAD, [buffer]))
         await engine.send(endpoint, ACK, np.zeros(8, np.uint8)).wait()
         if not nbytes:

@@ -47,6 +47,7 @@ from ..slots.header import (
     write_outcome,
 )
 from ..slots.slot import live_at
+from .small_reads import SmallReads
 
 if TYPE_CHECKING:
     from asyncdp.calls.slots import SlotRef
@@ -87,6 +88,7 @@ class Lane:
         self._codec = codec
         self._pid = os.getpid()
         self._table = np.frombuffer(arena.words, np.uint64).reshape(arena.units, WORDS)
+        self._small = SmallReads(arena)
 
     @property
     def usable(self) -> bool:
@@ -100,6 +102,13 @@ class Lane:
 
         With ``borrow``, fields of which all rows lie in one slot, one after the other, are borrowed and not copied.
         """
+        if len(refs) == 1 and not borrow and self._known(refs[0]):
+            result = self._small.read(refs[0])
+            if result is not None:
+                return result
+        return await self._read(refs, borrow=borrow)
+
+    async def _read(self, refs: Sequence[SlotRef], *, borrow: bool) -> ReadResult:
         errors: dict[int, DataPlaneError] = {}
         foreign = [at for at, ref in enumerate(refs) if not self._known(ref)]
         for at in foreign:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
@@ -12,11 +12,14 @@ from ...wire.messages import MOST_PICKED
 from ..encoding.cells import SlotName, pieces, slot_name
 from ..encoding.msgpack_codec import load, pack
 from .hosts import Hosts
+from .joined import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..encoding.schema import Schema
+    from ..server.link import DirectoryLink
+    from ..settings import DirectorySettings
 
 __all__ = ["Locating"]
 
@@ -24,8 +27,29 @@ __all__ = ["Locating"]
 Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
 
 
+class Found(NamedTuple):
+    """What the server found: per id its life and its cells, none where it is unknown; and the schema they refer to."""
+
+    rids: Sequence[Any]
+    cells: Sequence[Any]
+    schema: Schema
+
+
 class Locating(Hosts):
-    """Sends the requests that look up samples by id."""
+    """Sends the requests that look up samples by id; small ones of many callers together."""
+
+    def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
+        """Start with no requests."""
+        super().__init__(link, settings)
+        self._joined = Joined(self._look_up)
+
+    async def _look_up(self, partition_id: str, sample_ids: Sequence[str]) -> Found:
+        answer = await self._serve("locate", partition_id, lambda _: pack((tuple(sample_ids),)))
+        rids, cells = load(answer.blob)
+        if not len(rids) == len(cells) == len(sample_ids):
+            msg = f"the directory answered for {len(rids)} of {len(sample_ids)} samples"
+            raise DataPlaneError(msg, partition_id=partition_id)
+        return Found(rids, cells, answer.schema)
 
     async def locate(
         self,
@@ -49,14 +73,13 @@ class Locating(Hosts):
         Raises:
             DataPlaneBadRequest: The partition is unknown.
         """
-        answer = await self._serve("locate", partition_id, lambda _: pack((tuple(sample_ids),)))
-        rids, cells = load(answer.blob)
+        (rids, cells, schema), first = await self._joined.ask(partition_id, sample_ids)
         missing: dict[int, DataPlaneError] = {}
         found: list[RowHandle | None] = []
         spots: Spots = {}
-        schema = answer.schema
-        for at, (sample_id, rid) in enumerate(zip(sample_ids, rids, strict=True)):
+        for at, sample_id in enumerate(sample_ids):
             handle = None if handles is None else handles[at]
+            rid = rids[first + at]
             there = int(rid) if rid else None
             if handle is not None and there != handle.incarnation:
                 found.append(handle)
@@ -69,7 +92,7 @@ class Locating(Hosts):
                 missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,))
             else:
                 found.append(RowHandle(there))
-                absent = _spot(at, cells[at] or None, fields, schema, spots)
+                absent = _spot(at, cells[first + at] or None, fields, schema, spots)
                 if absent is not None:
                     msg = f"field {absent!r} of sample {sample_id!r} is not produced"
                     missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=absent)

@@ -1,0 +1,141 @@
+"""Joining of small requests of many callers into one, since a request of one id costs as much as one of fifty."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, TypeVar
+
+__all__ = ["Joined"]
+
+T = TypeVar("T")
+
+#: Requests on the way above which further small ones wait for the next one together: with two, client and server work
+#: at the same time.
+_ON_THE_WAY: Final = 2
+#: Most ids of a request that is joined with others, and of a joined one: what the server answers in a millisecond.
+_SMALL: Final = 32
+_MOST_IDS: Final = 512
+
+
+class _Batch:
+    """One joined request: the future of each caller, and the task that sends it."""
+
+    __slots__ = ("callers", "task", "waiting")
+
+    def __init__(self, callers: list[tuple[Sequence[str], asyncio.Future[Any]]]) -> None:
+        self.callers = callers
+        self.waiting = len(callers)
+        self.task: asyncio.Task[None] | None = None
+
+    def left(self, _: object) -> None:
+        """Count a caller that was answered or cancelled; a request that nobody waits for any more is cancelled."""
+        self.waiting -= 1
+        if not self.waiting and self.task is not None:
+            self.task.cancel()
+
+
+class Joined(Generic[T]):
+    """Sends requests that name ids, several small ones of one key as one.
+
+    A request that finds few others on the way is sent at once, in the caller's own task. Those that come while others
+    are on the way are sent together, per key, in the next turn of the event loop. A caller that is cancelled takes
+    nothing from the others; an error of the joined request is raised to each of them.
+
+    Args:
+        send: Sends the request of a key and ids, and returns its answer.
+    """
+
+    def __init__(self, send: Callable[[str, Sequence[str]], Awaitable[T]]) -> None:
+        """Start without requests."""
+        self._send = send
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._on_the_way = 0
+        self._waiting: dict[str, list[tuple[Sequence[str], asyncio.Future[tuple[T, int]]]]] = {}
+        self._scheduled = False
+        self._batches: set[_Batch] = set()
+
+    async def ask(self, key: str, ids: Sequence[str]) -> tuple[T, int]:
+        """Return the answer of a request that includes these ids, and where they begin in it."""
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:  # what another loop had on the way ended with it
+            self._loop = loop
+            self._forget()
+        if len(ids) > _SMALL:
+            return await self._send(key, ids), 0
+        if self._on_the_way < _ON_THE_WAY and not self._waiting:
+            self._on_the_way += 1
+            try:
+                return await self._send(key, ids), 0
+            finally:
+                self._ended(loop)
+        future: asyncio.Future[tuple[T, int]] = loop.create_future()
+        self._waiting.setdefault(key, []).append((ids, future))
+        self._schedule(loop)
+        return await future
+
+    def _ended(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is self._loop:
+            self._on_the_way -= 1
+            if self._waiting:
+                self._schedule(loop)
+
+    def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Send what waits in the next turn, when all callers of this turn have come."""
+        if not self._scheduled and self._on_the_way < _ON_THE_WAY:
+            self._scheduled = True
+            loop.call_soon(self._join, loop)
+
+    def _join(self, loop: asyncio.AbstractEventLoop) -> None:
+        if loop is not self._loop:
+            return
+        self._scheduled = False
+        while self._waiting and self._on_the_way < _ON_THE_WAY:
+            key = next(iter(self._waiting))
+            callers, total = self._waiting.pop(key), 0
+            callers = [caller for caller in callers if not caller[1].done()]
+            for at, (ids, _) in enumerate(callers):
+                total += len(ids)
+                if total > _MOST_IDS:
+                    self._waiting[key] = callers[at:]  # behind other keys
+                    callers = callers[:at]
+                    break
+            if not callers:
+                continue
+            batch = _Batch(callers)
+            self._on_the_way += 1
+            self._batches.add(batch)
+            batch.task = loop.create_task(self._run(key, batch, loop))
+            for _, future in callers:
+                future.add_done_callback(batch.left)
+
+    async def _run(self, key: str, batch: _Batch, loop: asyncio.AbstractEventLoop) -> None:
+        try:
+            answer = await self._send(key, [name for ids, _ in batch.callers for name in ids])
+        except BaseException as err:
+            batch.task = None
+            for _, future in batch.callers:
+                if not future.done():
+                    future.set_exception(_copy(err)) if isinstance(err, Exception) else future.cancel()
+            if not isinstance(err, Exception):
+                raise
+        else:
+            batch.task, begin = None, 0
+            for ids, future in batch.callers:
+                if not future.done():
+                    future.set_result((answer, begin))
+                begin += len(ids)
+        finally:
+            self._batches.discard(batch)
+            self._ended(loop)
+
+
+def _copy(err: Exception) -> Exception:
+    """Return a copy of an error, since each caller's layers add to theirs."""
+    made = copy.copy(err)
+    made.__cause__, made.__suppress_context__ = err.__cause__, err.__suppress_context__
+    return made
