@@ -1,8 +1,9 @@
 """What the directory of the ucxx backend costs: publish 256 rows, claim 256 of 10k, list 10k, beside a no-op.
 
-Run ``python -m benchmarks.directory``; with ``--sizes 1000 100000 1000000`` instead what publish and claim of 256 rows
-take in partitions of so many, as ratios to the first. Medians over rounds; ``server`` is how long the server's one
-thread was busy per call (its slow log), so everybody else waits that long. Needs the extras ``ucxx`` and ``embedded``.
+Run ``python -m benchmarks.directory``; with ``--sizes 1000 100000 1000000`` instead what publish, claim, depth and a
+listing take in partitions of so many rows, as ratios to the first, the server's memory per row, and what a row of puts
+of several sizes costs. Medians over rounds; ``server`` is how long the server's one thread was busy per call (its slow
+log), so everybody else waits that long. Needs the extras ``ucxx`` and ``embedded``.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from asyncdp.calls.slots import HostRef, Publish, SlotRef
 from asyncdp.calls.snapshots import ClaimState, RestoreClaims
 from asyncdp.rows.block import FieldSpec
 from asyncdp.transports.ucxx.directory import Directory, DirectorySettings, EmbeddedServer, HostInfo, OperationId
+from asyncdp.transports.ucxx.directory.server.link import lines_of
 
 HOST = HostRef("host", 1, (1, 2, 3, 4))
 FIELDS = ("input_ids", "logprobs", "reward", "mask")
 SPECS = dict.fromkeys(FIELDS, FieldSpec("object"))
+#: Rows of the puts of which a row's cost is told.
+PUTS = (8, 64, 256, 1024)
 
 
 class Bench:
@@ -43,6 +47,11 @@ class Bench:
         """Let the server note how long each command takes."""
         told = ("CONFIG", "SET", "slowlog-log-slower-than", "0", "slowlog-max-len", "100000")
         await self.directory._link.command(*told)  # noqa: SLF001 - as in measure
+
+    async def used_bytes(self) -> int:
+        """Ask how much memory the server uses."""
+        info = lines_of(await self.directory._link.command("INFO", "memory"))  # noqa: SLF001 - as in measure
+        return int(info["used_memory"])
 
     async def measure(self, name: str, times: int, call: Callable[[int], Awaitable[Any]]) -> None:
         """Print the median of a call, as the client and as the server see it."""
@@ -115,40 +124,69 @@ async def run(rounds: int, group: int | None) -> None:
         await server.stop()
 
 
-async def sizes(counts: Sequence[int], rounds: int) -> None:
-    """Print what publish and claim of 256 rows take beside so many rows, and as a ratio to the smallest number.
+class Turns:
+    """What calls took, by name and number, measured in turns so that other work on the machine hits all alike."""
 
-    The partitions lie on one server and are measured in turns, so that other work on the machine hits all alike.
-    """
+    def __init__(self) -> None:
+        """Begin with nothing measured."""
+        self.took: dict[tuple[str, int], list[float]] = {}
+
+    async def time(self, name: str, number: int, call: Awaitable[Any]) -> None:
+        """Await a call, and note how long it took."""
+        began = time.perf_counter()
+        await call
+        self.took.setdefault((name, number), []).append(time.perf_counter() - began)
+
+    def table(self, head: str, numbers: Sequence[int], *, per: bool = False) -> None:
+        """Print medians and their ratios to the first; ``per``: of each one's share, as of a row of a put."""
+        print(f"{head:24}" + "".join(f"{number:>20}" for number in numbers))
+        for name in dict.fromkeys(name for name, _ in self.took):
+            line, first = f"{name:24}", 0.0
+            for number in numbers:
+                took = self.took.get((name, number))
+                if took is None:
+                    continue
+                median = statistics.median(took) / (number if per else 1)
+                first = first or median
+                unit = f"{median * 1e6:>11.2f} us" if per else f"{median * 1e3:>11.2f} ms"
+                line += f"{unit} {median / first:5.2f}"
+            print(line)
+
+
+#: Listings of larger partitions would take gigabytes of this process.
+LISTED = 100_000
+
+
+async def sizes(counts: Sequence[int], rounds: int, group: int | None) -> None:
+    """Print what calls take beside so many rows, and as a ratio to the smallest number, and what a row costs."""
     server = EmbeddedServer()
     await server.start()
     directory = Directory(server.url, settings=DirectorySettings())
-    bench = Bench(directory)
-    took: dict[tuple[str, int], list[float]] = {}
-
-    async def timed(name: str, count: int, call: Awaitable[Any]) -> None:
-        began = time.perf_counter()
-        await call
-        took.setdefault((name, count), []).append(time.perf_counter() - began)
-
+    bench, turns, puts = Bench(directory), Turns(), Turns()
     try:
         await directory.beat(HostInfo(HOST.id, HOST.epoch, ports=HOST.ports))
         for count in counts:
-            await directory.register(RegisterPartition(str(count), FIELDS, max(counts), ("train",), 8))
+            await directory.register(RegisterPartition(str(count), FIELDS, max(counts), ("train",), group))
             await directory.claim(bench.mutation(), str(count), "train", FIELDS, 256, 256, "bench")
+            before = await bench.used_bytes()
             for first in range(0, count, 2048):
                 await bench.publish(str(count), first, min(2048, count - first) // 8 * 8)
-            print(f"{count} rows are there", flush=True)
+            per_row = (await bench.used_bytes() - before) / count
+            print(f"{count} rows are there, {per_row:.0f} bytes of the server's memory each", flush=True)
         for number in range(rounds):
             for count in counts:
                 name = str(count)
-                await timed("publish 256 rows", count, bench.publish(name, 8 * count + 256 * number, 256))
+                await turns.time("publish 256 rows", count, bench.publish(name, 8 * count + 256 * number, 256))
                 claim = directory.claim(bench.mutation(), name, "train", FIELDS, 256, 256, "bench")
-                await timed("claim 256 rows", count, claim)
-        print(f"{'beside so many rows':24}" + "".join(f"{count:>20}" for count in counts))
-        for name in ("publish 256 rows", "claim 256 rows"):
-            medians = [statistics.median(took[name, count]) for count in counts]
-            print(f"{name:24}" + "".join(f"{m * 1e3:>11.2f} ms {m / medians[0]:5.2f}" for m in medians))
+                await turns.time("claim 256 rows", count, claim)
+                await turns.time("depth", count, directory.depth(name))
+            for count in counts if number < 2 else ():
+                if count <= LISTED:
+                    await turns.time("list_metadata", count, directory.list_metadata(str(count)))
+            for rows in PUTS:
+                await puts.time("publish", rows, bench.publish(str(counts[0]), (rows << 32) + rows * number, rows))
+        turns.table("beside so many rows", counts)
+        puts.table("each row of a put of", PUTS, per=True)
     finally:
         await directory.close()
         await server.stop()
@@ -159,9 +197,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--sizes", type=int, nargs="+", help="rows of partitions to compare")
+    parser.add_argument("--group", type=int, default=8, help="with --sizes: grpo_group_size; 0: no whole groups")
     args = parser.parse_args()
     if args.sizes:
-        anyio.run(sizes, args.sizes, args.rounds)
+        anyio.run(sizes, args.sizes, args.rounds, args.group or None)
         return
     for group in (None, 8):
         anyio.run(run, args.rounds, group)

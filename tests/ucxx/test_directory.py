@@ -221,6 +221,18 @@ async def test_whole_groups_in_the_order_in_which_they_became_whole(plane: "Dire
         await put(plane, ["a_g2"])
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_rows_of_a_group_come_in_the_order_of_their_age(plane: "Directory", when: str) -> None:
+    """Also the row that joined its group later than a younger one, before whole groups were declared or after."""
+    if when == "before":
+        await plane.register(RegisterPartition("p", (), 0, (), 2))
+    await put(plane, ["old"], 1)
+    await put(plane, ["new"], 2, tags=[{"group_id": "G"}])
+    await put(plane, ["old"], 3, tags=[{"group_id": "G"}])
+    await plane.register(RegisterPartition("p", (), 0, (), 2))
+    assert (await plane.claim(mutation(), "p", "t", ["x"], 2, 2, "me")).meta.sample_ids == ["old", "new"]
+
+
 async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") -> None:
     """As long as the group is not whole, and again when it is not whole any more; never while it is ready."""
     await plane.register(RegisterPartition("p", ("x",), 10, (), 2))

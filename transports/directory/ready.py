@@ -114,5 +114,5 @@ class ReadyIndex:
             return []
         rows: list[Row] = []
         for _, _, _, unit in taken:
-            rows.extend([unit] if isinstance(unit, Row) else unit.fit)
+            rows.extend([unit] if isinstance(unit, Row) else sorted(unit.fit, key=lambda row: row.order))
         return rows

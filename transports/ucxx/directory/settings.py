@@ -28,7 +28,7 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         directory_timeout_s: Seconds after the first failure for which calls wait for a directory that this client has
             reached before; they always wait for a supervised one.
         capacity_age_s: Greatest age in seconds of the count of samples in other partitions when a put checks capacity.
-        list_rows: Rows per page of a listing; 4096 keep the server busy for about 10 ms.
+        list_rows: Rows per page of a listing; between pages the server handles other requests.
         wake_s: Longest interval in seconds at which a waiting claim polls: a notice can be lost with its connection,
             and the end of a lease sends none.
     """

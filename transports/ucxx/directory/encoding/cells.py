@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 
 from asyncdp.errors import DataPlaneBadRequest
 
-from .msgpack_codec import load, pack
+from .msgpack_codec import load, pack, packer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from asyncdp.calls.slots import SlotRef
 
-__all__ = ["DeadCells", "SlotName", "cells_of", "dead_cells", "pieces", "replaced_cells", "slot_name"]
+__all__ = [
+    "Cells",
+    "DeadCells",
+    "SlotName",
+    "cells_of",
+    "dead_cells",
+    "homes_named",
+    "pieces",
+    "replaced_cells",
+    "slot_name",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +65,25 @@ def slot_name(key: bytes) -> SlotName:
     return SlotName(*msgpack.unpackb(key, unicode_errors="surrogatepass"))
 
 
-def cells_of(
-    n: int, refs: Sequence[SlotRef], numbers: Mapping[str, int], nbytes: Mapping[str, Sequence[int]]
-) -> tuple[list[Any], list[int], list[list[int]], list[int]]:
+class Cells(NamedTuple):
+    """The packed cells of the rows of a put.
+
+    Attributes:
+        cells: Per row its packed cells; False: the put has no fields for it.
+        nbytes: Per row its data bytes.
+        shapes: Distinct lists of the field numbers that a row gets.
+        homes: Per shape the homes of its slots, each the packed host and epoch.
+        shape: Per row the number of its shape, counted from 1.
+    """
+
+    cells: list[bytes | bool]
+    nbytes: list[int]
+    shapes: list[list[int]]
+    homes: list[list[bytes]]
+    shape: list[int]
+
+
+def cells_of(n: int, refs: Sequence[SlotRef], numbers: Mapping[str, int], nbytes: Mapping[str, Sequence[int]]) -> Cells:
     """Pack the cells of each row of a put.
 
     Args:
@@ -65,28 +91,47 @@ def cells_of(
         refs: Slots that hold the rows.
         numbers: Field numbers by field name.
         nbytes: By field name, the data bytes of each row.
-
-    Returns:
-        Per row its packed cells (None: the put has no fields for it); per row its data bytes; the shapes, each a list
-        of the field numbers that a row gets; and per row the number of its shape, counted from 1.
     """
-    pieces: list[list[bytes]] = [[] for _ in range(n)]
-    fields: list[tuple[int, ...]] = [()] * n
-    total = [0] * n
+    packed: list[bytes] = [b""] * n
+    count, total, kind = [0] * n, [0] * n, [0] * n
+    kinds: dict[tuple[int, tuple[int, ...], bytes], int] = {}
+    known: list[tuple[tuple[int, ...], tuple[bytes, ...]]] = [((), ())]
+    encoder = packer()
     for ref in refs:
-        named = tuple(numbers[name] for name in ref.fields)
-        head, tail = b"\x94" + pack(pack_slot(ref)), pack(named)
-        columns = [nbytes.get(name) for name in ref.fields]
         if len(ref.index) != len(ref.rows):
             raise DataPlaneBadRequest(f"slot {ref.slot}: {len(ref.index)} places for {len(ref.rows)} rows")
-        for index, row in zip(ref.index, ref.rows, strict=True):
-            sizes = [0 if column is None else int(column[row]) for column in columns]
-            pieces[row].append(head + pack(int(index)) + tail + pack(sizes))
-            fields[row] += named
-            total[row] += sum(sizes)
-    cells = [_array(len(row)) + b"".join(row) if row else None for row in pieces]
-    shapes = {shape: at for at, shape in enumerate(dict.fromkeys(fields), 1)}
-    return cells, total, [list(shape) for shape in shapes], [shapes[shape] for shape in fields]
+        fields = tuple(numbers[name] for name in ref.fields)
+        home = pack(ref.host.id) + pack(ref.host.epoch)
+        head, tail = b"\x94" + pack(pack_slot(ref)), pack(fields)
+        columns = [nbytes.get(name) for name in ref.fields]
+        sizes = zip(*([0 if column is None else column[row] for row in ref.rows] for column in columns), strict=True)
+        ends: dict[tuple[int, ...], tuple[bytes, int]] = {}  # most rows of a slot are of one size
+        for index, row, size in zip(ref.index, ref.rows, sizes, strict=True):
+            end = ends.get(size)
+            if end is None:
+                plain = [int(one) for one in size]
+                end = ends[size] = tail + encoder.pack(plain), sum(plain)
+            packed[row] += head + encoder.pack(int(index)) + end[0]
+            total[row] += end[1]
+            count[row] += 1
+            step = kind[row], fields, home
+            made = kinds.get(step)
+            if made is None:
+                before = known[kind[row]]
+                made = kinds[step] = len(known)
+                known.append((before[0] + fields, tuple(dict.fromkeys((*before[1], home)))))
+            kind[row] = made
+    cells = [_array(pieces) + row if pieces else False for row, pieces in zip(packed, count, strict=True)]
+    used = {number: at for at, number in enumerate(dict.fromkeys(kind), 1)}
+    shapes, homes = [list(known[number][0]) for number in used], [list(known[number][1]) for number in used]
+    return Cells(cells, total, shapes, homes, [used[number] for number in kind])
+
+
+def homes_named(homes: bytes) -> Iterator[tuple[str, int]]:
+    """Decode joined homes: host and epoch of each."""
+    parts = msgpack.Unpacker(unicode_errors="surrogatepass")
+    parts.feed(homes)
+    return zip(parts, parts, strict=True)
 
 
 def _array(n: int) -> bytes:

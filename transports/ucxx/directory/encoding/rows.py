@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgpack
-
-from .msgpack_codec import load, load_tags
+from .msgpack_codec import load, load_tags, pack_tags, packer, text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from asyncdp.meta import Tags
 
-__all__ = ["Rows", "full_tags", "rid_of"]
+__all__ = ["CELLS", "Rows", "full_tags", "rid_of", "row_parts"]
+
+#: Position of the packed cells, or false, in a row as the server stores it.
+CELLS = 4
 
 
 def rid_of(life: int | None) -> str | bool:
@@ -27,6 +28,27 @@ def full_tags(blob: bytes | None, created_at: float, size0: int) -> Tags:
     tags.setdefault("created_at", created_at)
     tags.setdefault("size_bytes", size0)
     return tags
+
+
+def row_parts(
+    ids: Sequence[str],
+    groups: Sequence[str],
+    nbytes: Sequence[int],
+    cells: Sequence[bytes | bool],
+    tags: Sequence[Tags] | None,
+) -> list[bytes]:
+    """Encode what a put has for each row: the beginning of a row as the server stores it, without the array's head."""
+    encoder = packer()
+    encode = encoder.pack
+    told = (
+        [False] * len(ids)
+        if tags is None
+        else [row and pack_tags(row, i, encoder) for i, row in zip(ids, tags, strict=True)]
+    )
+    return [
+        encode((sample_id, group, size, size, cell, tag or False))[1:]
+        for sample_id, group, size, cell, tag in zip(ids, groups, nbytes, cells, told, strict=True)
+    ]
 
 
 class Rows:
@@ -64,21 +86,23 @@ class Rows:
         """Return the number of rows."""
         return len(self.rids)
 
-    def add(self, reply: Sequence[Any]) -> None:
-        """Add a page of the server (rids, _, rows, tags, cells) in order of incarnation; omit rows that are gone."""
-        for rid, blob, tags, cells in sorted(zip(reply[0], *reply[2:5], strict=True)):
-            if not blob:
-                continue
-            row = msgpack.unpackb(blob, strict_map_key=False, unicode_errors="surrogatepass")
+    def add(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
+        """Add pairs of a key and a row as the server stores it, in order of incarnation."""
+        names: dict[bytes, str] = {}
+        for rid, blob in sorted(stored):
+            sample_id, group, size0, nbytes, cells, tags, owner, created, _, committed, failed, *_ = load(blob)
+            for name in (group, owner):
+                if name not in names:
+                    names[name] = text(name)
             self.rids.append(rid)
-            self.ids.append(row[0])
-            self.groups.append(row[1])
-            self.owners.append(row[2])
-            self.created_at.append(float(row[3]))
-            self.size0.append(row[4])
-            self.unfit.append(row[6] == 2)  # noqa: PLR2004 - the Lua library's code for committed=False
-            self.failed.append(row[7] == 1)
-            self.nbytes.append(row[9])
+            self.ids.append(text(sample_id))
+            self.groups.append(names[group])
+            self.owners.append(names[owner])
+            self.created_at.append(float(created))
+            self.size0.append(size0)
+            self.unfit.append(committed == 2)  # noqa: PLR2004 - the Lua library's code for committed=False
+            self.failed.append(failed == 1)
+            self.nbytes.append(nbytes)
             self.tags.append(tags or None)
             self.cells.append(cells or None)
 

@@ -10,10 +10,10 @@ __all__ = ["FORMAT", "source", "version"]
 
 #: Version of the data format in the server, which head.lua describes; to be changed when other releases would misread
 #: the data. A plane without a stored version has version 1.
-FORMAT = 1
+FORMAT = 2
 
 #: Files of the library, each after those that it depends on.
-PARTS = ("head", "ready", "publish", "claim", "clear", "list", "snapshot", "host", "tail")
+PARTS = ("head", "queue", "groups", "ready", "publish", "claim", "clear", "list", "snapshot", "host", "tail")
 LIBRARY = "asyncdp"
 
 

@@ -4,7 +4,7 @@ local C_OWNER, C_TASK, C_AT, C_EXPIRES, C_LIVE = 1, 2, 4, 5, 6
 -- Makes rows of a claim claimable again and remembers that the claim lost them.
 local function unclaim(P, claim, head, rids)
   local K = P.K
-  local blobs = hmget(K .. 'r', rids)
+  local blobs = load_rows(K, rids)
   local list, ids, groups, names = {}, {}, {}, {}
   for j, blob in ipairs(blobs) do
     list[j] = unpack_(blob)
@@ -17,7 +17,7 @@ local function unclaim(P, claim, head, rids)
   if P.gsize then load_groups(P, names, groups) end
   local only = {}
   for _, ix in ipairs(P.ix) do if ix[2] == head[C_TASK] then only[#only + 1] = ix end end
-  touch(P, rids, list, {}, groups, only)
+  touch(P, rids, list, names, {}, groups, only)
   head[C_LIVE] = head[C_LIVE] - #rids
   if head[C_LIVE] > 0 then
     redis.call('HSET', K .. 'C', claim, pack(head))
@@ -48,15 +48,15 @@ local function expire(P)
   end
 end
 
-local function batch(P, head, rids)
-  return { OK, pack({ true, pack(head), rids, hmget(P.K .. 'r', rids), hmget(P.K .. 't', rids) }) }
+local function batch(P, head, rids, blobs)
+  return { OK, pack({ true, pack(head), rids, blobs or load_rows(P.K, rids) }) }
 end
 
 -- How many of the rows that wait, of the oldest 1000, lack which field: {field number, count}.
 local EXPLAINED = 1000
 local function lacking(P, ix)
   local counts, out = {}, {}
-  for _, blob in ipairs(hmget(P.K .. 'r', redis.call('ZRANGE', P.K .. 'w:' .. ix[1], 0, EXPLAINED - 1))) do
+  for _, blob in ipairs(load_rows(P.K, redis.call('ZRANGE', P.K .. 'w:' .. ix[1], 0, EXPLAINED - 1))) do
     local prod = unpack_(blob)[PROD]
     for _, f in ipairs(ix[3]) do if not prod[f] then counts[f] = (counts[f] or 0) + 1 end end
   end
@@ -67,7 +67,7 @@ end
 local function unready(P, ix, ready, explain)
   local shown = redis.call('ZRANGE', P.K .. 'w:' .. ix[1], 0, 15)
   local oldest, ids = false, {}
-  for j, blob in ipairs(hmget(P.K .. 'r', shown)) do
+  for j, blob in ipairs(load_rows(P.K, shown)) do
     local row = unpack_(blob)
     if j == 1 then oldest = P.now / 1000000 - row[CREATED] end
     ids[j] = row[ID]
@@ -83,17 +83,16 @@ local function group_names(members)
   return names
 end
 
--- The first ready units: `least` to `most` rows, or none. Returns rids, members of the index where those are groups, and how many rows are ready.
+-- Takes the first ready units: `least` to `most` rows, or none; whole groups stay in the index. Returns rids, members of the index where those are groups, and how many rows are ready.
 local function take(P, ix, most, least)
   local q = P.K .. 'q:' .. ix[1]
   if not P.gsize then
-    local got = redis.call('ZRANGE', q, 0, most - 1)
-    if #got == 0 or (#got < least and #got < most) then return nil, nil, #got end
-    return got
+    local got, ready = dequeue(q, most, least)
+    return got, nil, ready
   end
   local rids, taken, full, from = {}, {}, false, 0
   while not full do
-    local members = redis.call('ZRANGE', q, from, from + 511)
+    local members = redis.call('ZRANGE', q, from, from + math.ceil((most - #rids) / P.gsize) - 1) -- some may be smaller
     if #members == 0 then break end
     from = from + #members
     for j, blob in ipairs(hmget(P.K .. 'g', group_names(members))) do
@@ -110,6 +109,31 @@ local function take(P, ix, most, least)
   local ready = 0
   for _, blob in ipairs(hmget(P.K .. 'g', group_names(redis.call('ZRANGE', q, 0, -1)))) do ready = ready + fit_count(unpack_(blob)) end
   return nil, nil, ready
+end
+
+-- Rows that are claimed leave the other indexes of their task.
+local function leave_others(P, ix, rids, blobs, members)
+  local list
+  for _, other in ipairs(P.ix) do
+    if other[2] == ix[2] and other ~= ix then
+      local rem, waits = {}, rids
+      if members then
+        many('ZREM', P.K .. 'q:' .. other[1], members)
+      else
+        if not list then
+          list = {}
+          for j, blob in ipairs(blobs) do list[j] = unpack_(blob) end
+        end
+        waits = {}
+        for j, rid in ipairs(rids) do
+          local put = since(list[j], other[3])
+          if put then note(rem, put, rid) else waits[#waits + 1] = rid end
+        end
+        enqueue(P.K .. 'q:' .. other[1], {}, rem)
+      end
+      many('ZREM', P.K .. 'w:' .. other[1], waits)
+    end
+  end
 end
 
 -- Payload: {task, fields, most, least, owner, lease in seconds or false, names of the fields, whether to explain}.
@@ -138,15 +162,13 @@ local function claim(keys, args)
   if lease then redis.call('ZADD', K .. 'L', at + lease, id) end
   local held = {}
   for j, rid in ipairs(rids) do held[2 * j - 1] = rid; held[2 * j] = id end
+  held[#held + 1] = PAD; held[#held + 1] = ''
   many('HSET', K .. 'k:' .. task, held)
-  for _, other in ipairs(P.ix) do
-    if other[2] == task then
-      many('ZREM', K .. 'q:' .. other[1], members or rids)
-      if other ~= ix then many('ZREM', K .. 'w:' .. other[1], rids) end
-    end
-  end
+  local blobs = load_rows(K, rids)
+  if members then many('ZREM', K .. 'q:' .. ix[1], members) end
+  leave_others(P, ix, rids, blobs, members)
   redis.call('SET', K .. 'o:' .. id, 'c', 'EX', math.ceil(math.min(left, MOST_OP_S)) + KEEP_S)
-  return batch(P, head, rids)
+  return batch(P, head, rids, blobs)
 end
 
 -- Payload: {task, ids, claim id per id}. All of them, or none.
@@ -210,7 +232,7 @@ local function list_claims(K, P, args)
   if a[2] then
     for j, id in ipairs(a[2]) do
       local head = head_of(K, id)
-      out[j] = head and hmget(K .. 'r', living(P, id, head)) or {}
+      out[j] = head and load_rows(K, living(P, id, head)) or {}
     end
     return { OK, pack(out) }
   end
@@ -226,9 +248,9 @@ local function consumed(K, P, args)
   if not P then return { UNKNOWN, '' } end
   if P.ver ~= args[3] then return schema(P) end
   expire(P)
-  local rows = redis.call('HLEN', K .. 'i')
+  local rows = entries(K .. 'i')
   for _, task in ipairs(unpack_(args[4])) do
-    if redis.call('HLEN', K .. 'k:' .. task) ~= rows then return { OK, pack(false) } end
+    if entries(K .. 'k:' .. task) ~= rows then return { OK, pack(false) } end
   end
   return { OK, pack(true) }
 end

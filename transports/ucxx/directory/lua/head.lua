@@ -4,24 +4,32 @@
 -- one node. ARGV: op_id ('' for what changes nothing), not_after (microseconds of this server's clock), the version of the
 -- schema that the caller knows, a msgpack payload. The answer is {code, blob} or {code, blob, blob}.
 --
---   p  hash: ver doc gsize nt (schema) inc seq bytes (counters) ix ixn (ready indexes)
---   i  hash: id -> rid, the row's incarnation in 16 digits     r  hash: rid -> row (see R below)
---   c  hash: rid -> cells, [[slot key, index, [field], [bytes]]]  t  hash: rid -> tags, the caller's msgpack map
---   g  hash: group -> {expected, rows, rids of all rows, the lowest rid, rids of failed rows (where the partition has whole groups)}
+--   p  hash: ver doc gsize nt (schema) inc seq bytes gone (counters) ix ixn (ready indexes)
+--   i  hash: id -> rid, the row's incarnation in 16 digits
+--   r:<shelf> hash: rid -> row (see ID below), of all rids that begin with the same 13 digits     s  zset: shelves
+--   g  hash: group -> group (see EXPECT below); without whole groups, a row alone in the group of its own name has none
+--   d  hash: homes of the rows of a complete group, sorted and joined -> how many such groups there are
 --   k:<task> hash: rid -> claim id     C  hash: claim id -> claim     R  hash: claim id -> rids     L  zset: leases
---   q:<index> zset: what is ready, by the put that made it so, the older first     w:<index> zset: unready rows, by age     l:<claim> set: lost ids
---   b:<index> zset: rows that a new index has not seen yet
+--   q:<index> zset: what is ready, by the put that made it so, the older first (queue.lua)
+--   w:<index> zset: unready rows, by age     b:<index> zset: rows that a new index has not seen yet     l:<claim> set: lost ids
 --   o:<op_id>  what became of a mutation: its answer, or '!' where it is refused for ever
 local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = 0, 1, 2, 3, 4, 5, 6
 local KEEP_S = 600
 local MOST_OP_S = 7 * 86400 -- an op_id of a call without deadline is not kept for ever
 local CHUNK = 4000 -- unpack() puts its values on a stack of 8000
 local WIDTH = 16
--- Fields of a row; PROD maps field number -> number of the put that brought it first.
-local ID, GROUP, OWNER, CREATED, SIZE0, ELIGIBLE, COMMITTED, FAILED, EXPECTED, BYTES, PROD = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11
+-- An entry of i, g and k:<task> that is no id's, group's or rid's (it is no text): a hash of at most 512 short entries would be a
+-- list that each look-up goes through, ten times as slow for 256 rows as a table, which one long entry makes of it.
+local FIVE = '\255\255\255\255\255'
+local PAD = FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE .. FIVE
+-- A row, a msgpack array. CELLS is msgpack in it, [[slot key, index, [field], [bytes]]], TAGS the caller's msgpack map, or they
+-- are false. What follows is the same for most rows of a put. PROD maps field number -> number of the put that brought it first.
+local ID, GROUP, SIZE0, BYTES, CELLS, TAGS = 1, 2, 3, 4, 5, 6
+local OWNER, CREATED, ELIGIBLE, COMMITTED, FAILED, EXPECTED, PROD = 7, 8, 9, 10, 11, 12, 13
 -- Not there yet while the library is loaded.
-local function pack(v) return cmsgpack.pack(v) end
+local function pack(...) return cmsgpack.pack(...) end
 local function unpack_(v) return cmsgpack.unpack(v) end
+local function digits(number) return string.format('%016d', number) end
 
 local function now_us()
   local t = redis.call('TIME')
@@ -53,24 +61,40 @@ local function split(rids)
 end
 
 local function open(K, now)
-  local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn')
+  local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn', 'gone')
   if not v[1] then return nil end
   local gsize = tonumber(v[2])
   return {
     K = K, now = now, ver = v[1], gsize = gsize > 0 and gsize or nil, nt = tonumber(v[3]), inc = tonumber(v[4]),
-    seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]), stale = {},
+    seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]),
+    gone = tonumber(v[9]), stale = {}, whole = {}, places = {},
   }
 end
 
 -- Incarnations begin at the clock, so those of a dropped partition, or of a lost plane, never come again.
 local function fresh(K, now)
   local last = tonumber(redis.call('GET', K .. 'z') or '0')
-  return { K = K, now = now, ver = '0', nt = 0, inc = math.max(now, last), seq = 0, bytes = 0, ix = {}, ixn = 0, stale = {} }
+  return {
+    K = K, now = now, ver = '0', nt = 0, inc = math.max(now, last), seq = 0, bytes = 0, ix = {}, ixn = 0,
+    gone = 0, stale = {}, whole = {}, places = {},
+  }
 end
+
+-- Notes that `n` more groups are complete whose rows lie on these homes.
+local function count_whole(P, homes, n) P.whole[homes] = (P.whole[homes] or 0) + n end
 
 local function save(P)
   redis.call('HSET', P.K .. 'p', 'inc', string.format('%.0f', P.inc), 'seq', string.format('%.0f', P.seq),
-    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn)
+    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%.0f', P.gone))
+  local ask, set, del = {}, {}, {}
+  for homes, n in pairs(P.whole) do if n ~= 0 then ask[#ask + 1] = homes end end
+  for j, old in ipairs(hmget(P.K .. 'd', ask)) do
+    local n = tonumber(old or 0) + P.whole[ask[j]]
+    if n > 0 then set[#set + 1] = ask[j]; set[#set + 1] = n else del[#del + 1] = ask[j] end
+  end
+  many('HSET', P.K .. 'd', set)
+  many('HDEL', P.K .. 'd', del)
+  P.whole = {}
 end
 
 local function set_schema(P, doc, gsize, nt)
@@ -82,6 +106,66 @@ end
 
 local function schema(P)
   return { SCHEMA, P.ver, redis.call('HGET', P.K .. 'p', 'doc') }
+end
+
+local function entries(key) return math.max(redis.call('HLEN', key) - 1, 0) end
+
+-- Rows lie on shelves, hashes of at most 1000: rows that were put together are near each other in the server's memory, however
+-- many there are. In one hash of a million rows, those that a claim reads cost four times as much.
+local SHELF = 13
+local function shelves(rids)
+  local names, at = {}, {}
+  for j = 1, #rids do
+    local name = string.sub(rids[j], 1, SHELF)
+    local here = at[name]
+    if here then here[#here + 1] = j else at[name] = { j }; names[#names + 1] = name end
+  end
+  return names, at
+end
+
+local function load_rows(K, rids)
+  local names, at = shelves(rids)
+  if #names == 1 then return hmget(K .. 'r:' .. names[1], rids) end
+  local out = {}
+  for _, name in ipairs(names) do
+    local here, ask = at[name], {}
+    for n, j in ipairs(here) do ask[n] = rids[j] end
+    for n, blob in ipairs(hmget(K .. 'r:' .. name, ask)) do out[here[n]] = blob end
+  end
+  return out
+end
+
+local function store_rows(K, rids, blobs)
+  local names, at = shelves(rids)
+  local known = {}
+  for _, name in ipairs(names) do
+    local flat = {}
+    for n, j in ipairs(at[name]) do flat[2 * n - 1] = rids[j]; flat[2 * n] = blobs[j] end
+    many('HSET', K .. 'r:' .. name, flat)
+    known[#known + 1] = 0; known[#known + 1] = name
+  end
+  many('ZADD', K .. 's', known)
+end
+
+local function remove_rows(K, rids)
+  local names, at = shelves(rids)
+  local empty = {}
+  for _, name in ipairs(names) do
+    local gone = {}
+    for n, j in ipairs(at[name]) do gone[n] = rids[j] end
+    many('HDEL', K .. 'r:' .. name, gone)
+    if redis.call('EXISTS', K .. 'r:' .. name) == 0 then empty[#empty + 1] = name end
+  end
+  many('ZREM', K .. 's', empty)
+end
+
+-- All rows, {rid, row, rid, row, ...}, those of a shelf after those of the shelf before.
+local function every_row(K)
+  local out = {}
+  for _, name in ipairs(redis.call('ZRANGE', K .. 's', 0, -1)) do
+    for _, part in ipairs(redis.call('HGETALL', K .. 'r:' .. name)) do out[#out + 1] = part end
+  end
+  return out
 end
 
 -- A notice saves others a look; a user of the server who may not publish does without it, and his call is no failure.

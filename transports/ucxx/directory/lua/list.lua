@@ -1,6 +1,6 @@
 -- Looking things up.
 
--- Payload: {ids, rid per id or false}. The cells of each row; where it is missing, or another incarnation, its rid or ''.
+-- Payload: {ids}. The rid of each, '' where it is missing, and the rows.
 local function locate(K, P, args)
   if not P then return { UNKNOWN, '' } end
   if P.ver ~= args[3] then return schema(P) end
@@ -8,22 +8,24 @@ local function locate(K, P, args)
   local rids = hmget(K .. 'i', a[1])
   local ask, at = {}, {}
   for j, rid in ipairs(rids) do if rid then ask[#ask + 1] = rid; at[#at + 1] = j end end
-  local cells = hmget(K .. 'c', ask)
-  local out = {}
+  local blobs, out = load_rows(K, ask), {}
   for j = 1, #rids do out[j] = false; rids[j] = rids[j] or '' end
-  for n, j in ipairs(at) do out[j] = cells[n] end
+  for n, j in ipairs(at) do out[j] = blobs[n] end
   return { OK, pack({ rids, out }) }
 end
 
--- Payload: {limit} or {false, rids}. A partition of at most `limit` rows comes whole, of a larger one the rids only.
+-- Payload: limit. What tells a scan of the partition that it was whole: when it was made, how many rows have gone, the last
+-- incarnation; and of a partition of at most `limit` rows groups and rows.
 local function rows(K, P, args)
   if not P then return { UNKNOWN, '' } end
   if P.ver ~= args[3] then return schema(P) end
-  local a = unpack_(args[4])
-  local rids, groups = a[2], {}
-  if not rids then
-    rids, groups = redis.call('HKEYS', K .. 'r'), redis.call('HGETALL', K .. 'g')
-    if #rids > a[1] then return { OK, pack({ rids, groups }) } end
-  end
-  return { OK, pack({ rids, groups, hmget(K .. 'r', rids), hmget(K .. 't', rids), hmget(K .. 'c', rids) }) }
+  local seen = { redis.call('HGET', K .. 'p', 'born'), P.gone, digits(P.inc) }
+  if entries(K .. 'i') > unpack_(args[4]) then return { OK, pack({ seen }) } end
+  return { OK, pack({ seen, redis.call('HGETALL', K .. 'g'), every_row(K) }) }
+end
+
+-- How many groups are complete, by the homes of their rows.
+local function depth(K, P, args)
+  if not P then return { UNKNOWN, '' } end
+  return { OK, pack(redis.call('HGETALL', K .. 'd')) }
 end

@@ -12,85 +12,11 @@ local function since(row, fields)
   return last
 end
 
-local function load_group(blob)
-  if not blob then return { 0, 0, '', '' } end
-  return unpack_(blob)
-end
-
-local function load_groups(P, names, into)
-  local ask = {}
-  for _, name in ipairs(names) do
-    if not into[name] then ask[#ask + 1] = name; into[name] = true end
-  end
-  local blobs = hmget(P.K .. 'g', ask)
-  for j, name in ipairs(ask) do into[name] = load_group(blobs[j]) end
-end
-
-local function save_groups(P, groups)
-  local set, del = {}, {}
-  for name, g in pairs(groups) do
-    if g[2] > 0 then set[#set + 1] = name; set[#set + 1] = pack(g) else del[#del + 1] = name end
-  end
-  many('HSET', P.K .. 'g', set)
-  many('HDEL', P.K .. 'g', del)
-end
-
--- In an index a group is named by its oldest row first: of those that became ready at once, the oldest comes first.
-local function rename(P, g, name, oldest)
-  if g[4] ~= '' and g[4] ~= oldest then P.stale[#P.stale + 1] = g[4] .. name end
-  g[4] = oldest
-end
-
--- Notes whether a row of a group is failed: no claim gives it, and the group has to be whole without it.
-local function note_failed(P, g, rid, failed)
-  local old = g[5] or ''
-  if not P.gsize or (old == '' and not failed) then return end
-  local kept = {}
-  for _, other in ipairs(split(old)) do if other ~= rid then kept[#kept + 1] = other end end
-  if failed then kept[#kept + 1] = rid end
-  g[5] = table.concat(kept)
-end
-
--- The rows of a group that a claim may give.
-local function fit(g)
-  if (g[5] or '') == '' then return split(g[3]) end
-  local out, bad = {}, {}
-  for _, rid in ipairs(split(g[5])) do bad[rid] = true end
-  for _, rid in ipairs(split(g[3])) do if not bad[rid] then out[#out + 1] = rid end end
-  return out
-end
-
-local function fit_count(g) return g[2] - #(g[5] or '') / WIDTH end
-
-local function join(P, g, name, rid)
-  g[2] = g[2] + 1
-  if not P.gsize then return end
-  g[3] = g[3] .. rid
-  if g[4] == '' or rid < g[4] then rename(P, g, name, rid) end
-end
-
-local function leave(P, g, name, rid)
-  g[2] = g[2] - 1
-  if P.gsize then
-    local kept, oldest = {}, nil
-    for _, other in ipairs(split(g[3])) do
-      if other ~= rid then
-        kept[#kept + 1] = other
-        if not oldest or other < oldest then oldest = other end
-      end
-    end
-    g[3] = table.concat(kept)
-    rename(P, g, name, oldest or '')
-    note_failed(P, g, rid, false)
-  end
-  if g[2] == 0 then g[1] = 0 end
-end
-
 -- Loads the rows of the groups that are whole by number.
 local function whole(P, groups, rows)
   local members, ask, out = {}, {}, {}
   for name, g in pairs(groups) do
-    if g[2] > 0 and fit_count(g) >= (g[1] > 0 and g[1] or P.gsize) then
+    if g[ROWS] > 0 and fit_count(g) >= (g[EXPECT] > 0 and g[EXPECT] or P.gsize) then
       local rids = fit(g)
       members[name] = rids
       for _, rid in ipairs(rids) do
@@ -99,7 +25,7 @@ local function whole(P, groups, rows)
       end
     end
   end
-  local blobs = hmget(P.K .. 'r', ask)
+  local blobs = load_rows(P.K, ask)
   for j, rid in ipairs(ask) do rows[rid] = unpack_(blobs[j]) end
   return members, out
 end
@@ -107,7 +33,7 @@ end
 -- Rows of groups that were ready and are not any more wait again, unless they are claimed.
 local function wait_again(P, ix, rids)
   local claims, add = hmget(P.K .. 'k:' .. ix[2], rids), {}
-  for j, blob in ipairs(hmget(P.K .. 'r', rids)) do
+  for j, blob in ipairs(load_rows(P.K, rids)) do
     if blob and not claims[j] then add[#add + 1] = unpack_(blob)[CREATED]; add[#add + 1] = rids[j] end
   end
   many('ZADD', P.K .. 'w:' .. ix[1], add)
@@ -118,7 +44,7 @@ local function were_ready(P, ix, groups)
   local keys, names, were = {}, {}, {}
   for _, member in ipairs(P.stale) do keys[#keys + 1] = member; names[#names + 1] = string.sub(member, WIDTH + 1) end
   for name, g in pairs(groups) do
-    if g[4] ~= '' then keys[#keys + 1] = g[4] .. name; names[#names + 1] = name end
+    if g[OLDEST] ~= '' then keys[#keys + 1] = g[OLDEST] .. name; names[#names + 1] = name end
   end
   for i = 1, #keys, CHUNK do
     local scores = redis.call('ZMSCORE', P.K .. 'q:' .. ix[1], unpack(keys, i, math.min(i + CHUNK - 1, #keys)))
@@ -127,27 +53,31 @@ local function were_ready(P, ix, groups)
   return were
 end
 
--- Returns which of these groups are ready, by name.
-local function touch_groups(P, ix, groups, members, all, rows)
+-- Returns which of these groups are ready, by name. `new`: rids that wait in no index yet.
+local function touch_groups(P, ix, groups, members, all, rows, new)
   local taken, ready, were = {}, {}, were_ready(P, ix, groups)
   local claims = hmget(P.K .. 'k:' .. ix[2], all)
   for j, rid in ipairs(all) do taken[rid] = claims[j] end
-  local add, rem, waits, waited = {}, {}, {}, {}
+  local add, rem, waits, waited, memo = {}, {}, {}, {}, {}
   for j, member in ipairs(P.stale) do rem[j] = member end -- not unpack(): a call may rename more groups than fit a stack
   for name, g in pairs(groups) do
     local last = members[name] and 0
     for _, rid in ipairs(members[name] or {}) do
-      local seq = not taken[rid] and since(rows[rid], ix[3])
+      local row = rows[rid]
+      if memo[row] == nil then memo[row] = since(row, ix[3]) or false end -- new rows share theirs
+      local seq = not taken[rid] and memo[row]
       if not seq then last = nil break end
       if seq > last then last = seq end
     end
     if last then
       ready[name] = true
-      add[#add + 1] = last; add[#add + 1] = g[4] .. name
-      if not were[name] then for _, rid in ipairs(members[name]) do waited[#waited + 1] = rid end end
+      add[#add + 1] = last; add[#add + 1] = g[OLDEST] .. name
+      if not were[name] then
+        for _, rid in ipairs(members[name]) do if not new[rid] then waited[#waited + 1] = rid end end
+      end
     else
-      if g[4] ~= '' then rem[#rem + 1] = g[4] .. name end
-      if were[name] then for _, rid in ipairs(split(g[3])) do waits[#waits + 1] = rid end end
+      if g[OLDEST] ~= '' then rem[#rem + 1] = g[OLDEST] .. name end
+      if were[name] then for _, rid in ipairs(split(g[MEMBERS])) do waits[#waits + 1] = rid end end
     end
   end
   many('ZREM', P.K .. 'q:' .. ix[1], rem)
@@ -157,55 +87,94 @@ local function touch_groups(P, ix, groups, members, all, rows)
   return ready
 end
 
--- Tells all indexes (or those of `only`) that rows, and the groups they are or were in, have changed.
--- rids[j] -> list[j]; new[j] where the row did not exist before.
-local function touch(P, rids, list, new, groups, only)
-  if #P.ix == 0 then return end
-  local old = {}
-  for j, rid in ipairs(rids) do if not new[j] then old[#old + 1] = rid end end
-  local rows, members, all = {}, nil, nil
-  if P.gsize then
-    for j, rid in ipairs(rids) do rows[rid] = list[j] end
-    members, all = whole(P, groups, rows)
+-- Since which put rows are ready in each index: {index -> {position -> put}}, nil for what is not.
+local function ready_since(P, list)
+  local out = {}
+  for _, ix in ipairs(P.ix) do
+    local puts = {}
+    for j, row in pairs(list) do puts[j] = since(row, ix[3]) end
+    out[ix[1]] = puts
   end
-  for _, ix in ipairs(only or P.ix) do
-    local q, w, fields, taken = P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1], ix[3], {}
-    local claims = hmget(P.K .. 'k:' .. ix[2], old)
-    for j, rid in ipairs(old) do taken[rid] = claims[j] end
-    local ready = P.gsize and touch_groups(P, ix, groups, members, all, rows)
-    local q_add, q_rem, w_add, w_rem = {}, {}, {}, {}
-    for j, rid in ipairs(rids) do
-      local row, free, seq = list[j], not taken[rid], nil
-      if ready then
-        seq = row[FAILED] ~= 1 and ready[row[GROUP]] or nil
-      else
-        seq = since(row, fields)
-        if free and seq then
-          q_add[#q_add + 1] = seq; q_add[#q_add + 1] = rid
-        elseif not new[j] then
-          q_rem[#q_rem + 1] = rid
-        end
-      end
-      if free and not seq then
+  return out
+end
+
+-- Rows that are and stay claimed (`stay`) are in no index of their task.
+local function touch_rows(P, ix, rids, list, new, taken, stay, before)
+  local same = P.alike and since(P.alike, ix[3]) -- new rows without a difference
+  if same then
+    enqueue_put(P.K .. 'q:' .. ix[1], same, rids)
+    return
+  end
+  local add, rem, w_add, w_rem, memo = {}, {}, {}, {}, {}
+  for j, rid in ipairs(rids) do
+    local row, was, free = list[j], before[j], not taken[rid]
+    local put = memo[row] -- new rows of a put share theirs
+    if put == nil then put = since(row, ix[3]) or false; memo[row] = put end
+    if free or not stay then
+      if was and not (free and was == put) then note(rem, was, rid) end
+      if free and put and was ~= put then note(add, put, rid) end
+      if free and not put then
         w_add[#w_add + 1] = row[CREATED]; w_add[#w_add + 1] = rid
-      elseif not new[j] then
+      elseif not new[j] and not was then
         w_rem[#w_rem + 1] = rid
       end
     end
-    many('ZADD', q, q_add)
-    many('ZREM', q, q_rem)
-    many('ZADD', w, w_add)
-    many('ZREM', w, w_rem)
+  end
+  enqueue(P.K .. 'q:' .. ix[1], add, rem)
+  many('ZADD', P.K .. 'w:' .. ix[1], w_add)
+  many('ZREM', P.K .. 'w:' .. ix[1], w_rem)
+end
+
+-- Tells all indexes (or those of `only`) that rows, and the groups they are or were in, have changed.
+-- rids[j] -> list[j], in the group names[j]; new[j] where the row did not exist before; before: ready_since() of the rows that
+-- may have been ready.
+local function touch(P, rids, list, names, new, groups, only, before)
+  if #P.ix == 0 then return end
+  local old, rows, fresh, members, all = {}, {}, {}, nil, nil
+  if P.gsize then
+    for j, rid in ipairs(rids) do rows[rid], fresh[rid] = list[j], new[j] end
+    members, all = whole(P, groups, rows)
+  end
+  if not P.alike then
+    for j, rid in ipairs(rids) do if not new[j] then old[#old + 1] = rid end end
+  end
+  for _, ix in ipairs(only or P.ix) do
+    local taken = {}
+    local claims = hmget(P.K .. 'k:' .. ix[2], old)
+    for j, rid in ipairs(old) do taken[rid] = claims[j] end
+    if P.gsize then
+      local ready = touch_groups(P, ix, groups, members, all, rows, fresh)
+      local w_add, w_rem = {}, {}
+      for j, rid in ipairs(rids) do
+        local row = list[j]
+        if not taken[rid] and not (row[FAILED] ~= 1 and ready[names[j]]) then
+          w_add[#w_add + 1] = row[CREATED]; w_add[#w_add + 1] = rid
+        elseif not new[j] then
+          w_rem[#w_rem + 1] = rid
+        end
+      end
+      many('ZADD', P.K .. 'w:' .. ix[1], w_add)
+      many('ZREM', P.K .. 'w:' .. ix[1], w_rem)
+    else
+      touch_rows(P, ix, rids, list, new, taken, not only, before and before[ix[1]] or {})
+    end
   end
 end
 
--- Takes rows out of all indexes: they are gone. Their groups are told.
-local function untouch(P, rids, groups)
+-- Takes rows out of all indexes: they are gone. Their groups are told. held[task][j]: the claim of a row.
+local function untouch(P, rids, list, groups, held)
   for _, ix in ipairs(P.ix) do
-    many('ZREM', P.K .. 'w:' .. ix[1], rids)
-    if not P.gsize then many('ZREM', P.K .. 'q:' .. ix[1], rids) end
+    local waits, rem = {}, {}
+    for j, rid in ipairs(rids) do
+      if not held[ix[2]][j] then -- else it is in no index of this task
+        local put = not P.gsize and since(list[j], ix[3])
+        if put then note(rem, put, rid) else waits[#waits + 1] = rid end
+      end
+    end
+    many('ZREM', P.K .. 'w:' .. ix[1], waits)
+    enqueue(P.K .. 'q:' .. ix[1], {}, rem)
   end
-  if P.gsize then touch(P, {}, {}, {}, groups) end
+  if P.gsize then touch(P, {}, {}, {}, {}, groups) end
 end
 
 local function drop_index(P, ix)
@@ -219,7 +188,7 @@ local function fill(P, ix)
   local popped, page = redis.call('ZPOPMIN', todo, PAGE), {}
   for j = 1, #popped, 2 do page[#page + 1] = popped[j] end
   local rids, list, groups, names = {}, {}, {}, {}
-  for j, blob in ipairs(hmget(P.K .. 'r', page)) do
+  for j, blob in ipairs(load_rows(P.K, page)) do
     if blob then
       rids[#rids + 1] = page[j]
       list[#list + 1] = unpack_(blob)
@@ -227,7 +196,7 @@ local function fill(P, ix)
     end
   end
   if P.gsize then load_groups(P, names, groups) end
-  touch(P, rids, list, {}, groups, { ix })
+  touch(P, rids, list, names, {}, groups, { ix })
   if #page == PAGE then return end
   ix[4] = nil
   save(P)
@@ -249,14 +218,16 @@ local function index(P, task, fields)
   P.ix[#P.ix + 1] = ix
   save(P)
   local todo = {} -- in order of age: then the rows of a group come in one page, mostly
-  for j, rid in ipairs(redis.call('HKEYS', P.K .. 'r')) do todo[2 * j - 1] = 0; todo[2 * j] = rid end
+  for _, shelf in ipairs(redis.call('ZRANGE', P.K .. 's', 0, -1)) do
+    for _, rid in ipairs(redis.call('HKEYS', P.K .. 'r:' .. shelf)) do todo[#todo + 1] = 0; todo[#todo + 1] = rid end
+  end
   many('ZADD', P.K .. 'b:' .. ix[1], todo)
   fill(P, ix)
   return ix
 end
 
 local function all_rows(P)
-  local flat = redis.call('HGETALL', P.K .. 'r')
+  local flat = every_row(P.K)
   local rids, rows = {}, {}
   for j = 1, #flat, 2 do rids[#rids + 1] = flat[j]; rows[flat[j]] = unpack_(flat[j + 1]) end
   table.sort(rids)
@@ -269,17 +240,20 @@ end
 local function regroup(P)
   for _, ix in ipairs(P.ix) do drop_index(P, ix) end
   P.ix = {}
+  local groups, expected = {}, {}
+  local flat = redis.call('HGETALL', P.K .. 'g')
+  for j = 1, #flat, 2 do expected[flat[j]] = unpack_(flat[j + 1])[EXPECT] end
+  redis.call('UNLINK', P.K .. 'd')
   local rids, list = all_rows(P)
-  local groups, names = {}, {}
-  for _, row in ipairs(list) do names[#names + 1] = row[GROUP] end
-  load_groups(P, names, groups)
-  local parts = {}
   for j, row in ipairs(list) do
     local name = row[GROUP]
-    parts[name] = parts[name] or {}
-    table.insert(parts[name], rids[j])
-    note_failed(P, groups[name], rids[j], row[FAILED] == 1)
+    local g = groups[name] or no_group()
+    groups[name] = g
+    g[EXPECT] = expected[name] or 0
+    join(P, g, name, rids[j], row[ID])
+    note_failed(P, g, rids[j], row[FAILED] == 1)
+    count_row(g, row, homes_of(P, pieces_of(row[CELLS])), 1)
   end
-  for name, members in pairs(parts) do groups[name][3], groups[name][4] = table.concat(members), members[1] end
+  P.stale = {}
   save_groups(P, groups)
 end

@@ -1,11 +1,11 @@
 -- What checkpoints need: a partition at one moment, and claims that are made again.
 
--- The partition as `describe` and `rows` show it, whole, and its claims: {head, rids, seconds until the lease ends or false}.
+-- The partition as `describe` and `rows` show it, and its claims: {head, rids, seconds until the lease ends or false}.
 local function snapshot(K, P, args)
   if not P then return { UNKNOWN, '' } end
   if P.ver ~= args[3] then return schema(P) end
   expire(P)
-  local rids, claims = redis.call('HKEYS', K .. 'r'), {}
+  local claims = {}
   local flat = redis.call('HGETALL', K .. 'C')
   for j = 1, #flat, 2 do
     local head = unpack_(flat[j + 1])
@@ -13,7 +13,7 @@ local function snapshot(K, P, args)
     claims[#claims + 1] = { flat[j + 1], living(P, flat[j], head), left or false }
   end
   local about = describe(K, P)[2]
-  return { OK, pack({ rids, about, hmget(K .. 'r', rids), hmget(K .. 't', rids), hmget(K .. 'c', rids), claims }) }
+  return { OK, pack({ about, every_row(K), claims }) }
 end
 
 -- Payload: {schema or false, group size, number of tasks, {owner, task, names of the fields, claimed at, lease in seconds or
@@ -30,7 +30,7 @@ local function restore_claims(K, P, args)
       if rids[j] ~= rid then return { ERROR, pack({ 'stale', i, j }) } end
       if held[j] then return { ERROR, pack({ 'claimed', i, j }) } end
     end
-    loaded[i] = hmget(K .. 'r', c[6])
+    loaded[i] = load_rows(K, c[6])
   end
   if a[1] then set_schema(P, a[1], a[2], a[3]) end
   for i, c in ipairs(a[4]) do
@@ -40,12 +40,13 @@ local function restore_claims(K, P, args)
     redis.call('HSET', K .. 'R', id, table.concat(rids))
     if ends then redis.call('ZADD', K .. 'L', ends, id) end
     for j, rid in ipairs(rids) do held[2 * j - 1] = rid; held[2 * j] = id end
+    held[#held + 1] = PAD; held[#held + 1] = ''
     many('HSET', K .. 'k:' .. task, held)
     local list, groups, names, only = {}, {}, {}, {}
     for j, blob in ipairs(loaded[i]) do list[j] = unpack_(blob); names[j] = list[j][GROUP] end
     if P.gsize then load_groups(P, names, groups) end
     for _, ix in ipairs(P.ix) do if ix[2] == task then only[#only + 1] = ix end end
-    touch(P, rids, list, {}, groups, only)
+    touch(P, rids, list, names, {}, groups, only, not P.gsize and ready_since(P, list))
   end
   save(P)
   return { OK, '' }, true

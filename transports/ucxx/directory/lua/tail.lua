@@ -15,6 +15,7 @@ redis.register_function{ function_name = 'clear_@VERSION@', callback = mutation(
 redis.register_function{ function_name = 'resolve_@VERSION@', callback = resolve, flags = { 'allow-oom' } }
 redis.register_function{ function_name = 'locate_@VERSION@', callback = read(locate), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'rows_@VERSION@', callback = read(rows), flags = { 'no-writes' } }
+redis.register_function{ function_name = 'depth_@VERSION@', callback = read(depth), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'claim_@VERSION@', callback = claim, flags = { 'allow-oom' } }
 redis.register_function{ function_name = 'release_@VERSION@', callback = mutation(release), flags = { 'allow-oom' } }
 redis.register_function{ function_name = 'release_owner_@VERSION@', callback = mutation(release_owner), flags = { 'allow-oom' } }

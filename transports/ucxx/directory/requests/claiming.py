@@ -181,12 +181,12 @@ def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
 
 
 def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any]) -> KVBatchMeta:
-    _, head, rids, rows, blobs = reply
+    _, head, rids, rows = reply
     ids, tags = [], []
-    for blob, tag in zip(rows, blobs, strict=True):
-        row = load(blob)
-        ids.append(text(row[0]))
-        tags.append(full_tags(tag or None, float(row[3]), row[4]))
+    for blob in rows:
+        sample_id, _, size0, _, _, told, _, created, *_ = load(blob)
+        ids.append(text(sample_id))
+        tags.append(full_tags(told or None, float(created), size0))
     return KVBatchMeta(
         partition_id,
         task,

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from asyncdp.meta import DataPlaneGroupMeta, RowHandle
 
-from ..encoding.cells import pieces, slot_name
+from ..encoding.cells import homes_named, pieces, slot_name
 from ..encoding.msgpack_codec import load, pack, text
-from ..encoding.rows import Rows
+from ..encoding.rows import CELLS, Rows
 from .hosts import Hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import AsyncIterator, Iterable
 
+    from ..encoding.schema import Schema
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
 
@@ -21,6 +22,10 @@ __all__ = ["Listing"]
 
 #: Attempts of a listing during which rows vanish; the last one reads all rows in a single request.
 MOST_TRIES = 3
+#: Entry of the groups that is none, as in the Lua library.
+PAD = b"\xff" * 65
+#: Most rows of a shelf, the hash that rows are stored in.
+SHELF_ROWS = 1000
 
 
 class Listing(Hosts):
@@ -62,13 +67,18 @@ class Listing(Hosts):
         return out
 
     async def depth(self, partition_id: str) -> int:
-        """Return the number of groups that are committed and complete and have no lost row."""
-        rows, by_group, expected = await self._groups(partition_id)
-        count = 0
-        for group_id, every in by_group.items():
-            at = _fit(rows, every)
-            count += len(at) >= expected[group_id] and not any(rows.unfit[i] or self._lost(rows, i) for i in at)
-        return count
+        """Return the number of groups that are committed and complete and have no lost row.
+
+        The server counts them as they change, by the homes of their rows: the reply has an entry for each set of homes.
+        """
+        flat = load(await self._ask("depth", partition_id))
+        self._known[partition_id] = self._link.epoch
+        await self.hosts()
+        return sum(
+            int(count)
+            for homes, count in zip(flat[::2], flat[1::2], strict=True)
+            if self._alive.issuperset(homes_named(homes))
+        )
 
     def _lost(self, rows: Rows, at: int) -> bool:
         return any(self._gone(key) for key, _ in rows.slots(at))
@@ -94,28 +104,59 @@ class Listing(Hosts):
     async def _rows(self, partition_id: str) -> tuple[Rows, dict[str, int], int | None]:
         """Read all rows in order of incarnation, the declared sizes of groups, and the partition's group size.
 
-        The rows of one put are all included, or none of them is.
+        The rows of one put are all included, or none of them is. A large partition is read in pages, between which the
+        server handles others: rows put meanwhile are left out by their incarnation, and where others have gone
+        meanwhile, it is read again.
         """
         limit = self._settings.list_rows
         for turn in range(MOST_TRIES):
-            last = turn == MOST_TRIES - 1
-            first = pack((1 << 53 if last else limit, False))
-            answer = await self._serve("rows", partition_id, lambda _, ask=first: ask)  # type: ignore[misc]
-            rids, groups, *columns = load(answer.blob)
-            flat = iter(groups)
-            told = {text(name): load(blob)[0] for name, blob in zip(flat, flat, strict=True)}
+            whole = turn == MOST_TRIES - 1
+            before, groups, stored, schema = await self._seen(partition_id, 1 << 53 if whole else limit)
+            if stored is None:
+                groups = await self._scan(self._key(partition_id) + "g")
+                stored = [pair async for page in self._pages_of(partition_id) for pair in page if pair[0] <= before[2]]
+                if (await self._seen(partition_id, -1))[0][:2] != before[:2]:
+                    continue
             rows = Rows()
-            if columns:
-                rows.add((rids, groups, *columns))
-                return rows, told, answer.schema.group_size
-            rids.sort()
-            for at in range(0, len(rids), limit):
-                ask = pack((False, rids[at : at + limit]))
-                page = await self._serve("rows", partition_id, lambda _, ask=ask: ask)  # type: ignore[misc]
-                rows.add(load(page.blob))
-            if len(rows) == len(rids):
-                return rows, told, answer.schema.group_size
+            rows.add(stored)
+            told = {text(name): load(blob)[0] for name, blob in groups.items() if name != PAD}
+            return rows, told, schema.group_size
         raise AssertionError  # the last attempt reads all rows at once
+
+    async def _seen(
+        self, partition_id: str, limit: int
+    ) -> tuple[list[Any], dict[bytes, bytes], list[tuple[bytes, bytes]] | None, Schema]:
+        """Return what identifies the state of a partition, and of one of at most ``limit`` rows groups and rows."""
+        answer = await self._serve("rows", partition_id, lambda _: pack(limit))
+        seen, *whole = load(answer.blob)
+        groups, rows = (list(zip(flat[::2], flat[1::2], strict=True)) for flat in whole or ((), ()))
+        return seen, dict(groups), rows if whole else None, answer.schema
+
+    async def _scan(self, key: str) -> dict[bytes, bytes]:
+        """Read a hash in pages; entries that exist for the whole duration are all included."""
+        found: dict[bytes, bytes] = {}
+        cursor = 0
+        while True:
+            raw, flat = await self._link.command("HSCAN", key, cursor, "COUNT", self._settings.list_rows)
+            found.update(zip(flat[::2], flat[1::2], strict=True))
+            cursor = int(raw)
+            if not cursor:
+                return found
+
+    async def _pages_of(self, partition_id: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+        """Yield keys and rows in pages of about ``list_rows``; rows that exist all the time are all included."""
+        key = self._key(partition_id)
+        names = [text(raw) for raw in await self._link.command("ZRANGE", key + "s", 0, -1)]
+        step = max(1, self._settings.list_rows // SHELF_ROWS)
+        for at in range(0, len(names), step):
+            replies = await self._link.pipeline([("HGETALL", f"{key}r:{name}") for name in names[at : at + step]])
+            page: list[tuple[bytes, bytes]] = []
+            for flat in replies:
+                if isinstance(flat, Exception):
+                    raise flat
+                pairs = list(flat.items()) if isinstance(flat, dict) else list(zip(flat[::2], flat[1::2], strict=True))
+                page += pairs
+            yield page
 
     async def cells_of(self, host_id: str, epoch: int, partition_ids: Iterable[str]) -> dict[tuple[int, int], set[int]]:
         """Return the live rows that lie on a host: ``{(slot, generation): row indices}``.
@@ -127,12 +168,9 @@ class Listing(Hosts):
         wanted: dict[bytes, set[int] | None] = {}
         await self._open()
         for partition_id in partition_ids:
-            # A scan returns all entries that exist for its whole duration; between its pages the server handles others.
-            cursor, key = 0, self._key(partition_id) + "c"
-            while True:
-                raw, flat = await self._link.command("HSCAN", key, cursor, "COUNT", self._settings.list_rows)
-                for blob in flat[1::2]:
-                    for slot, index, *_ in pieces(blob):
+            async for page in self._pages_of(partition_id):
+                for _, blob in page:
+                    for slot, index, *_ in pieces(load(blob)[CELLS] or None):
                         if slot not in wanted:
                             name = slot_name(slot)
                             mine = (name.host, name.epoch) == (host_id, epoch)
@@ -140,9 +178,6 @@ class Listing(Hosts):
                         places = wanted[slot]
                         if places is not None:
                             places.add(index)
-                cursor = int(raw)
-                if not cursor:
-                    break
         return found
 
     async def _owned(self, partition_id: str, owner: str) -> tuple[list[str], list[bytes]]:

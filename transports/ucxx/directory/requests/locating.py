@@ -11,6 +11,7 @@ from asyncdp.meta import RowHandle
 from ...wire.messages import MOST_PICKED
 from ..encoding.cells import SlotName, pieces, slot_name
 from ..encoding.msgpack_codec import load, pack
+from ..encoding.rows import CELLS
 from .hosts import Hosts
 from .joined import Joined
 
@@ -28,10 +29,10 @@ Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
 
 
 class Found(NamedTuple):
-    """What the server found: per id its life and its cells, none where it is unknown; and the schema they refer to."""
+    """What the server found: per id its life and stored row, none where it is unknown; and the schema they refer to."""
 
     rids: Sequence[Any]
-    cells: Sequence[Any]
+    rows: Sequence[Any]
     schema: Schema
 
 
@@ -45,11 +46,11 @@ class Locating(Hosts):
 
     async def _look_up(self, partition_id: str, sample_ids: Sequence[str]) -> Found:
         answer = await self._serve("locate", partition_id, lambda _: pack((tuple(sample_ids),)))
-        rids, cells = load(answer.blob)
-        if not len(rids) == len(cells) == len(sample_ids):
+        rids, rows = load(answer.blob)
+        if not len(rids) == len(rows) == len(sample_ids):
             msg = f"the directory answered for {len(rids)} of {len(sample_ids)} samples"
             raise DataPlaneError(msg, partition_id=partition_id)
-        return Found(rids, cells, answer.schema)
+        return Found(rids, rows, answer.schema)
 
     async def locate(
         self,
@@ -73,10 +74,12 @@ class Locating(Hosts):
         Raises:
             DataPlaneBadRequest: The partition is unknown.
         """
-        (rids, cells, schema), first = await self._joined.ask(partition_id, sample_ids)
+        (rids, stored, schema), first = await self._joined.ask(partition_id, sample_ids)
         missing: dict[int, DataPlaneError] = {}
         found: list[RowHandle | None] = []
         spots: Spots = {}
+        names = tuple(fields)
+        numbers = [schema.numbers.get(name, 0) for name in names]
         for at, sample_id in enumerate(sample_ids):
             handle = None if handles is None else handles[at]
             rid = rids[first + at]
@@ -92,7 +95,7 @@ class Locating(Hosts):
                 missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,))
             else:
                 found.append(RowHandle(there))
-                absent = _spot(at, cells[first + at] or None, fields, schema, spots)
+                absent = _spot(at, load(stored[first + at])[CELLS] or None, names, numbers, spots)
                 if absent is not None:
                     msg = f"field {absent!r} of sample {sample_id!r} is not produced"
                     missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=absent)
@@ -118,24 +121,24 @@ class Locating(Hosts):
         )
 
 
-def _spot(at: int, blob: bytes | None, fields: Sequence[str], schema: Schema, spots: Spots) -> str | None:
+def _spot(at: int, blob: bytes | None, names: tuple[str, ...], numbers: Sequence[int], spots: Spots) -> str | None:
     """Add the places of one row's fields to ``spots``; return the first field that is not produced, or None."""
-    if not fields:
+    if not names:
         return None
-    where: dict[int, int] = {}
     mine = pieces(blob)
-    for number, piece in enumerate(mine):
-        for field in piece[2]:
-            where[field] = number
-    by_piece: dict[int, list[str]] = {}
-    for name in fields:
-        number = where.get(schema.numbers.get(name, 0), -1)
-        if number < 0:
-            return name
-        by_piece.setdefault(number, []).append(name)
-    for number, names in by_piece.items():
-        key, index = mine[number][:2]
-        spot = spots.setdefault((key, tuple(names)), ([], []))
-        spot[0].append(index)
+    if len(mine) == 1 and set(numbers).issubset(mine[0][2]):
+        by_piece = {0: names}
+    else:
+        where = {field: at for at, piece in enumerate(mine) for field in piece[2]}
+        absent = next((name for name, number in zip(names, numbers, strict=True) if number not in where), None)
+        if absent is not None:
+            return absent
+        found: dict[int, list[str]] = {}
+        for name, number in zip(names, numbers, strict=True):
+            found.setdefault(where[number], []).append(name)
+        by_piece = {number: tuple(chosen) for number, chosen in found.items()}
+    for number, chosen in by_piece.items():
+        spot = spots.setdefault((mine[number][0], chosen), ([], []))
+        spot[0].append(mine[number][1])
         spot[1].append(at)
     return None

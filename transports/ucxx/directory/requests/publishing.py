@@ -13,8 +13,8 @@ from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotRead
 from asyncdp.meta import RowHandle
 
 from ..encoding.cells import DeadCells, cells_of, replaced_cells
-from ..encoding.msgpack_codec import load, pack, pack_tags, text
-from ..encoding.rows import rid_of
+from ..encoding.msgpack_codec import load, pack, text
+from ..encoding.rows import rid_of, row_parts
 from .base import no_name
 from .hosts import PLACE_AGE_S, HostInfo, Hosts
 from .partitions import Partitions
@@ -107,7 +107,7 @@ class Publishing(Partitions, Hosts):
         for count in counts:
             if isinstance(count, Exception):
                 raise count
-        total: int = sum(counts)
+        total: int = sum(max(count - 1, 0) for count in counts)  # one entry is no sample's
         self._elsewhere[partition_id] = (now, total)
         return total
 
@@ -198,7 +198,7 @@ class Publishing(Partitions, Hosts):
         await self._link.command("SADD", self._names, partition_id.encode("utf-8", "surrogatepass"))
 
     def _columns(self, call: Publish, owner: str) -> dict[str, Any]:
-        """Return the part of the payload without cells: ids, lives, groups, and tags, which are bytes to the server."""
+        """Return the part of the payload without cells: ids, lives, groups, and what the tags say to the server."""
         sample_ids, tags = call.sample_ids, call.tags
         payload: dict[str, Any] = {"ids": sample_ids, "owner": owner, "capacity": self._capacity}
         if call.only is not None:
@@ -207,18 +207,20 @@ class Publishing(Partitions, Hosts):
         if tags is None:
             payload["groups"] = [self._group_of(sample_id) for sample_id in sample_ids]
             return payload
-        payload["tags"] = [
-            pack_tags(row, sample_id) if row else False for sample_id, row in zip(sample_ids, tags, strict=True)
-        ]
-        told = [("group_id" in row) + (row.get("group_id") is not None) for row in tags]
-        payload["groups"] = [
-            str(row["group_id"]) if how == 2 else self._group_of(sample_id)  # noqa: PLR2004 - the tag exists and is not None
-            for sample_id, row, how in zip(sample_ids, tags, told, strict=True)
-        ]
-        if any(told):
+        names = set().union(*tags)
+        told = (
+            [("group_id" in row) + (row.get("group_id") is not None) for row in tags] if "group_id" in names else None
+        )
+        if told is None:
+            payload["groups"] = [self._group_of(sample_id) for sample_id in sample_ids]
+        else:
             payload["told"] = told
+            payload["groups"] = [
+                str(row["group_id"]) if how == 2 else self._group_of(sample_id)  # noqa: PLR2004 - the tag exists and is not None
+                for sample_id, row, how in zip(sample_ids, tags, told, strict=True)
+            ]
         for name, key, say in _SAID:
-            if any(key in row for row in tags):
+            if key in names:
                 payload[name] = [say(row[key]) if key in row else _ABSENT[name] for row in tags]
         return payload
 
@@ -274,12 +276,18 @@ class _Put:
                 raise
             clash = err
         self.merged, self._clash = merged, clash
-        payload = dict(self._fixed)
+        payload, ids = dict(self._fixed), call.sample_ids
+        cells: Sequence[bytes | bool] = [False] * len(ids)
+        nbytes: Sequence[int] = [0] * len(ids)
         if call.refs:
             numbers = merged.numbers if clash is None else dict.fromkeys(call.specs, 0)
-            cells, sizes, shapes, shape = cells_of(len(call.sample_ids), call.refs, numbers, call.nbytes)
-            payload.update(cells=[cell or False for cell in cells], bytes=sizes, shapes=shapes)
-            payload["shape"] = shape if len(shapes) > 1 else False
+            made = cells_of(len(ids), call.refs, numbers, call.nbytes)
+            cells, nbytes = made.cells, made.nbytes
+            payload.update(shapes=made.shapes, homes=made.homes, shape=made.shape if len(made.shapes) > 1 else False)
+        payload["bytes"] = nbytes if len(set(nbytes)) > 1 else nbytes[0]
+        payload["parts"] = row_parts(ids, payload["groups"], nbytes, cells, call.tags)
+        if payload["groups"] == list(ids):
+            payload["groups"] = False
         if clash is not None:
             payload["clash"] = True
         elif merged is not schema or schema.version == b"0":

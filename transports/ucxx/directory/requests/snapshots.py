@@ -32,10 +32,10 @@ class Snapshots(Partitions):
             DataPlaneBadRequest: The partition is unknown.
         """
         answer = await self._serve("snapshot", partition_id, lambda _: b"")
-        rids, about, *columns, claims = load(answer.blob)
+        about, flat, claims = load(answer.blob)
         info = self._info(partition_id, load(about))
         rows = Rows()
-        rows.add((rids, None, *columns))
+        rows.add(zip(flat[::2], flat[1::2], strict=True))
         lives = dict(zip(rows.rids, rows.ids, strict=True))
         names = {number: name for name, number in answer.schema.numbers.items()}
         prefixes: dict[bytes, str] = {}

@@ -304,19 +304,22 @@ class DirectoryLink:
         key, kept = f"{self._settings.namespace}:plane", f"{self._settings.namespace}:format"
         asked = [("GET", key), ("GET", kept), ("INFO", "memory"), ("GET", self._supervision)]
         epoch, version, memory, supervised = await self.pipeline(asked)
-        if epoch is None or version is None:
-            made = [("SET", key, uuid.uuid4().hex, "NX"), ("SET", kept, library.FORMAT, "NX")]
-            refused, _, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
+        if epoch is None:
+            # The format first: a plane without one is of the release that stored none.
+            made = [("SET", kept, library.FORMAT, "NX"), ("SET", key, uuid.uuid4().hex, "NX")]
+            _, refused, epoch, version = await self.pipeline([*made, ("GET", key), ("GET", kept)])
             if epoch is None:
                 msg = f"the directory at {self._place} was emptied while it was opened"
                 epoch = refused if isinstance(refused, Exception) else DataPlaneUnavailable(msg)
+        elif version is None and await self.command("GET", key) == epoch:  # else it was emptied in between
+            version = b"1"
         sent = self.now()  # the connection exists already, so only the round trip is measured
         clock = await self.command("TIME")
         came = self.now()
         for reply in (epoch, version):
             if isinstance(reply, Exception):
                 raise reply
-        if version not in (None, str(library.FORMAT).encode()):  # None: a full or read-only server stored no version
+        if version not in (None, str(library.FORMAT).encode()):  # None: it was emptied, or is full
             msg = (
                 f"the directory at {self._place} holds a plane of data format {version.decode(errors='replace')}, this "
                 f"asyncdp reads {library.FORMAT}: use the release that wrote it, or another namespace"
