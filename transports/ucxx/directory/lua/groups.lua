@@ -5,6 +5,8 @@
 -- HOMES: home -> how many rows lie there that are not failed. OWN: the row whose id is the group's name is in it.
 local EXPECT, ROWS, MEMBERS, OLDEST, BAD, FAILURES, HELD, HOMES, OWN = 1, 2, 3, 4, 5, 6, 7, 8, 9
 
+-- While it is used a group has two further entries: before, complete() of how it was loaded, and alike, what all of its rows are
+-- alike in, where all of them are new.
 local function no_group() return { 0, 0, '', '', '', 0, 0, {}, false } end
 
 -- The home of a slot: the bytes of host and epoch in its key, the msgpack array {host, epoch, slot, generation}.

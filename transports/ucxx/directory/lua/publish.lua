@@ -274,7 +274,9 @@ local function publish(K, P, args, now)
   local list, groups_of, is_new, added, kinds = {}, {}, {}, 0, { all = {} }
   local set_i, blobs = {}, {}
   local sizes = type(a.bytes) == 'table' and a.bytes
+  -- what all rows are alike in, where they are
   local plain = not (a.shape or a.exp or a.com or a.st or a.cr) and n > 0 and kind_at(a, 1, seq, seconds, kinds)
+  if #new == n and plain then P.alike = plain.row end
   for k, i in ipairs(new) do
     local id, name = a.ids[i], a.groups[i]
     P.inc = P.inc + 1
@@ -287,6 +289,7 @@ local function publish(K, P, args, now)
     else
       g = g or no_group()
       groups[name] = g
+      if g[ROWS] == 0 then g.alike = P.alike end
       join(P, g, name, rid, id)
       if row[EXPECTED] > g[EXPECT] then g[EXPECT] = row[EXPECTED] end
       note_failed(P, g, rid, row[FAILED] == 1)
@@ -312,7 +315,6 @@ local function publish(K, P, args, now)
   many('HSET', K .. 'i', set_i)
   store_rows(K, rids, blobs)
   save_groups(P, groups)
-  if #new == n then P.alike = plain and plain.row end
   touch(P, rids, list, groups_of, is_new, groups, nil, before)
   save(P)
   if #new == total then return published(total, first, false, false, dead, P.ver), true end

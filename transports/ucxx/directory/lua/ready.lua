@@ -17,7 +17,7 @@ local function whole(P, groups, rows)
   local members, ask, out = {}, {}, {}
   for name, g in pairs(groups) do
     if g[ROWS] > 0 and fit_count(g) >= (g[EXPECT] > 0 and g[EXPECT] or P.gsize) then
-      local rids = fit(g)
+      local rids = g.alike and {} or fit(g)
       members[name] = rids
       for _, rid in ipairs(rids) do
         out[#out + 1] = rid
@@ -44,7 +44,7 @@ local function were_ready(P, ix, groups)
   local keys, names, were = {}, {}, {}
   for _, member in ipairs(P.stale) do keys[#keys + 1] = member; names[#names + 1] = string.sub(member, WIDTH + 1) end
   for name, g in pairs(groups) do
-    if g[OLDEST] ~= '' then keys[#keys + 1] = g[OLDEST] .. name; names[#names + 1] = name end
+    if g[OLDEST] ~= '' and not g.alike then keys[#keys + 1] = g[OLDEST] .. name; names[#names + 1] = name end
   end
   for i = 1, #keys, CHUNK do
     local scores = redis.call('ZMSCORE', P.K .. 'q:' .. ix[1], unpack(keys, i, math.min(i + CHUNK - 1, #keys)))
@@ -62,6 +62,7 @@ local function touch_groups(P, ix, groups, members, all, rows, new)
   for j, member in ipairs(P.stale) do rem[j] = member end -- not unpack(): a call may rename more groups than fit a stack
   for name, g in pairs(groups) do
     local last = members[name] and 0
+    if last and g.alike then last = since(g.alike, ix[3]) end
     for _, rid in ipairs(members[name] or {}) do
       local row = rows[rid]
       if memo[row] == nil then memo[row] = since(row, ix[3]) or false end -- new rows share theirs
@@ -132,7 +133,9 @@ local function touch(P, rids, list, names, new, groups, only, before)
   if #P.ix == 0 then return end
   local old, rows, fresh, members, all = {}, {}, {}, nil, nil
   if P.gsize then
-    for j, rid in ipairs(rids) do rows[rid], fresh[rid] = list[j], new[j] end
+    if not P.alike then
+      for j, rid in ipairs(rids) do rows[rid], fresh[rid] = list[j], new[j] end
+    end
     members, all = whole(P, groups, rows)
   end
   if not P.alike then
