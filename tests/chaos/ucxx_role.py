@@ -67,7 +67,8 @@ class Role:
         self.ended = asyncio.Event()
         self.doomed = False
         transport = UCXXTransport({**told["config"], "owner": self.owner}, bootstrap=False)
-        self.client = stack(transport, attempt_timeout_s=told["attempt_timeout_s"])
+        hedged = {"hedge_after_s": 0.5, "hedge_quantile": 0.95}
+        self.client = stack(transport, attempt_timeout_s=told["attempt_timeout_s"], **hedged)
 
     def doom(self) -> None:
         """Take the order to die at the worst moment."""
