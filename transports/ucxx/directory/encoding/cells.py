@@ -96,22 +96,29 @@ def cells_of(n: int, refs: Sequence[SlotRef], numbers: Mapping[str, int], nbytes
     count, total, kind = [0] * n, [0] * n, [0] * n
     kinds: dict[tuple[int, tuple[int, ...], bytes], int] = {}
     known: list[tuple[tuple[int, ...], tuple[bytes, ...]]] = [((), ())]
-    encoder = packer()
+    encode = packer().pack
     for ref in refs:
         if len(ref.index) != len(ref.rows):
             raise DataPlaneBadRequest(f"slot {ref.slot}: {len(ref.index)} places for {len(ref.rows)} rows")
         fields = tuple(numbers[name] for name in ref.fields)
         home = pack(ref.host.id) + pack(ref.host.epoch)
         head, tail = b"\x94" + pack(pack_slot(ref)), pack(fields)
-        columns = [nbytes.get(name) for name in ref.fields]
-        sizes = zip(*([0 if column is None else column[row] for row in ref.rows] for column in columns), strict=True)
-        ends: dict[tuple[int, ...], tuple[bytes, int]] = {}  # most rows of a slot are of one size
+        every = ref.rows == range(n)
+        columns = [_chosen(nbytes.get(name), ref.rows, every=every) for name in ref.fields]
+        sizes = list(zip(*columns, strict=True)) if columns else [()] * len(ref.rows)
+        ends = {size: (tail + encode([int(one) for one in size]), int(sum(size))) for size in set(sizes)}
+        if every and len(refs) == 1:
+            head = b"\x91" + head
+            return Cells(
+                [head + encode(int(at)) + ends[size][0] for at, size in zip(ref.index, sizes, strict=True)],
+                [ends[size][1] for size in sizes],
+                [list(fields)],
+                [[home]],
+                [1] * n,
+            )
         for index, row, size in zip(ref.index, ref.rows, sizes, strict=True):
-            end = ends.get(size)
-            if end is None:
-                plain = [int(one) for one in size]
-                end = ends[size] = tail + encoder.pack(plain), sum(plain)
-            packed[row] += head + encoder.pack(int(index)) + end[0]
+            end = ends[size]
+            packed[row] += head + encode(int(index)) + end[0]
             total[row] += end[1]
             count[row] += 1
             step = kind[row], fields, home
@@ -125,6 +132,13 @@ def cells_of(n: int, refs: Sequence[SlotRef], numbers: Mapping[str, int], nbytes
     used = {number: at for at, number in enumerate(dict.fromkeys(kind), 1)}
     shapes, homes = [list(known[number][0]) for number in used], [list(known[number][1]) for number in used]
     return Cells(cells, total, shapes, homes, [used[number] for number in kind])
+
+
+def _chosen(column: Sequence[int] | None, rows: Sequence[int], *, every: bool) -> Sequence[int]:
+    """Return the data bytes of some rows; zeros where the put does not tell them."""
+    if column is None:
+        return [0] * len(rows)
+    return column if every else [column[row] for row in rows]
 
 
 def homes_named(homes: bytes) -> Iterator[tuple[str, int]]:

@@ -56,7 +56,7 @@ class Clearing(Listing):
             lives: Per id the incarnation that is meant, or None for any; another incarnation is not removed.
 
         Returns:
-            What was removed. The server is busy for 13 us a row that is claimed.
+            What was removed. The server is busy for 6 us a row that is claimed.
 
         Raises:
             ClaimLost: A sample is not, or no longer, held by one of its claims; nothing was removed.

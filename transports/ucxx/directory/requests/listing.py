@@ -29,7 +29,7 @@ SHELF_ROWS = 1000
 
 
 class Listing(Hosts):
-    """Sends the requests that list rows, in pages: a page of ``list_rows`` keeps the server busy for about 10 ms."""
+    """Sends the requests that list rows, in pages, between which the server handles other requests."""
 
     def __init__(self, link: DirectoryLink, settings: DirectorySettings) -> None:
         """Start with no known slots."""
