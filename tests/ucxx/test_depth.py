@@ -135,7 +135,7 @@ class Steps:
             await self.directory.close()
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck), deadline=None, phases=[Phase.reuse, Phase.generate])
+@settings(max_examples=40, suppress_health_check=list(HealthCheck), deadline=None, phases=[Phase.reuse, Phase.generate])
 @given(steps=st.lists(STEPS, min_size=1, max_size=25))
 def test_depth_is_what_a_count_of_all_rows_says(server: "EmbeddedServer", steps: list[tuple[Any, ...]]) -> None:
     """After every put, removal, claim, lease that ended, change of the group size, and slot host that came or went."""

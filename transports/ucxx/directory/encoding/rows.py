@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from .msgpack_codec import load, load_tags, pack_tags, packer, text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Mapping, Sequence
 
     from asyncdp.meta import Tags
 
@@ -86,11 +86,11 @@ class Rows:
         """Return the number of rows."""
         return len(self.rids)
 
-    def add(self, stored: Iterable[tuple[bytes, bytes]]) -> None:
-        """Add pairs of a key and a row as the server stores it, in order of incarnation."""
+    def add(self, stored: Mapping[bytes, bytes]) -> None:
+        """Add rows as the server stores them, by key, in order of incarnation."""
         names: dict[bytes, str] = {}
-        for rid, blob in sorted(stored):
-            sample_id, group, size0, nbytes, cells, tags, owner, created, _, committed, failed, *_ = load(blob)
+        for rid in sorted(stored):
+            sample_id, group, size0, nbytes, cells, tags, owner, created, _, committed, failed, *_ = load(stored[rid])
             for name in (group, owner):
                 if name not in names:
                     names[name] = text(name)

@@ -114,7 +114,10 @@ class Listing(Hosts):
             before, groups, stored, schema = await self._seen(partition_id, 1 << 53 if whole else limit)
             if stored is None:
                 groups = await self._scan(self._key(partition_id) + "g")
-                stored = [pair async for page in self._pages_of(partition_id) for pair in page if pair[0] <= before[2]]
+                stored = {}
+                async for page in self._pages_of(partition_id):
+                    stored.update(page)
+                stored = {rid: blob for rid, blob in stored.items() if rid <= before[2]}
                 if (await self._seen(partition_id, -1))[0][:2] != before[:2]:
                     continue
             rows = Rows()
@@ -125,12 +128,12 @@ class Listing(Hosts):
 
     async def _seen(
         self, partition_id: str, limit: int
-    ) -> tuple[list[Any], dict[bytes, bytes], list[tuple[bytes, bytes]] | None, Schema]:
+    ) -> tuple[list[Any], dict[bytes, bytes], dict[bytes, bytes] | None, Schema]:
         """Return what identifies the state of a partition, and of one of at most ``limit`` rows groups and rows."""
         answer = await self._serve("rows", partition_id, lambda _: pack(limit))
         seen, *whole = load(answer.blob)
-        groups, rows = (list(zip(flat[::2], flat[1::2], strict=True)) for flat in whole or ((), ()))
-        return seen, dict(groups), rows if whole else None, answer.schema
+        groups, rows = (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in whole or ((), ()))
+        return seen, groups, rows if whole else None, answer.schema
 
     async def _scan(self, key: str) -> dict[bytes, bytes]:
         """Read a hash in pages; entries that exist for the whole duration are all included."""
@@ -143,19 +146,18 @@ class Listing(Hosts):
             if not cursor:
                 return found
 
-    async def _pages_of(self, partition_id: str) -> AsyncIterator[list[tuple[bytes, bytes]]]:
+    async def _pages_of(self, partition_id: str) -> AsyncIterator[dict[bytes, bytes]]:
         """Yield keys and rows in pages of about ``list_rows``; rows that exist all the time are all included."""
         key = self._key(partition_id)
         names = [text(raw) for raw in await self._link.command("ZRANGE", key + "s", 0, -1)]
         step = max(1, self._settings.list_rows // SHELF_ROWS)
         for at in range(0, len(names), step):
             replies = await self._link.pipeline([("HGETALL", f"{key}r:{name}") for name in names[at : at + step]])
-            page: list[tuple[bytes, bytes]] = []
-            for flat in replies:
-                if isinstance(flat, Exception):
-                    raise flat
-                pairs = list(flat.items()) if isinstance(flat, dict) else list(zip(flat[::2], flat[1::2], strict=True))
-                page += pairs
+            page: dict[bytes, bytes] = {}
+            for shelf in replies:
+                if isinstance(shelf, Exception):
+                    raise shelf
+                page.update(shelf if isinstance(shelf, dict) else zip(shelf[::2], shelf[1::2], strict=True))
             yield page
 
     async def cells_of(self, host_id: str, epoch: int, partition_ids: Iterable[str]) -> dict[tuple[int, int], set[int]]:
@@ -169,7 +171,7 @@ class Listing(Hosts):
         await self._open()
         for partition_id in partition_ids:
             async for page in self._pages_of(partition_id):
-                for _, blob in page:
+                for blob in page.values():
                     for slot, index, *_ in pieces(load(blob)[CELLS] or None):
                         if slot not in wanted:
                             name = slot_name(slot)

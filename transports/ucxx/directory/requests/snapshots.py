@@ -35,7 +35,7 @@ class Snapshots(Partitions):
         about, flat, claims = load(answer.blob)
         info = self._info(partition_id, load(about))
         rows = Rows()
-        rows.add(zip(flat[::2], flat[1::2], strict=True))
+        rows.add(dict(zip(flat[::2], flat[1::2], strict=True)))
         lives = dict(zip(rows.rids, rows.ids, strict=True))
         names = {number: name for name, number in answer.schema.numbers.items()}
         prefixes: dict[bytes, str] = {}
