@@ -124,7 +124,7 @@ async def run(rounds: int, group: int | None) -> None:
         await server.stop()
 
 
-class Turns:
+class Rounds:
     """What calls took, by name and number, measured in turns so that other work on the machine hits all alike."""
 
     def __init__(self) -> None:
@@ -162,7 +162,7 @@ async def sizes(counts: Sequence[int], rounds: int, group: int | None) -> None:
     server = EmbeddedServer()
     await server.start()
     directory = Directory(server.url, settings=DirectorySettings())
-    bench, turns, puts = Bench(directory), Turns(), Turns()
+    bench, turns, puts = Bench(directory), Rounds(), Rounds()
     try:
         await directory.beat(HostInfo(HOST.id, HOST.epoch, ports=HOST.ports))
         for count in counts:

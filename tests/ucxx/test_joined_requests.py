@@ -41,7 +41,7 @@ async def ask(joined: Joined[Answer], name: str, key: str = "p", n: int = 2) -> 
     return answer[first : first + n]
 
 
-async def turns(number: int = 5) -> None:
+async def loop_passes(number: int = 5) -> None:
     """Let the event loop run."""
     for _ in range(number):
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def test_callers_of_one_turn_share_a_request() -> None:
     server = Server()
     joined = Joined(server.send)
     tasks = [asyncio.create_task(ask(joined, f"c{at}", "pq"[at % 2])) for at in range(20)]
-    await turns()
+    await loop_passes()
     assert len(server.asked) == 2
     server.open.set()
     answers = await asyncio.gather(*tasks)
@@ -77,12 +77,12 @@ async def test_a_cancelled_caller_takes_nothing_from_the_others() -> None:
     server = Server()
     joined = Joined(server.send)
     tasks = [asyncio.create_task(ask(joined, f"c{at}")) for at in range(6)]
-    await turns()
+    await loop_passes()
     tasks[0].cancel()
-    await turns()
+    await loop_passes()
     assert [len(ids) for _, ids in server.asked] == [2, 2, 8]
     tasks[3].cancel()
-    await turns()
+    await loop_passes()
     server.open.set()
     answers = await asyncio.gather(*tasks, return_exceptions=True)
     cancelled = [isinstance(answer, asyncio.CancelledError) for answer in answers]
@@ -95,14 +95,14 @@ async def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
     server = Server()
     joined = Joined(server.send)
     tasks = [asyncio.create_task(ask(joined, f"c{at}")) for at in range(5)]
-    await turns()
+    await loop_passes()
     server.open.clear()
     tasks[0].cancel()
-    await turns()
+    await loop_passes()
     assert [len(ids) for _, ids in server.asked] == [2, 2, 6]
     for task in tasks:
         task.cancel()
-    await turns()
+    await loop_passes()
     assert server.ended == 3
     server.open.set()
     assert await ask(joined, "later") == ("later.0", "later.1")
@@ -113,7 +113,7 @@ async def test_an_error_is_raised_to_each_caller_as_its_own() -> None:
     server = Server()
     joined = Joined(server.send)
     tasks = [asyncio.create_task(ask(joined, f"c{at}")) for at in range(6)]
-    await turns()
+    await loop_passes()
     server.error = DataPlaneUnavailable("gone", host="h")
     server.error.__cause__ = OSError("why")
     server.open.set()
@@ -132,7 +132,7 @@ def test_another_loop_waits_for_nothing_of_the_first() -> None:
         joined = Joined(server[0].send)
         for at in range(4):
             asyncio.create_task(ask(joined, f"c{at}"))  # noqa: RUF006 - the end of the loop cancels them
-        await turns()
+        await loop_passes()
         return joined
 
     async def again(joined: Joined[Answer]) -> list[Answer]:
