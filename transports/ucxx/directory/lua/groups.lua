@@ -1,7 +1,7 @@
 -- Groups, and how many of them are complete.
 
--- A group, a msgpack array. MEMBERS (rids of all rows, ascending), OLDEST (the lowest rid) and BAD (rids of failed rows) are kept where the
--- partition has whole groups. FAILURES: failed rows, HELD: rows that are tagged as not committed and are not failed,
+-- A group, a msgpack array. MEMBERS (rids of all rows, ascending), OLDEST (the lowest rid) and BAD (rids of failed rows) are kept
+-- where the partition has whole groups. FAILURES: failed rows, HELD: rows that are tagged as not committed and are not failed,
 -- HOMES: home -> how many rows lie there that are not failed. OWN: the row whose id is the group's name is in it.
 local EXPECT, ROWS, MEMBERS, OLDEST, BAD, FAILURES, HELD, HOMES, OWN = 1, 2, 3, 4, 5, 6, 7, 8, 9
 

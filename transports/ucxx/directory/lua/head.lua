@@ -84,8 +84,8 @@ end
 local function count_whole(P, homes, n) P.whole[homes] = (P.whole[homes] or 0) + n end
 
 local function save(P)
-  redis.call('HSET', P.K .. 'p', 'inc', string.format('%.0f', P.inc), 'seq', string.format('%.0f', P.seq),
-    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%.0f', P.gone))
+  redis.call('HSET', P.K .. 'p', 'inc', string.format('%d', P.inc), 'seq', string.format('%d', P.seq),
+    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%d', P.gone))
   local ask, set, del = {}, {}, {}
   for homes, n in pairs(P.whole) do if n ~= 0 then ask[#ask + 1] = homes end end
   for j, old in ipairs(hmget(P.K .. 'd', ask)) do

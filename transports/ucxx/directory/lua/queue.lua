@@ -11,18 +11,27 @@ local function run_of(q, head, rid)
   return found, after and string.sub(after, WIDTH + 1, 2 * WIDTH)
 end
 
--- Of rids, ascending, those with want[rid] are in the queue afterwards, the others are not; without `want` all are.
+-- Adds rids, ascending, of a put that the queue has none of.
+local function enqueue_new(q, put, rids)
+  local head, set = digits(put), {}
+  for j = 1, #rids, RUN do
+    set[#set + 1] = 0
+    set[#set + 1] = head .. table.concat(rids, '', j, math.min(j + RUN - 1, #rids))
+  end
+  many('ZADD', q, set)
+end
+
+-- Of rids, ascending, those with want[rid] are in the queue afterwards, the others are not.
 local function enqueue_put(q, put, rids, want)
   local head, set, del, at = digits(put), {}, {}, 1
   while at <= #rids do
     local run, limit = run_of(q, head, rids[at])
     local old, out, i = run and split(string.sub(run, WIDTH + 1)) or {}, {}, 1
-    if not run and not limit and not want then out, at = rids, #rids + 1 end
     while at <= #rids and (not limit or rids[at] < limit) do
       local rid = rids[at]
       while old[i] and old[i] < rid do out[#out + 1] = old[i]; i = i + 1 end
       if old[i] == rid then i = i + 1 end
-      if not want or want[rid] then out[#out + 1] = rid end
+      if want[rid] then out[#out + 1] = rid end
       at = at + 1
     end
     for j = i, #old do out[#out + 1] = old[j] end

@@ -103,7 +103,7 @@ end
 local function touch_rows(P, ix, rids, list, new, taken, stay, before)
   local same = P.alike and since(P.alike, ix[3]) -- new rows without a difference
   if same then
-    enqueue_put(P.K .. 'q:' .. ix[1], same, rids)
+    enqueue_new(P.K .. 'q:' .. ix[1], same, rids)
     return
   end
   local add, rem, w_add, w_rem, memo = {}, {}, {}, {}, {}

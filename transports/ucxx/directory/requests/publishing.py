@@ -309,7 +309,7 @@ _ABSENT: Mapping[str, Any] = {"exp": False, "com": 0, "st": 0, "cr": False}
 
 
 def _expected(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else -1
+    return int(value) if isinstance(value, int) and value > 0 else -1
 
 
 def _committed(value: Any) -> int:
