@@ -18,7 +18,7 @@ import torch
 from asyncdp.rows.block import Block, Column, Dense, Objects, Ragged
 from asyncdp.rows.objects import raw_bytes
 
-from .files import CheckpointError, damaged, writing
+from .files import CheckpointError, damaged, open_new, open_regular, writing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,7 @@ class ChunkWriter:
         names = sum(len(json.dumps(name)) + ROOM for name in self.fields)
         self._room = -(-(2 + 2 * pieces * names) // 8) * 8
         with writing(file):
-            self._out = file.open("wb")
+            self._out = open_new(file)
         self._out.seek(8 + self._room)
 
     def add(self, block: Block) -> None:
@@ -151,18 +151,30 @@ def read_piece(path: Path, chunk: dict[str, Any], number: int) -> dict[str, Colu
     """Read the columns of one piece.
 
     Raises:
-        CheckpointError: The file is missing or shorter than it was.
+        CheckpointError: The file is missing or shorter than it was, or the manifest describes what cannot be.
     """
     file, piece = path / chunk["file"], chunk["pieces"][number]
-    data = bytearray(sum(size for _, _, size in piece["tensors"].values()))
+    size = sum(size for _, _, size in piece["tensors"].values())
+    if size > chunk["nbytes"]:
+        raise damaged(file, f"the manifest has a piece of {size} bytes in it")
+    data = bytearray(size)
     try:
-        with file.open("rb") as source:
+        with open_regular(file) as source:
             source.seek(chunk["begin"] + piece["begin"])
             count = source.readinto(data)
     except OSError as err:
         raise damaged(file, err.strerror or str(err)) from err
     if count != len(data):
         raise damaged(file, "it is shorter than what was saved")
+    try:
+        tensors = _split(piece, data)
+        return {name: _column(name, kind, tensors) for name, kind in piece["kinds"].items()}
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as err:
+        raise damaged(file, f"the manifest says of it what cannot be: {err}") from err
+
+
+def _split(piece: dict[str, Any], data: bytearray) -> dict[str, torch.Tensor]:
+    """Return the tensors of a piece, which share the memory of ``data``."""
     tensors: dict[str, torch.Tensor] = {}
     at = 0
     for name, (dtype, shape, size) in piece["tensors"].items():
@@ -173,7 +185,7 @@ def read_piece(path: Path, chunk: dict[str, Any], number: int) -> dict[str, Colu
         else:
             tensors[name] = torch.empty(shape, dtype=kind)
         at += size
-    return {name: _column(name, kind, tensors) for name, kind in piece["kinds"].items()}
+    return tensors
 
 
 def _column(field: str, kind: list[Any], tensors: dict[str, torch.Tensor]) -> Column:

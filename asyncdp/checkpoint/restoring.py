@@ -17,15 +17,16 @@ from asyncdp.rows.block import Block, Column, FieldSpec, Ragged
 
 from .asking import ask, need_snapshots
 from .chunks import read_piece
-from .files import Summary, read_manifest, verify
+from .files import Summary, alone, read_manifest, verify
 from .objects import object_codec
 from .pipelining import one_ahead
-from .saving import Progress, alone
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from asyncdp.client import Client
+
+    from .saving import Progress
 
 __all__ = ["restore"]
 
@@ -62,7 +63,7 @@ async def restore(
     """
     folder = Path(path)
     read_manifest(folder)
-    with alone(folder):
+    with alone(folder, reads=True):
         await anyio.to_thread.run_sync(verify, folder)
         manifest = read_manifest(folder)
         parts = [one for one in manifest["partitions"] if partition_id in (None, one["partition_id"])]

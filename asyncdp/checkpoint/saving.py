@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import time
 from collections.abc import Callable
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,13 +19,11 @@ from asyncdp.rows.block import Block
 from .asking import ask, need_snapshots
 from .chunks import ChunkWriter
 from .earlier import SavedCells
-from .files import MANIFEST, VERSION, CheckpointError, Summary, read_manifest, write_manifest
+from .files import MANIFEST, VERSION, CheckpointError, Summary, alone, damaged, read_manifest, tidy, write_manifest
 from .objects import object_codec
 from .pipelining import one_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from asyncdp.calls.snapshots import CellState, RowState
     from asyncdp.client import Client
 
@@ -70,7 +66,10 @@ async def save(
     """
     need_snapshots(client, "save")
     folder = Path(path)
-    os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - a moment, as flock below
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - a moment, as flock below
+    except OSError as err:
+        raise damaged(folder, f"cannot be a folder: {err.strerror or err}") from err
     with alone(folder):
         before: dict[str, Any] = {"generation": 0, "partitions": []}
         if MANIFEST in os.listdir(folder):  # noqa: PTH208
@@ -83,33 +82,29 @@ async def save(
         else:
             names = [partition_id]
         parts = []
-        for at, name in enumerate(names):
-            cells = await anyio.to_thread.run_sync(SavedCells, folder, earlier.get(name))
-            one = _Partition(client, name, cells, folder / f"{number:06}-{at:03}", chunk_bytes, progress)
-            parts.append(await one.saved(number))
-        manifest = {"version": VERSION, "generation": number, "saved_at": time.time(), "partitions": parts}
-        await anyio.to_thread.run_sync(write_manifest, folder, manifest)
+        try:
+            for at, name in enumerate(names):
+                cells = await anyio.to_thread.run_sync(SavedCells, folder, earlier.get(name))
+                one = _Partition(client, name, cells, folder / f"{number:06}-{at:03}", chunk_bytes, progress)
+                parts.append(await one.saved(number))
+            manifest = {"version": VERSION, "generation": number, "saved_at": time.time(), "partitions": parts}
+            await anyio.to_thread.run_sync(write_manifest, folder, manifest)
+        except BaseException:
+            _withdraw(folder, number)
+            raise
         kept = {chunk["file"] for part in parts for chunk in part["chunks"]}
-        await anyio.to_thread.run_sync(_tidy, folder, kept)
+        await anyio.to_thread.run_sync(tidy, folder, kept)
     return Summary.of(manifest)
 
 
-def _tidy(folder: Path, kept: set[str]) -> None:
-    """Remove the files that no manifest needs; what cannot be removed is left to the next save."""
-    for old in [*folder.glob("*.safetensors"), *folder.glob("*.part")]:
-        if old.name not in kept:
-            with suppress(OSError):
-                old.unlink(missing_ok=True)
-
-
-@contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    with (folder / "lock").open("wb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as err:
-            raise CheckpointError(f"{folder}: another save or restore of this checkpoint is going on") from err
-        yield
+def _withdraw(folder: Path, number: int) -> None:
+    """Remove what a save wrote that failed, unless its manifest is there already: a full disk would stay full."""
+    try:
+        if (folder / MANIFEST).exists() and read_manifest(folder)["generation"] == number:
+            return
+    except (OSError, CheckpointError):
+        return
+    tidy(folder, set(), f"{number:06}-")
 
 
 class _Partition:
