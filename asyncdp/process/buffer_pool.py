@@ -19,12 +19,18 @@ from .forks import on_fork
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Callable
 
     import numpy.typing as npt
 
 __all__ = ["BufferPool", "size_class"]
 
 _GRAIN: Final = 64 << 10
+#: Huge pages are too slow where so many bytes of them take more processor time than this; measured: 0.5 ms, and 2.3 ms
+#: in small pages.
+_JUDGED_BYTES, _SLOW_S = 4 << 20, 0.005
+#: Seconds for which fresh memory then has small pages.
+_SMALL_S: Final = 60.0
 
 
 def size_class(units: int) -> int:
@@ -42,17 +48,27 @@ class BufferPool:
     Args:
         keep_bytes: Most bytes of free memory that are kept for reuse; 0: none is.
         least_bytes: Least size of a pooled array, in bytes; malloc itself reuses smaller ones.
-        huge_pages: Whether to ask for huge pages. They make large copies faster, but take seconds to allocate where
-            memory is fragmented.
+        huge_pages: Whether to ask for huge pages. Fresh ones come five times as fast, and large copies are faster; but
+            where memory is fragmented they take up to 20 s for each GiB, see :meth:`populate`.
+        clock: Tells seconds, by which free memory becomes old.
     """
 
-    def __init__(self, *, keep_bytes: int = 1 << 30, least_bytes: int = 1 << 20, huge_pages: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        keep_bytes: int = 1 << 30,
+        least_bytes: int = 1 << 20,
+        huge_pages: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """Start without memory."""
         self.keep_bytes = keep_bytes
         self.least_bytes = least_bytes
         self.huge_pages = huge_pages
         self.hits = 0
         self.misses = 0
+        self._clock = clock
+        self._small_until = clock()
         self._lock = threading.Lock()
         #: Free memory with the time of its return, the oldest first.
         self._free: list[tuple[float, mmap.mmap]] = []
@@ -60,11 +76,12 @@ class BufferPool:
         self._returned: deque[tuple[float, mmap.mmap]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         on_fork(self)
 
     def after_fork(self) -> None:
         """Reset the pool in a forked child: a thread of the parent may hold the lock, and the loop is the parent's."""
-        self._lock, self._loop = threading.Lock(), None
+        self._lock, self._loop, self._timer = threading.Lock(), None, None
 
     def empty(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return an uninitialised array of ``nbytes`` bytes; its memory is reused once nothing refers to it."""
@@ -84,10 +101,29 @@ class BufferPool:
         weakref.finalize(lent, self._give_back, memory).atexit = False
         return lent, fresh
 
+    def populate(self, fresh: npt.NDArray[np.uint8]) -> None:
+        """Have the system provide the pages of a fresh array now: in any thread, without the interpreter's lock.
+
+        Where memory is so fragmented that huge pages take longer than small ones, the rest of the array gets small
+        ones, and so does what is allocated in the next minute.
+        """
+        memory: mmap.mmap = getattr(fresh.base, "obj", fresh.base)
+        for begin in range(0, len(fresh), _JUDGED_BYTES):
+            stop, before = begin + _JUDGED_BYTES, time.thread_time()
+            fresh[begin : stop : mmap.PAGESIZE].fill(0)
+            slow = stop <= len(fresh) and time.thread_time() - before > _SLOW_S
+            if slow and self._asks_for_huge_pages():
+                self._small_until = self._clock() + _SMALL_S
+                if stop < len(memory):
+                    memory.madvise(mmap.MADV_NOHUGEPAGE, stop)
+
+    def _asks_for_huge_pages(self) -> bool:
+        return self.huge_pages and hasattr(mmap, "MADV_HUGEPAGE") and self._clock() >= self._small_until
+
     def _give_back(self, memory: mmap.mmap) -> None:
         if not self.keep_bytes:
             return
-        self._returned.append((time.monotonic(), memory))
+        self._returned.append((self._clock(), memory))
         loop = self._loop
         if loop is None:
             return
@@ -99,16 +135,25 @@ class BufferPool:
             self._free = []
 
     def _in_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        with self._lock:
-            self._collect()
-        loop.call_later(self._idle_s * 1.05, self.trim, self._idle_s)
+        """Count what was returned, and look again later, for as long as there is something."""
+        held = self.idle_bytes  # what is beyond the limit goes at once
+        if loop is not self._loop or self._timer is not None or not held:
+            return
+
+        def look() -> None:
+            if loop is self._loop:
+                self._timer = None
+                self.trim(self._idle_s)
+                self._in_loop(loop)
+
+        self._timer = loop.call_later(self._idle_s, look)
 
     def _take(self, nbytes: int) -> mmap.mmap:
         self._collect()
         free = self._free
         fitting = [entry for entry in free if nbytes <= len(entry[1]) <= 2 * nbytes]
-        if fitting:
-            entry = min(fitting, key=lambda entry: len(entry[1]))
+        if fitting:  # of equal ones the last that came back, so that those that nobody needs become old
+            entry = min(reversed(fitting), key=lambda entry: len(entry[1]))
             free.remove(entry)
             self.hits += 1
             return entry[1]
@@ -116,7 +161,7 @@ class BufferPool:
         # Private: a forked child keeps the content it has, whatever the parent later reads into this memory.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN, flags=private)
-        if self.huge_pages and hasattr(mmap, "MADV_HUGEPAGE"):
+        if self._asks_for_huge_pages():
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory
 
@@ -136,14 +181,17 @@ class BufferPool:
             return sum(len(memory) for _, memory in self._free)
 
     def trim_in(self, loop: asyncio.AbstractEventLoop, idle_s: float) -> None:
-        """Have this event loop return memory to the system that was free for ``idle_s`` seconds."""
+        """Have this event loop return memory to the system that was free for ``idle_s`` seconds, twice that at most."""
+        if loop is not self._loop:
+            self._timer = None  # it is another loop's
         self._loop, self._idle_s = loop, idle_s
+        self._in_loop(loop)
 
     def trim(self, idle_s: float) -> None:
         """Return memory to the system that was free for ``idle_s`` seconds."""
         with self._lock:
             self._collect()
-            oldest = time.monotonic() - idle_s
+            oldest = self._clock() - idle_s
             self._free = [entry for entry in self._free if entry[0] > oldest]
 
     def clear(self) -> None:

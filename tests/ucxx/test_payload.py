@@ -3,6 +3,7 @@ import struct
 import warnings
 import zlib
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -14,6 +15,7 @@ from tensordict import NonTensorStack, TensorDict
 
 from asyncdp.errors import CorruptPayload, DataPlaneReadError
 from asyncdp.rows.block import PICKLE, Block, Column, Objects, Ragged
+from asyncdp.transports.ucxx.payload import gather as payload_gather
 from asyncdp.transports.ucxx.payload import payload as payload_module
 from asyncdp.transports.ucxx.payload.blocks import block_of, layout_of, pack, packed
 from asyncdp.transports.ucxx.payload.gather import Selection, gathers
@@ -119,9 +121,19 @@ def rows_of(n: int) -> st.SearchStrategy[Any]:
     return some | spans
 
 
-@given(st.lists(rows_of(4), min_size=1, max_size=5), st.sampled_from(["all", "ragged", "strided", "words"]))
-def test_rows_of_many_slots_become_one_payload(picks: list[Any], name: str) -> None:
+@given(
+    st.lists(rows_of(4), min_size=1, max_size=5),
+    st.sampled_from(["all", "ragged", "strided", "words"]),
+    st.sampled_from([0, 2048]),
+)
+def test_rows_of_many_slots_become_one_payload(picks: list[Any], name: str, pick_bytes: int) -> None:
     """Any rows of any slots, in the order asked, with their sizes per slot and the host's checksum."""
+    with mock.patch.object(payload_gather, "_PICK_BYTES", pick_bytes):
+        check_gather(picks, name)
+
+
+def check_gather(picks: list[Any], name: str) -> None:
+    """Gather rows, and compare them with what a block gives."""
     block = BLOCKS[name]
     source = Payload.read(packed(block))
     fields = tuple(reversed(block.columns))
@@ -139,6 +151,15 @@ def test_rows_of_many_slots_become_one_payload(picks: list[Any], name: str) -> N
         assert size == int(expected.row_nbytes()[first : first + len(rows)].sum())
         assert whole.checksum(first, first + len(rows)) == expected.checksum(range(first, first + len(rows)))
         first += len(rows)
+
+
+def test_rows_that_follow_one_another_are_copied_together() -> None:
+    """Two copies for five rows that lie in two runs, dense and ragged."""
+    ragged = torch.nested.nested_tensor([torch.ones(3000, dtype=torch.uint8)] * 8, layout=torch.jagged)
+    for leaf in (torch.ones(8, 3000, dtype=torch.uint8), ragged):
+        source = Payload.read(packed(Block.from_fields({"a": leaf}, 8)))
+        (made,), _ = gathers([Selection(0, source, ("a",), [0, 1, 2, 5, 6])])
+        assert sum(made.fill(np.empty(made.layout.nbytes, np.uint8))) == 9000 + 8192
 
 
 def test_slots_of_other_shapes_get_a_payload_of_their_own() -> None:

@@ -3,6 +3,7 @@ import contextlib
 import os
 import pickle
 import random
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -449,6 +450,23 @@ async def test_a_connection_that_idled_for_long_is_replaced_quietly() -> None:
                     await asyncio.sleep(0.01)
             async with pool.use("127.0.0.1", port) as three:
                 assert await three.ask()
+
+
+async def test_connections_of_a_burst_are_closed_once_they_idled_for_long() -> None:
+    """At the next use of another one, whatever the host does; those that were used since stay."""
+    async with hosted(idle_s=100.0) as host:
+        port = host.report().ports[0]
+        with pool_of() as pool:
+            async with AsyncExitStack() as burst:
+                made = [await burst.enter_async_context(pool.use("127.0.0.1", port)) for _ in range(4)]
+            last = made[0]  # they came back in reverse order
+            for one in made[2:]:
+                one.used_at -= 51.0
+            async with pool.use("127.0.0.1", port) as taken:
+                assert taken is last
+                await taken.ask()
+            assert [one.spent for one in made] == [False, False, True, True]
+            assert pool.idle == 2
 
 
 async def test_a_cancelled_request_spends_its_connection() -> None:

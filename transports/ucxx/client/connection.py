@@ -26,7 +26,7 @@ from asyncdp.errors import (
 )
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
-from ..payload.cooperative_copy import copy_cooperatively
+from ..payload.cooperative_copy import copy_cooperatively, memory_for
 from ..payload.payload import Payload
 from ..slots.writer_process import this_machine, this_process
 from ..wire.chunks import batches, post_receives, send_all, wait_all
@@ -255,7 +255,7 @@ class Connection:
             buffers = []
             if reply.parts:
                 engine, endpoint = await self._tied()  # before the buffers are allocated, because it may fail
-                buffers = [self._buffers.empty(part.size) for part in reply.parts]
+                buffers = [await memory_for(self._buffers, part.size) for part in reply.parts]
                 await wait_all(post_receives(engine, endpoint, tag, buffers))
         parts = []
         for head, data in zip(reply.parts, buffers, strict=True):

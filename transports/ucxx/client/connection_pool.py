@@ -30,6 +30,7 @@ class Pool:
 
     A connection that the host closed while it was idle is replaced without an error, since the port is not at fault. A
     connection that was idle for ``idle_share`` of the time that its host allows is replaced before the host closes it.
+    Those that a burst of requests left behind are closed then too, at the next use of another one.
 
     Args:
         engine, secret, codec, buffers: Arguments of new connections; without an engine, payload travels in frames only.
@@ -90,23 +91,31 @@ class Pool:
                 if self._closed:
                     connection.spend()
                 elif not connection.spent:
-                    self._idle.setdefault(address, []).append(connection)
+                    self._keep(address, connection)
 
     def _take(self, address: Address) -> Connection | None:
         """Return the most recently used idle connection that is still usable, or None."""
         if self._closed:
             raise DataPlaneClosed("the client is closed")
         idle = self._idle.get(address, [])
-        now = time.monotonic()
         while idle:
             connection = idle.pop()
-            if connection.spent:
-                continue
-            if now - connection.used_at > connection.welcome.idle_s * self._idle_share:
-                connection.spend()
-                continue
-            return connection
+            if not self._ended(connection):
+                return connection
         return None
+
+    def _keep(self, address: Address, connection: Connection) -> None:
+        """Put a connection back; close those that nobody needed for long, which are the first: the last is taken."""
+        idle = self._idle.setdefault(address, [])
+        idle.append(connection)
+        while idle and self._ended(idle[0]):
+            del idle[0]
+
+    def _ended(self, connection: Connection) -> bool:
+        """Return whether a connection is closed; one that was idle for too long is closed now."""
+        if time.monotonic() - connection.used_at > connection.welcome.idle_s * self._idle_share:
+            connection.spend()
+        return connection.spent
 
     async def _open(self, address: Address) -> Connection:
         self.opened += 1

@@ -45,6 +45,8 @@ DIRECTORY_S: Final = 1.0
 #: Seconds between two looks at whether a host that does not answer is alive. Most answer within a millisecond, and then
 #: nobody looks.
 LOOK_S: Final = 0.5
+#: Seconds after which memory of large results that nobody used again is returned to the system.
+IDLE_S: Final = 10.0
 
 
 class HostAddress:
@@ -145,6 +147,7 @@ class HostResolver:
             }
             self._pool, self._host_client = pool, HostClient(pool, self._codec, self._buffers, **told)
             self._end = at_loop_end(partial(_end, pool, self._engine))
+            self._buffers.trim_in(loop, IDLE_S)
             on_fork_of_loop(loop)
         return self._host_client
 

@@ -30,7 +30,7 @@ from asyncdp.errors import (
 )
 
 from ..payload.blocks import block_of, layout_of, pack, rows_of
-from ..payload.cooperative_copy import copy_cooperatively
+from ..payload.cooperative_copy import copy_cooperatively, memory_for
 from ..payload.gather import Gather, Selection, gathers, span_of
 from ..payload.layout import OBJECTS, Layout, read_layout, schema_of, spans
 from ..payload.payload import Payload
@@ -131,7 +131,7 @@ class Lane:
         for at, error in unfit.items():
             errors[at] = self._state_problem(refs[at]) or error
         for gather in made:
-            out = self._buffers.empty(gather.layout.nbytes)
+            out = await memory_for(self._buffers, gather.layout.nbytes)
             await copy_cooperatively(gather.fill(out))
             part = self._part(gather, Payload(gather.layout, out), refs, errors)
             if part is not None:

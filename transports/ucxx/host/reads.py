@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 from typing import TYPE_CHECKING, Final
 
 from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailable
 
+from ..payload.cooperative_copy import memory_for
 from ..payload.gather import Gather, Selection, gathers
 from ..payload.layout import spans
 from ..payload.payload import SUMMED_AT_ONCE, Payload
@@ -38,9 +38,6 @@ __all__ = ["ReadReply", "Reads"]
 
 #: Most bytes copied at once on the event loop (0.1 ms).
 _COPIED_AT_ONCE: Final = 256 << 10
-#: Least size of a payload whose fresh pages are allocated by a thread: the system clears a page when it is first
-#: written to, which takes 0.2 to 2 s for each GiB.
-_TOUCHED_AT_ONCE: Final = 4 << 20
 
 
 class ReadReply:
@@ -132,7 +129,7 @@ class Reads:
             made = await self._within_memory(reply, room, errors, most if in_frame else None, work)
             parts = []
             for gather in made:
-                out = await self._buffer(gather.layout.nbytes)
+                out = await memory_for(self._buffers, gather.layout.nbytes)
                 for _ in gather.fill(out, _COPIED_AT_ONCE):
                     if work.over:
                         await work.next()
@@ -177,12 +174,6 @@ class Reads:
             errors.update(refused)
             made = gathers([pick for pick in room.kept if pick.ref not in errors])[0]
         return made
-
-    async def _buffer(self, nbytes: int) -> Bytes:
-        out, fresh = self._buffers.take(nbytes)
-        if fresh and nbytes >= _TOUCHED_AT_ONCE:
-            await asyncio.to_thread(out[:: mmap.PAGESIZE].fill, 0)  # numpy releases the GIL meanwhile
-        return out
 
     async def _picked(
         self,

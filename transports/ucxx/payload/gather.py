@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Gather", "Selection", "gathers"]
 
-#: Scattered rows up to this many bytes are picked by numpy in one step; larger ones are copied one by one (1 us each).
+#: Scattered runs of rows of up to this many bytes each are picked by numpy in one step; of larger ones, each is copied
+#: by itself (1 us each).
 _PICK_BYTES: Final = 2048
 #: Most bytes of such rows picked in one step; of shorter rows, some 8,000.
 _PICKED_BYTES: Final = 1 << 20
@@ -173,18 +174,21 @@ def _pieces(pick: Selection, at: int, mark: Span | None, unit: int) -> Iterable[
 
 
 def _scattered(pick: Selection, data: Bytes, offsets: npt.NDArray[np.int64] | None, unit: int) -> Iterator[Bytes]:
-    if offsets is not None:
-        marks = (offsets * unit).tolist()
-        for row in pick.rows:
-            yield data[marks[row] : marks[row + 1]]
-    elif unit > _PICK_BYTES:
-        for row in pick.rows:
-            yield data[row * unit : (row + 1) * unit]
-    elif unit:
+    index = np.asarray(pick.rows, np.int64)
+    if not unit or not len(index):
+        return
+    cuts = np.flatnonzero(np.diff(index) != 1) + 1  # rows that follow one another are copied in one step
+    if offsets is None and len(index) * unit <= _PICK_BYTES * (len(cuts) + 1):
         rows = data.reshape(pick.payload.layout.n, unit)
         step = max(1, _PICKED_BYTES // max(unit, _PICK_BYTES >> 4))
-        for begin in range(0, len(pick.rows), step):
-            yield rows[np.asarray(pick.rows[begin : begin + step], np.int64)].reshape(-1)
+        for begin in range(0, len(index), step):
+            yield rows[index[begin : begin + step]].reshape(-1)
+        return
+    firsts, stops = index[np.r_[0, cuts]], index[np.r_[cuts, 0] - 1] + 1
+    if offsets is not None:
+        firsts, stops = offsets[firsts], offsets[stops]
+    for first, stop in zip((firsts * unit).tolist(), (stops * unit).tolist(), strict=True):
+        yield data[first:stop]
 
 
 def _within(index: Sequence[int], n: int) -> bool:
