@@ -10,6 +10,7 @@ import anyio
 
 from asyncdp.errors import ClaimNotReady, DataPlaneError, PartialReadError, SampleNotFound, StaleSlotError
 from asyncdp.process.cancellation import finish
+from asyncdp.rows.device_memory import staging_of
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -49,7 +50,8 @@ class Batches:
         min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
         select_fields: Fields to read; None: the required fields.
         prefetch: Number of batches to claim and read ahead of the caller.
-        device: Device to which the data of a batch is moved; None: it stays in host memory.
+        device: Device to which the data of a batch is moved, to CUDA devices through pinned memory; None: it stays in
+            host memory.
         borrow: As for ``get_data``, for each batch.
         survivors: If only some rows of a batch can be read, ``"raise"`` raises PartialReadError; ``"drop"`` returns the
             other rows, without groups (tag ``group_id``) of which a row is missing, and releases the claims of rows
@@ -71,7 +73,7 @@ class Batches:
         min_batch_size: int | None,
         prefetch: int,
         timeout_s: float | None,
-        device: torch.device | str | int | None = None,
+        device: torch.device | None = None,
         borrow: bool = False,
         survivors: Survivors = "raise",
         idle: Idle = "raise",
@@ -128,7 +130,7 @@ class Batches:
         while True:
             try:
                 found = await self._client.get_data(wanted, self._select, borrow=self._borrow, timeout_s=self._read_s)
-                return wanted, self._moved(found)
+                return wanted, await self._moved(found)
             except PartialReadError as err:
                 if self._survivors == "raise":
                     raise
@@ -137,7 +139,7 @@ class Batches:
                 self._held[-1] = meta.subset(()) if kept is None else kept
                 await self._release_left_out(wanted, kept, missing)
                 if kept is not None and kept.sample_ids == err.ok.sample_ids:
-                    return kept, self._moved(err.rows)
+                    return kept, await self._moved(err.rows)
             except (StaleSlotError, SampleNotFound):
                 if self._survivors == "raise":
                     raise
@@ -146,8 +148,12 @@ class Batches:
                 return None
             wanted = kept
 
-    def _moved(self, data: TensorDict) -> TensorDict:
-        return data if self._device is None else data.to(self._device)
+    async def _moved(self, data: TensorDict) -> TensorDict:
+        if self._device is None:
+            return data
+        if self._device.type == "cuda":
+            return await staging_of(self._client.env).move(data, self._device)
+        return data.to(self._device)
 
     async def _release_left_out(
         self, meta: KVBatchMeta, kept: KVBatchMeta | None, missing: dict[str, DataPlaneError]

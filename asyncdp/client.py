@@ -495,7 +495,7 @@ class Client(DataPlaneClient):
             min_batch_size=min_batch_size,
             prefetch=check.count(prefetch, "prefetch", 0),
             timeout_s=timeout_s,
-            device=device,
+            device=check.device(device),
             borrow=check.flag(borrow, "borrow"),
             survivors=cast("Survivors", check.choice(survivors, "survivors", ("raise", "drop"))),
             idle=cast("Idle", check.choice(idle, "idle", ("raise", "wait", "end"))),

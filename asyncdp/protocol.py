@@ -332,7 +332,8 @@ class DataPlaneClient(Protocol):
             select_fields: Fields to read; None: ``required_fields``.
             min_batch_size: Smallest number of samples per batch; None: ``batch_size``.
             prefetch: Number of batches to claim and read ahead; above 0, use ``async with`` on the result.
-            device: Device to which the data is moved; None: it stays in host memory.
+            device: Device to which the data is moved; None: it stays in host memory. One that is not there is
+                DataPlaneBadRequest at once.
             borrow: As for ``get_data``, for each batch.
             survivors: If only some rows of a batch can be read, ``"raise"`` raises PartialReadError; ``"drop"`` returns
                 the others, without groups (tag ``group_id``) of which a row is missing, and passes over batches of

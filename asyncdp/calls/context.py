@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from asyncdp.compose.outcomes import PendingOutcomes
     from asyncdp.metrics.observer import Observers
     from asyncdp.rows.block import ObjectCodec
+    from asyncdp.rows.device_memory import Staging
 
 __all__ = [
     "Budget",
@@ -167,6 +168,7 @@ class Env:
         long_poll_s: Seconds that one poll may wait in the backend.
         log: Writes the log line of an event: ``log(name, labels, ctx)``; None: there is no log.
         observers: Observers of calls and attempts, such as exporters; None: there are none.
+        staging: Moves tensors between devices and host memory; None: nothing needed it yet.
     """
 
     clock: Clock
@@ -181,6 +183,7 @@ class Env:
     open_waits: OpenWaits = field(default_factory=OpenWaits)
     log: Callable[[str, Mapping[str, Any], CallContext], None] | None = None
     observers: Observers | None = None
+    staging: Staging | None = None
     _count: int = 0
 
     def next_op_id(self) -> str:

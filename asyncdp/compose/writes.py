@@ -17,6 +17,7 @@ from asyncdp.errors import (
     DataPlaneUnavailable,
 )
 from asyncdp.rows.block import Block, FieldSpec, field_names
+from asyncdp.rows.device_memory import on_host
 
 from .invalidations import invalidate
 from .outcomes import PendingOutcome, clean_up_context
@@ -90,7 +91,7 @@ async def _store(
     placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
     fields = call.fields
     assert fields is not None  # noqa: S101 - there are names
-    block = Block.from_fields(fields, n, placed.specs, ctx.env.codec)
+    block = Block.from_fields(await on_host(fields, ctx.env), n, placed.specs, ctx.env.codec)
     by_field = {name: column.row_nbytes() for name, column in block.columns.items()}
     sizes = tuple(sum(by_field.values(), np.zeros(n, np.int64)).tolist())
     refs: list[SlotRef] = []

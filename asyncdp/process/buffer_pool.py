@@ -11,7 +11,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 __all__ = ["BufferPool", "size_class"]
+
+Memory = mmap.mmap | memoryview
 
 _GRAIN: Final = 64 << 10
 #: Huge pages are too slow where so many bytes of them take more processor time than this; measured: 0.5 ms, and 2.3 ms
@@ -51,6 +53,7 @@ class BufferPool:
         huge_pages: Whether to ask for huge pages. Fresh ones come five times as fast, and large copies are faster; but
             where memory is fragmented they take up to 20 s for each GiB, see :meth:`populate`.
         clock: Tells seconds, by which free memory becomes old.
+        allocate: Allocates memory of so many bytes; None: the system does.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class BufferPool:
         least_bytes: int = 1 << 20,
         huge_pages: bool = True,
         clock: Callable[[], float] = time.monotonic,
+        allocate: Callable[[int], Memory] | None = None,
     ) -> None:
         """Start without memory."""
         self.keep_bytes = keep_bytes
@@ -68,12 +72,13 @@ class BufferPool:
         self.hits = 0
         self.misses = 0
         self._clock = clock
+        self._allocate = self._mapped if allocate is None else allocate
         self._small_until = clock()
         self._lock = threading.Lock()
         #: Free memory with the time of its return, the oldest first.
-        self._free: list[tuple[float, mmap.mmap]] = []
+        self._free: list[tuple[float, Memory]] = []
         # Filled by finalizers, which run in any thread and at any time, so they only append.
-        self._returned: deque[tuple[float, mmap.mmap]] = deque()
+        self._returned: deque[tuple[float, Memory]] = deque()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._idle_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
@@ -107,7 +112,8 @@ class BufferPool:
         Where memory is so fragmented that huge pages take longer than small ones, the rest of the array gets small
         ones, and so does what is allocated in the next minute.
         """
-        memory: mmap.mmap = getattr(fresh.base, "obj", fresh.base)
+        base: Any = fresh.base  # of numpy, in some releases, a view of the memory
+        memory: mmap.mmap = getattr(base, "obj", base)
         for begin in range(0, len(fresh), _JUDGED_BYTES):
             stop, before = begin + _JUDGED_BYTES, time.thread_time()
             fresh[begin : stop : mmap.PAGESIZE].fill(0)
@@ -120,7 +126,7 @@ class BufferPool:
     def _asks_for_huge_pages(self) -> bool:
         return self.huge_pages and hasattr(mmap, "MADV_HUGEPAGE") and self._clock() >= self._small_until
 
-    def _give_back(self, memory: mmap.mmap) -> None:
+    def _give_back(self, memory: Memory) -> None:
         if not self.keep_bytes:
             return
         self._returned.append((self._clock(), memory))
@@ -148,19 +154,23 @@ class BufferPool:
 
         self._timer = loop.call_later(self._idle_s, look)
 
-    def _take(self, nbytes: int) -> mmap.mmap:
+    def _take(self, nbytes: int) -> Memory:
         self._collect()
         free = self._free
-        fitting = [entry for entry in free if nbytes <= len(entry[1]) <= 2 * nbytes]
+        size = size_class(-(-nbytes // _GRAIN)) * _GRAIN
+        fitting = [entry for entry in free if size <= len(entry[1]) <= 2 * size]
         if fitting:  # of equal ones the last that came back, so that those that nobody needs become old
             entry = min(reversed(fitting), key=lambda entry: len(entry[1]))
-            free.remove(entry)
+            self._free = [other for other in free if other is not entry]
             self.hits += 1
             return entry[1]
         self.misses += 1
+        return self._allocate(size)
+
+    def _mapped(self, nbytes: int) -> mmap.mmap:
         # Private: a forked child keeps the content it has, whatever the parent later reads into this memory.
         private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, size_class(-(-nbytes // _GRAIN)) * _GRAIN, flags=private)
+        memory = mmap.mmap(-1, nbytes, flags=private)
         if self._asks_for_huge_pages():
             memory.madvise(mmap.MADV_HUGEPAGE)
         return memory

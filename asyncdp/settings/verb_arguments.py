@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
+import torch
 from tensordict import LazyStackedTensorDict, NonTensorStack, TensorDict, TensorDictBase
 
 from asyncdp.errors import DataPlaneBadRequest
@@ -152,6 +153,20 @@ def flag(value: Any, what: str) -> bool:
     found = _number(value)
     if type(found) is not bool:
         raise bad(f"{what} must be True or False, not {value!r:.80}", what)
+    return found
+
+
+def device(value: Any) -> torch.device | None:
+    """Check that a value names a device that is there, and return it; None: none is named."""
+    if value is None:
+        return None
+    try:
+        found = torch.device(value)
+    except (RuntimeError, TypeError) as err:
+        raise bad(f"device: torch knows no device {value!r:.80}", "device") from err
+    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found.type == "cuda" and (found.index or 0) >= there:
+        raise bad(f"device: {str(found)!r} is not there; torch finds {there} CUDA devices", "device")
     return found
 
 

@@ -225,13 +225,10 @@ async def test_a_cancel_of_the_task_while_batches_are_given_back_loses_no_claim(
 
 
 async def test_data_is_moved_to_a_device(client: Client) -> None:
-    """Any that torch knows; a device that cannot take it raises with the batch."""
+    """Any that torch knows."""
     async for _, data in client.batches("p", "train", ["x"], 2, device="meta"):
         assert data["x"].device == torch.device("meta")
         break
-    with pytest.raises((RuntimeError, AssertionError)) as raised:
-        await anext(client.batches("p", "train", ["x"], 2, device="cuda:77"))
-    assert raised.value.batch.sample_ids == ["s2", "s3"]  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("wrong", [{"survivors": "keep"}, {"idle": "sleep"}, {"prefetch": -1}])
