@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import os
 import weakref
@@ -22,6 +23,9 @@ _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
 _LIBC.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _MAP_FIXED: Final = 0x10
+#: Most mappings that a process has at a time: the system allows 65,530 of all kinds, and looks through the locks of a
+#: file one by one.
+_MOST: Final = 4096
 _FAILED: Final = ctypes.c_void_p(-1).value
 #: Mappings in use by address. They are module state since a tensor knows nothing but the address of its memory.
 _LIVE: weakref.WeakValueDictionary[int, PrivateMapping] = weakref.WeakValueDictionary()
@@ -41,7 +45,7 @@ class PrivateMapping:
         on_end: Called once when the mapping ends, in any thread.
 
     Raises:
-        OSError: The system does not map it.
+        OSError: The system does not map it, or this process has 4,096 of them.
     """
 
     # Not mmap.mmap: that keeps a descriptor for each mapping, and cannot be ended while arrays use it.
@@ -52,6 +56,8 @@ class PrivateMapping:
         self._nbytes = nbytes
         self._on_end = on_end
         self._ended = False
+        if len(_LIVE) >= _MOST:
+            raise OSError(errno.ENOMEM, "this process has too many private mappings")
         self._begin = _map(None, nbytes, mmap.MAP_PRIVATE, fd, offset)
         _LIVE[self._begin] = self
 
@@ -70,18 +76,15 @@ class PrivateMapping:
     def end(self) -> None:
         """Let go of the file now: what is left of arrays and tensors on the mapping holds zeros. Idempotent."""
         if not self._ended:
+            self._ended = True  # before the system is called, meanwhile other threads run
             _map(self._begin, self._nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED, -1, 0)
-            self._over()
-
-    def _over(self) -> None:
-        self._ended = True
-        self._on_end()
+            self._on_end()
 
     def __del__(self, unmap: Callable[..., int] = _LIBC.munmap) -> None:
         if self._begin is not None:
             unmap(self._begin, self._nbytes)
             if not self._ended:
-                self._over()
+                self._on_end()
 
 
 def _map(address: int | None, nbytes: int, flags: int, fd: int, offset: int) -> int:

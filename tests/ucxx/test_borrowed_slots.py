@@ -1,6 +1,8 @@
 """Borrowed rows of slots: never another sample's bytes, whatever becomes of the slot; and the space comes back."""
 
 import gc
+import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from asyncdp import borrowed
 from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import DataPlaneNotReady, StaleSlotError
+from asyncdp.process import private_mapping
 from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.process.private_mapping import mapping_at
 from asyncdp.rows.block import PICKLE, Block
@@ -371,6 +374,86 @@ async def test_an_arena_that_is_removed_stays_for_its_readers(table: SlotTable, 
         assert isinstance((await lane.read([ref(grant)], borrow=True)).errors[0], StaleSlotError)
     finally:
         made.unlink()
+
+
+async def test_an_arena_that_is_removed_keeps_the_memory_of_borrowed_slots_only(table: SlotTable, lane: Lane) -> None:
+    """Whatever order they were borrowed in: a small tensor does not keep a whole arena."""
+    grants = [put(table, f"op{at}", rows(1, 16000, float(at)))[0] for at in range(6)]
+    held = [await values_of(lane, ref(grants[at])) for at in (4, 1)]
+    fd = os.open(f"/dev/shm/{table.arena.name}", os.O_RDONLY)
+    try:
+        before = os.fstat(fd).st_blocks * 512
+        table.arena.unlink()
+        assert before - os.fstat(fd).st_blocks * 512 >= before - 4 * 64 * 1024 - 64 * 1024
+    finally:
+        os.close(fd)
+    assert [values[0, 0].item() for values in held] == [4.0, 1.0]
+    assert all((values == values[0, 0]).all() for values in held)
+
+
+async def test_a_process_has_only_so_many_mappings(
+    table: SlotTable, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system allows no more of all kinds together: beyond that rows are copied, and borrowed again later."""
+    (grant,) = put(table, "op", rows(1, 4000))
+    gc.collect()
+    monkeypatch.setattr(private_mapping, "_MOST", len(private_mapping._LIVE) + 2)
+    held = [await values_of(lane, ref(grant)) for _ in range(3)]
+    assert [in_place(values) for values in held] == [True, True, False]
+    del held[0]
+    assert in_place(await values_of(lane, ref(grant)))
+
+
+async def test_a_borrow_that_two_threads_end_is_given_back_once(
+    table: SlotTable, lane: Lane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system is called without the interpreter's lock."""
+    (grant,) = put(table, "op", rows(1, 4000))
+    values = await values_of(lane, ref(grant))
+    mapping = mapping_at(values.data_ptr())
+    assert mapping is not None
+    made, real = [], private_mapping._map
+
+    def late(*args: Any) -> int:
+        if not made:
+            made.append(1)
+            mapping.end()  # another thread's
+        return real(*args)
+
+    monkeypatch.setattr(private_mapping, "_map", late)
+    mapping.end()
+    assert list(lane._given_back) == [table.slots[grant.slot].header.units]
+
+
+async def test_what_is_made_of_a_borrowed_tensor(table: SlotTable, lane: Lane) -> None:
+    """Pickled it is a copy, which holds nothing; an array on it holds the slot; it cannot be made larger."""
+    (grant,) = put(table, "op", rows(2, 4000))
+    values = await values_of(lane, ref(grant))
+    copied = pickle.loads(pickle.dumps(values))
+    with pytest.raises(RuntimeError, match="resiz"):
+        values.untyped_storage().resize_(1 << 20)
+    clear(table, grant)
+    assert not table.sweep(0.0)
+    array = values.numpy()
+    del values
+    gc.collect()
+    assert not table.sweep(0.0)
+    assert (array == 1.0).all()
+    del array
+    assert table.sweep(0.0) == 1
+    assert (copied == 1.0).all()
+
+
+async def test_a_shared_tensor_gives_its_slot_back(table: SlotTable, lane: Lane) -> None:
+    """As when it is sent by torch.multiprocessing: its values are the same, elsewhere."""
+    (grant,) = put(table, "op", rows(2, 4000))
+    values = await values_of(lane, ref(grant))
+    values.share_memory_()
+    assert not in_place(values)
+    clear(table, grant)
+    put_all_around(table)
+    assert (values == 1.0).all()
+    assert table.counts()["doomed"] == 0
 
 
 async def test_nothing_is_borrowed_from_a_host_that_does_not_know_of_it(table: SlotTable, lane: Lane) -> None:

@@ -233,7 +233,21 @@ class Arena:
         self._given_up[0] = 1
         with contextlib.suppress(FileNotFoundError):
             _posixshmem.shm_unlink("/" + self.name)
+        self._free_what_nobody_borrows()
         self.close()
+
+    def _free_what_nobody_borrows(self) -> None:
+        """Free the memory of slots: a mapping of a single one would keep that of the whole segment."""
+        stretches = [(self.data_at, self.data_at + self.units * self.unit_bytes)]
+        while self._fd is not None and stretches:
+            begin, end = stretches.pop()
+            held = borrows.locked_range(self._fd, begin, end - begin)
+            if held is not None:
+                parts = (begin, held[0]), (sum(held), end)
+                stretches += [part for part in parts if part[0] < part[1]]
+                continue
+            with contextlib.suppress(OSError):  # a system that cannot
+                self._map.madvise(mmap.MADV_REMOVE, begin, end - begin)
 
     def mark_alive(self) -> None:
         """Set the segment's modification time to now, as a sign that its host runs."""

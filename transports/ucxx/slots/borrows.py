@@ -13,7 +13,7 @@ import os
 import struct
 from typing import Final
 
-__all__ = ["is_locked", "lock"]
+__all__ = ["is_locked", "lock", "locked_range"]
 
 #: struct flock of 64-bit Linux: type, whence, start, length, pid (0 for locks of open file descriptions).
 _FLOCK: Final = struct.Struct("hhqqi4x")
@@ -30,6 +30,11 @@ def lock(fd: int, begin: int, size: int) -> None:
 
 def is_locked(fd: int, begin: int, size: int) -> bool:
     """Return whether another open file description holds a lock on any of these bytes."""
+    return locked_range(fd, begin, size) is not None
+
+
+def locked_range(fd: int, begin: int, size: int) -> tuple[int, int] | None:
+    """Return offset and length of one lock that another description holds on any of these bytes, or None."""
     # The call lets go of the interpreter's lock, so what was stored before is visible to others before the look. A
     # reader checks the slot after it has its lock: one of both sees the other.
     try:
@@ -37,5 +42,6 @@ def is_locked(fd: int, begin: int, size: int) -> bool:
     except OSError as err:
         if err.errno != errno.EINVAL:
             raise
-        return False  # a system without such locks, on which nobody holds one
-    return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
+        return None  # a system without such locks, on which nobody holds one
+    kind, _, first, length, _ = _FLOCK.unpack(found)
+    return None if kind == fcntl.F_UNLCK else (first, length)
