@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["REFERENCES", "References", "Unavailable"]
+__all__ = ["REFERENCES", "References", "Unavailable", "ray_here"]
 
 Work = Callable[[], Awaitable[Any]]
 MIB: Final = 1 << 20
@@ -56,23 +57,24 @@ class References:
 
 
 @asynccontextmanager
-async def _ray() -> AsyncIterator[Any]:
+async def ray_here(num_cpus: int = 1, store_bytes: int = 1536 * MIB) -> AsyncIterator[Any]:
+    """Start a Ray on loopback, unless one runs already."""
     import ray
 
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    owned = not ray.is_initialized()
-    if owned:
+    own = not ray.is_initialized()
+    if own:
         ray.init(
-            num_cpus=1,
+            num_cpus=num_cpus,
             include_dashboard=False,
-            object_store_memory=1024 * MIB,
+            object_store_memory=store_bytes,
             log_to_driver=False,
             _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
         )
     try:
         yield ray
     finally:
-        if owned:
+        if own:
             ray.shutdown()
 
 
@@ -105,7 +107,7 @@ async def _ucx() -> AsyncIterator[Any]:
         await engine.close()
 
 
-OPENERS: Final = {"ray": _ray, "valkey": _valkey, "ucx": _ucx}
+OPENERS: Final = {"ray": ray_here, "valkey": _valkey, "ucx": _ucx}
 
 
 # -- what they do
@@ -126,27 +128,32 @@ def _memcpy(_: Any, nbytes: int) -> Work:
 def _fresh(_: Any, nbytes: int) -> Work:
     source = np.ones(nbytes, np.uint8)
 
-    async def copy() -> None:
-        with mmap.mmap(-1, nbytes) as pages:
+    async def copy() -> float:
+        with mmap.mmap(-1, nbytes) as pages:  # malloc would give memory that was used before
+            began = time.perf_counter()
             target = np.frombuffer(pages, np.uint8)
             target[:] = source
+            took = time.perf_counter() - began
             del target
+        return took
 
     return copy
 
 
 def _ring(_: Any, nbytes: int) -> Work:
-    """Write into memory shared with other processes, at the next place of a ring of four."""
+    """Write into memory shared with other processes, at the next place of a ring; its pages were there before."""
+    places, at = max(1, min(64, 512 * MIB // max(1, nbytes))), 0
     file = os.memfd_create("asyncdp-ring")
-    os.ftruncate(file, 4 * nbytes)
-    pages = mmap.mmap(file, 4 * nbytes)
+    os.ftruncate(file, places * nbytes)
+    pages = mmap.mmap(file, places * nbytes)
     os.close(file)
-    ring, source, at = np.frombuffer(pages, np.uint8).reshape(4, nbytes), np.ones(nbytes, np.uint8), 0
+    ring, source = np.frombuffer(pages, np.uint8).reshape(places, nbytes), np.ones(nbytes, np.uint8)
+    ring[:] = 1
 
     async def write() -> None:
         nonlocal at
         ring[at] = source
-        at = (at + 1) % 4
+        at = (at + 1) % places
 
     return write
 
@@ -154,8 +161,12 @@ def _ring(_: Any, nbytes: int) -> Work:
 def _ray_put(ray: Any, nbytes: int) -> Work:
     source = np.ones(nbytes, np.uint8)
 
-    async def put() -> None:
-        ray.put(source)
+    async def put() -> float:
+        began = time.perf_counter()
+        held = ray.put(source)
+        took = time.perf_counter() - began
+        del held
+        return took
 
     return put
 
@@ -186,6 +197,10 @@ def _ucx_send(raw: Any, nbytes: int) -> Work:
     return lambda: raw.send(nbytes)
 
 
+def _ucx_receive(raw: Any, nbytes: int) -> Work:
+    return lambda: raw.receive(nbytes)
+
+
 async def _nothing() -> None:
     await asyncio.sleep(0)
 
@@ -200,5 +215,6 @@ REFERENCES: Final[dict[str, tuple[str, Callable[[Any, int], Work]]]] = {
     "ray view": ("ray", _ray_view),
     "valkey round trip": ("valkey", _valkey_trip),
     "raw ucx": ("ucx", _ucx_send),
+    "raw ucx, received": ("ucx", _ucx_receive),
     "turn of the loop": ("", lambda _, __: _nothing),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from benchmarks._statistics import median_range, wide
 if TYPE_CHECKING:
     from benchmarks._results import Result, Table
 
-__all__ = ["compared", "machine", "markdown", "plots", "terminal"]
+__all__ = ["compared", "machine", "markdown", "plots", "ratio", "ruled", "terminal", "time"]
 
 LEGEND = (
     "Ratios say how many times as long as the reference of the same round it took: below 1 is faster. In brackets: the "
@@ -20,17 +21,14 @@ LEGEND = (
 )
 
 
-def _time(seconds: float) -> str:
-    return (
-        f"{seconds * 1e6:.1f} us"
-        if seconds < 1e-3
-        else f"{seconds * 1e3:.2f} ms"
-        if seconds < 1
-        else f"{seconds:.2f} s"
-    )
+def time(seconds: float) -> str:
+    """Return seconds with three digits."""
+    unit, factor = next(((unit, by) for unit, by in (("us", 1e6), ("ms", 1e3)) if seconds * by < 999.5), ("s", 1.0))
+    value = round(seconds * factor, 3)
+    return f"{value:.0f} {unit}" if value >= 99.95 else f"{value:.3g} {unit}"
 
 
-def _ratio(values: Sequence[float], width: float | None = None) -> str:
+def ratio(values: Sequence[float], width: float | None = None) -> str:
     """Return median and range, with a question mark where it says little."""
     low, high = median_range(values)
     return f"{statistics.median(values):.2f} ({low:.2f}-{high:.2f}){'?' if wide(values, width) else ''}"
@@ -42,9 +40,9 @@ def _cells(table: Table) -> list[list[str]]:
     last = ["x floor"] * any(floors.values())
     out = [[table.case, "median", *[f"x {name}" for name in table.beside], *last]]
     for name in (*table.works, *table.references):
-        cells = [_ratio(table.ratios(name, other)) if name in table.works else "" for other in table.beside]
-        floor = [_ratio(floors[name]) if floors.get(name) else ""] * len(last)
-        out.append([name, _time(statistics.median(table.seconds[name])), *cells, *floor])
+        cells = [ratio(table.ratios(name, other)) if name in table.works else "" for other in table.beside]
+        floor = [ratio(floors[name]) if floors.get(name) else ""] * len(last)
+        out.append([name, time(statistics.median(table.seconds[name])), *cells, *floor])
     return out
 
 
@@ -54,7 +52,7 @@ def _figures(table: Table) -> list[list[str]]:
     out = [["", "reached", "should be", ""]]
     for one in table.figures:
         said = {None: "", True: "holds", False: "does not hold"}[one.reached]
-        out.append([one.name, f"{_ratio(one.values, one.width)} {one.unit}".strip(), one.bound, said])
+        out.append([one.name, f"{ratio(one.values, one.width)} {one.unit}".strip(), one.bound, said])
     return out
 
 
@@ -82,9 +80,9 @@ def machine(result: Result) -> str:
     return f"{result.began}; {it.cores} cores, {it.processor}, {it.memory_gib:g} GiB; {busy}; {it.commit}; {versions}"
 
 
-def _markdown(rows: list[list[str]]) -> str:
-    ruled = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
-    return "\n".join("| " + " | ".join(row) + " |" for row in ruled)
+def ruled(rows: list[list[str]]) -> str:
+    lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
+    return "\n".join("| " + " | ".join(row) + " |" for row in lines)
 
 
 def markdown(results: Sequence[Result]) -> str:
@@ -94,14 +92,14 @@ def markdown(results: Sequence[Result]) -> str:
         parts += [f"## {result.title}", f"`{result.command}`", machine(result)]
         parts += [f"It failed: {result.failed}"] if result.failed else []
         for table in result.tables:
-            parts += [_markdown(_cells(table))] if table.seconds else [f"**{table.case}**"]
-            parts += [_markdown(_figures(table))] if table.figures else []
+            parts += [ruled(_cells(table))] if table.seconds else [f"**{table.case}**"]
+            parts += [ruled(_figures(table))] if table.figures else []
             parts += ["\n".join(f"- {said}" for said in table.doubts())]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def plots(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw the ratios of each scenario, one picture a scenario; returns the files."""
+    """Draw the ratios of each scenario, and what it draws itself (``plots`` of its module); returns the files."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -109,6 +107,8 @@ def plots(results: Sequence[Result], folder: Path) -> list[Path]:
 
     made = []
     for result in results:
+        own = getattr(importlib.import_module(f"benchmarks.{result.scenario}"), "plots", None)
+        made += own(result, folder) if own else []
         bars: list[tuple[str, float, float, float]] = []
         for table in result.tables:
             for other in table.beside[:1]:
@@ -147,7 +147,7 @@ def compared(before: Sequence[Result], after: Sequence[Result]) -> str:
                 (low, high), (least, most) = median_range(values), median_range(others)
                 apart = "slower" if low > most else "faster" if high < least else ""
                 change = f"{middle / was:.2f}" if was else "-"
-                rows.append([f"{table.case}: {name}", _ratio(others), _ratio(values), change, apart])
+                rows.append([f"{table.case}: {name}", ratio(others), ratio(values), change, apart])
     return _aligned(rows) if len(rows) > 1 else "the two runs have no ratio in common"
 
 

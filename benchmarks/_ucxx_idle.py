@@ -16,7 +16,6 @@ import torch
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.wire.engine import Engine
 from benchmarks._ucxx_slots import Slots
-from benchmarks._ucxx_table import line
 
 __all__ = ["Idlers"]
 
@@ -38,8 +37,8 @@ class Idlers:
             theirs.close()
             self._made.append((process, ours))
 
-    def measure(self, told: dict[str, Any], host_pid: int) -> None:
-        """Let each read once over UCX, then look at what everybody uses for a while."""
+    def measure(self, told: dict[str, Any], host_pid: int) -> list[tuple[str, float, float]]:
+        """Let each read once over UCX, then look for a while: name, cores in use, how many it should be at most."""
         for _, order in self._made:
             order.send(told)
         for _, order in self._made:
@@ -50,9 +49,7 @@ class Idlers:
             order.send(WATCH_S)
         used = [order.recv() for _, order in self._made]
         host = (_processor_s(host_pid) - before) / (time.monotonic() - began)
-        line(f"{CLIENTS} clients connected over ucx, idle", "host", "mean client", "worst client")
-        mean = sum(used) / len(used)
-        line("cores in use", f"{host:.3f}", f"{mean:.3f}", f"{max(used):.3f}")
+        return [("host", host, 0.02), ("mean client", sum(used) / len(used), 0.005), ("worst", max(used), 0.02)]
 
     def close(self) -> None:
         """End them."""
@@ -78,7 +75,7 @@ def _idle(order: Connection) -> None:
 async def _connected(told: dict[str, Any], order: Connection) -> None:
     """Read once, then sleep on the loop; tell how many cores that takes."""
     loop, engine = asyncio.get_running_loop(), Engine(devices="lo")
-    slots = Slots(told, engine, 1)
+    slots = Slots(told, engine)
     block = Block.from_fields({"a": torch.randn(1, 1 << 14)}, 1)
     slots.count = os.getpid() << 20  # op_ids of its own
     op_id, refs = await slots.reserve(slots.ucx, block)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 
 from asyncdp import stack
 from asyncdp.transports.ucxx import UCXXTransport
-from benchmarks._ucxx_table import line
+
+if TYPE_CHECKING:
+    from benchmarks._scenario import Bench, Measured
 
 __all__ = ["Plane"]
 
@@ -21,13 +21,9 @@ N, SIZE = 256, 64 * KIB
 
 
 class Plane:
-    """An embedded plane and clients of it.
+    """An embedded plane and clients of it."""
 
-    Args:
-        rounds: Of each measurement.
-    """
-
-    def __init__(self, rounds: int) -> None:
+    def __init__(self) -> None:
         """Start it; takes seconds."""
         config = {
             "enabled": True, "impl": "ucxx", "backend": "valkey", "storage_capacity": 1 << 20, "num_storage_units": 1,
@@ -35,48 +31,43 @@ class Plane:
             "ucxx": {"devices": "lo", "host": {"rows_per_slot": 1, "arena_bytes": 512 * MIB, "ports": 4}},
         }  # fmt: skip
         self.owner = UCXXTransport(config)
-        self.rounds = rounds
 
     def client(self, lane: str) -> UCXXTransport:
         """Another client of it."""
         config = self.owner.attach_config()
         return UCXXTransport({**config, "ucxx": {**config.get("ucxx", {}), "lane": lane}}, bootstrap=False)
 
-    async def shares(self) -> None:
-        """Put, claim, get and clear 256 x 64 KiB through the whole stack; how much of it is the directory's."""
-        line(f"{N} x {SIZE // KIB} KiB through the stack", "whole call", "its directory", "share")
-        ids = [f"s{at}" for at in range(N)]
-        fields = TensorDict({"x": torch.randn(N, SIZE // 4)}, [N])
-        for lane, way in (("off", "ucx"), ("auto", "lane")):
-            transport = self.client(lane)
-            asked = Clock(transport._directory)  # noqa: SLF001 - it is what is measured
-            client = stack(transport)
-            await client.register_partition("p", ["x"], N, ["t"])
-            metas: list[Any] = []
+    async def works(self, bench: Bench) -> dict[str, Callable[[], Awaitable[Any]]]:
+        """Return calls over UCX and over the lane."""
+        return {**await self._verbs(bench, "off", "ucx"), **await self._verbs(bench, "auto", "lane")}
 
-            async def claim(client: Any = client, metas: list[Any] = metas) -> None:
-                metas[:] = [await client.claim_meta("p", "t", ["x"], N)]
+    async def measure(self, bench: Bench, works: dict[str, Callable[[], Awaitable[Any]]]) -> Measured:
+        """Put, claim, get and clear 256 x 64 KiB through the whole stack; how much of it is the directory's?"""
+        case = f"{N} x {SIZE // KIB} KiB through the stack"
+        read = await bench.measure(case, works, nbytes=N * SIZE, rounds=16, in_order=True)
+        for name in works:
+            read.figure(f"directory's part of {name}", lambda s, name=name: s[f"{name}, its directory"] / s[name])
+        return read
 
-            verbs: dict[str, Callable[[], Awaitable[Any]]] = {
-                "put_samples": lambda client=client: client.put_samples(ids, "p", fields),  # type: ignore[misc]
-                "claim_meta": claim,
-                "get_data": lambda client=client, metas=metas: client.get_data(metas[0]),  # type: ignore[misc]
-                "get_samples": lambda client=client: client.get_samples(ids, "p", ["x"]),  # type: ignore[misc]
-                "clear_samples": lambda client=client: client.clear_samples(ids, "p"),  # type: ignore[misc]
-            }
-            whole: dict[str, list[float]] = {verb: [] for verb in verbs}
-            parts: dict[str, list[float]] = {verb: [] for verb in verbs}
-            for number in range(self.rounds + 1):
-                for verb, call in verbs.items():
-                    asked.seconds, began = 0.0, time.perf_counter()
-                    await call()
-                    if number:
-                        whole[verb].append(time.perf_counter() - began)
-                        parts[verb].append(asked.seconds)
-            for verb in verbs:
-                all_of_it, part = statistics.median(whole[verb]), statistics.median(parts[verb])
-                line(f"{verb}, {way}", f"{all_of_it * 1e3:.2f} ms", f"{part * 1e3:.2f} ms", f"{part / all_of_it:.0%}")
-            await client.close()
+    async def _verbs(self, bench: Bench, lane: str, way: str) -> dict[str, Callable[[], Awaitable[Any]]]:
+        transport = self.client(lane)
+        asked = Clock(transport._directory)  # noqa: SLF001 - it is what is measured
+        client = await bench.stack.enter_async_context(stack(transport))
+        await client.register_partition(way, ["x"], N, ["t"])
+        ids, fields = [f"s{at}" for at in range(N)], {"x": torch.randn(N, SIZE // 4)}
+        metas: list[Any] = [None]
+
+        async def claim() -> None:
+            metas[0] = await client.claim_meta(way, "t", ["x"], N)
+
+        verbs: dict[str, Callable[[], Awaitable[Any]]] = {
+            "put_samples": lambda: client.put_samples(ids, way, fields),
+            "claim_meta": claim,
+            "get_data": lambda: client.get_data(metas[0]),
+            "get_samples": lambda: client.get_samples(ids, way, ["x"]),
+            "clear_samples": lambda: client.clear_samples(ids, way),
+        }
+        return {f"{verb}, {way}": asked.beside(call) for verb, call in verbs.items()}
 
     async def close(self) -> None:
         """End it."""
@@ -92,6 +83,16 @@ class Clock:
         for name in ("place", "publish", "locate", "claim", "clear", "hosts"):
             setattr(directory, name, self._timed(getattr(directory, name)))
         self._depth = 0
+
+    def beside(self, call: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[dict[str, float]]]:
+        """Return a work that tells the seconds of a call, and those of its directory."""
+
+        async def work() -> dict[str, float]:
+            self.seconds, began = 0.0, time.perf_counter()
+            await call()
+            return {"": time.perf_counter() - began, "its directory": self.seconds}
+
+        return work
 
     def _timed(self, call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def timed(*args: Any, **kwargs: Any) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from asyncdp.transports.ucxx.wire.chunks import post_receives, send_all, wait_all
 from asyncdp.transports.ucxx.wire.engine import Engine
 
-__all__ = ["RawPeer", "raw_peer"]
+__all__ = ["raw_peer"]
 
 SIZE, PAYLOAD, ACK = 1, 1000, 2
 

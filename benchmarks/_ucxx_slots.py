@@ -25,18 +25,15 @@ from asyncdp.transports.ucxx.host.settings import HostSettings
 from asyncdp.transports.ucxx.payload.blocks import layout_of, pack, rows_of
 from asyncdp.transports.ucxx.payload.gather import Selection, gathers
 from asyncdp.transports.ucxx.wire.handshake import Secret
-from benchmarks._ucxx_table import Rounds, line
 
 if TYPE_CHECKING:
     from asyncdp.transports.ucxx.wire.engine import Engine
-    from benchmarks._ucxx_raw import RawPeer
+    from benchmarks._scenario import Bench, Measured
 
 __all__ = ["SECRET", "Slots", "host"]
 
 KIB, MIB = 1 << 10, 1 << 20
 SECRET = secrets.token_hex(16)
-#: One request per slot is slow: it gets fewer rounds.
-FEW = 3
 
 Work = Callable[[], Awaitable[float | None]]
 
@@ -65,11 +62,10 @@ def host(**keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
 class Slots:
     """One host and a client of it, by wire and by lane."""
 
-    def __init__(self, told: dict[str, Any], engine: Engine, rounds: int) -> None:
+    def __init__(self, told: dict[str, Any], engine: Engine) -> None:
         """Open both."""
         self.here = HostRef(told["id"], told["epoch"], tuple(told["ports"]))
         self.route = Route(told["address"], told["boot_id"], told["arena"])
-        self.rounds = rounds
         self.buffers = BufferPool()
         self.pool = Pool(engine, Secret(SECRET), PICKLE, self.buffers)
         self.ucx = HostClient(self.pool, PICKLE, self.buffers, lane=False)
@@ -138,40 +134,25 @@ class Slots:
 
         return {"get, the lane's copy alone": out, "put, the lane's copy alone": into}
 
-    async def layout(self, n: int, size: int, raw: RawPeer) -> Rounds:
+    async def measure(self, bench: Bench, n: int, size: int) -> Measured:
         """Measure n rows of ``size`` bytes, one slot each."""
-        nbytes = n * size
         block = Block.from_fields({"a": torch.randn(n, size // 4)}, n)
-        source, target = np.ones(nbytes, np.uint8), np.zeros(nbytes, np.uint8)
-
-        async def copy() -> None:
-            for begin in range(0, nbytes, 16 * MIB):
-                target[begin : begin + 16 * MIB] = source[begin : begin + 16 * MIB]
-
         op_id, refs = await self.reserve(self.ucx, block)
         await self.ucx.write(self.here, self.route, op_id, refs, block)
-        owed, reserved = await self.reserve(self.lane, block)
+        pending, reserved = await self.reserve(self.lane, block)
         works: dict[str, Work] = {
-            "memcpy": copy,
-            "raw ucx": lambda: raw.send(nbytes),
             "put, ucx": self.put(self.ucx, block),
             "get, ucx": self.get(self.ucx, refs),
             "put, lane": self.put(self.lane, block),
             "get, lane": self.get(self.lane, refs),
             **self.copies(refs, block, reserved),
         }
-        rounds = Rounds()
-        await rounds.run(works, self.rounds)
         if n > 1:
             each = [rows_of(block, row, row + 1) for row in range(n)]
-            one_by_one = {
-                "put, ucx, a request per slot": self.put(self.ucx, *each),
-                "get, ucx, a request per slot": self.get(self.ucx, *[(ref,) for ref in refs]),
-            }
-            await rounds.run(one_by_one, min(FEW, self.rounds))
-        line(f"{n} x {size // KIB} KiB", "median", "", "x memcpy", "x raw ucx")
-        for name in rounds.seconds:
-            rounds.show(name, nbytes, ("memcpy", "raw ucx"))
+            works["put, ucx, a request per slot"] = self.put(self.ucx, *each)
+            works["get, ucx, a request per slot"] = self.get(self.ucx, *[(ref,) for ref in refs])
+        name = f"{n} x {size // KIB} KiB"
+        read = await bench.measure(name, works, beside=("memcpy", "raw ucx"), nbytes=n * size, rounds=9)
         await self.drop(refs)
-        await self.lane.abort(self.here, self.route, owed)
-        return rounds
+        await self.lane.abort(self.here, self.route, pending)
+        return read

@@ -45,4 +45,4 @@ async def measure(bench: Bench, *, batches: int = 20, step_s: float = 0.02) -> N
 
     works = {f"prefetch {number}": epoch(number) for number in (1, 2, 4, 0)}
     read = await bench.measure(f"{batches} batches", works, beside=["prefetch 0"], rounds=8)
-    read.figure("prefetch 1 / prefetch 0", lambda s: s["prefetch 1"] / s["prefetch 0"], at_most=0.65)
+    read.ratio("prefetch 1", "prefetch 0", at_most=0.65)

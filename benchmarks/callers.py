@@ -1,10 +1,7 @@
-"""Many callers of one client that read rows of 8 KiB, beside what the event loop and bare connections take, in one run.
-
-    python -m benchmarks callers [--rounds 7] [--callers 1,8,64,256] [--calls 1536]
+"""Many callers of one client that read rows of 8 KiB, beside what the event loop and bare connections take.
 
 Each caller is a task that reads one row after the other with ``get_samples``; all are tasks of one client on one event
-loop. Works are measured in turns; calls a second are medians over rounds, p50 and p99 those of all calls of all rounds.
-The garbage collector is as Python sets it.
+loop. ``a call`` is the time of all together by their number, ``p50`` and ``p99`` what one waits.
 
 ``wire`` is a client that may not use shared memory. ``bare, lane`` is what no client can do without, by as many tasks:
 the directory's function on a connection that all share, a copy of the row, and the TensorDict. ``bare, wire`` has a
@@ -14,18 +11,15 @@ two futures a call that the event loop resolves in its next turn, and nothing el
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
-import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import hiredis
@@ -36,7 +30,11 @@ from tensordict import TensorDict
 from asyncdp import stack
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.directory.encoding.msgpack_codec import pack
-from benchmarks._turns import line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from benchmarks._scenario import Bench, Measured
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZE, ROWS, ASK = 8 * KIB, 1024, 64
@@ -44,7 +42,7 @@ CONFIG = {
     "enabled": True, "impl": "ucxx", "storage_capacity": 1 << 20,
     "ucxx": {"devices": "lo", "host": {"arena_bytes": 128 * MIB, "ports": 4, "rows_per_slot": 1}},
 }  # fmt: skip
-NAMESPACE = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+NAMESPACE = True
 
 #: Makes one call; ``at`` counts the calls.
 Call = Callable[[int], Awaitable[object]]
@@ -104,9 +102,7 @@ class Callers:
         """Start the plane."""
         self.owner = UCXXTransport(CONFIG)
         self.ids = [f"s{at}" for at in range(ROWS)]
-        self.peer = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.callers", "--serve"], stdout=subprocess.PIPE, text=True
-        )
+        self.peer = subprocess.Popen([sys.executable, "-m", "benchmarks.callers"], stdout=subprocess.PIPE, text=True)
 
     def client(self, lane: str) -> Any:
         """Return a client of the plane."""
@@ -173,76 +169,51 @@ class Callers:
         self.peer.wait()
 
 
-async def once(work: Call, callers: int, calls: int) -> list[float]:
-    """Make ``calls`` calls by so many tasks; return the seconds of each, and last those of all together."""
-    taken: list[float] = []
-    numbers = itertools.count()
+def once(work: Call, callers: int, calls: int) -> Callable[[], Awaitable[dict[str, float]]]:
+    """Return a work that makes ``calls`` calls by so many tasks."""
 
-    async def caller() -> None:
-        while (at := next(numbers)) < calls:
-            began = time.perf_counter()
-            await work(at)
-            taken.append(time.perf_counter() - began)
+    async def run() -> dict[str, float]:
+        taken: list[float] = []
+        numbers = itertools.count()
 
-    began = time.perf_counter()
-    await asyncio.gather(*(caller() for _ in range(callers)))
-    return [*taken, time.perf_counter() - began]
+        async def caller() -> None:
+            while (at := next(numbers)) < calls:
+                began = time.perf_counter()
+                await work(at)
+                taken.append(time.perf_counter() - began)
 
+        began = time.perf_counter()
+        await asyncio.gather(*(caller() for _ in range(callers)))
+        each, taken = (time.perf_counter() - began) / calls, sorted(taken)
+        return {"a call": each, "p50": taken[len(taken) // 2], "p99": taken[len(taken) * 99 // 100]}
 
-async def run(counts: list[int], rounds: int, calls: int) -> None:
-    """Measure and print all works for each number of callers."""
-    callers = Callers()
-    try:
-        works = await callers.works()
-        rates: dict[tuple[str, int], float] = {}
-        for count in counts:
-            found: dict[str, list[list[float]]] = {name: [] for name in works}
-            for number in range(rounds + 1):
-                for name, work in works.items():
-                    took = await once(work, count, calls)
-                    if number:
-                        found[name].append(took)
-            line(f"{count} callers", "calls/s", "p50", "p99", "p99 / p50", "x bare")
-            for name, turns in found.items():
-                rates[name, count] = statistics.median((len(turn) - 1) / turn[-1] for turn in turns)
-                ordered = sorted(took for turn in turns for took in turn[:-1])
-                middle, late = ordered[len(ordered) // 2], ordered[int(len(ordered) * 0.99)]
-                bare = found.get(f"bare, {name}")
-                ratio = "" if bare is None else f"{_ratio(turns, bare):.2f}"
-                cells = [f"{middle * 1e3:.2f} ms", f"{late * 1e3:.2f} ms", f"{late / middle:.1f}", ratio]
-                line(f"  {name}", f"{rates[name, count]:.0f}", *cells)
-        for name in ("lane", "wire"):
-            best = max(rates[name, count] for count in counts)
-            line(f"{name}: calls/s of the best", *[f"{count}: {rates[name, count] / best:.2f}" for count in counts])
-    finally:
-        await callers.close()
+    return run
 
 
-def _ratio(turns: list[list[float]], bare: list[list[float]]) -> float:
-    """Return the rate beside that of the bare work: the median over rounds."""
-    return statistics.median(b[-1] / a[-1] for a, b in zip(turns, bare, strict=True))
+async def measure(bench: Bench, *, callers: tuple[int, ...] = (1, 8, 64, 256), calls: int = 1536) -> None:
+    """Measure all works for each number of callers, in the same rounds."""
+    plane = Callers()
+    bench.stack.push_async_callback(plane.close)
+    made = await plane.works()
+    works = {f"{name}, {count}": once(work, count, calls) for count in callers for name, work in made.items()}
+    read = await bench.measure("reads of 8 KiB", works, rounds=9)
+    for name in ("lane", "wire"):
+        for count in callers:
+            read.ratio(f"{name}, {count}, a call", f"bare, {name}, {count}, a call")
+        _aims(read, name, callers)
 
 
-def main() -> int:
-    """Measure, in a namespace where UCX listeners reach nobody."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="rounds of each measurement")
-    parser.add_argument("--callers", default="1,8,64,256", help="numbers of callers")
-    parser.add_argument("--calls", type=int, default=1536, help="calls of all callers together in a round")
-    parser.add_argument("--here", action="store_true", help="not in a namespace: UCX listeners bind everywhere")
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.serve:
-        serve_bytes()
-        return 0
-    if not args.here:
-        command = [*NAMESPACE, sys.executable, "-m", "benchmarks", "callers", "--here", *sys.argv[1:]]
-        env = {"UCX_TLS": "tcp,self", "OMP_NUM_THREADS": "1", **os.environ}
-        return subprocess.run(command, env=env, check=False).returncode
-    torch.set_num_threads(1)
-    asyncio.run(run([int(count) for count in args.callers.split(",")], args.rounds, args.calls))
-    return 0
+def _aims(read: Measured, name: str, callers: tuple[int, ...]) -> None:
+    most = f"{name}, {max(callers)}"
+
+    def beside_best(s: Mapping[str, float]) -> float:
+        return min(s[f"{name}, {count}, a call"] for count in callers) / s[f"{most}, a call"]
+
+    read.figure(f"rate of {most} callers / the best", beside_best, at_least=0.9, must="4")
+    read.ratio(f"{most}, p99", f"{most}, p50", at_most=5, must="4")
+    if name == "lane" and 64 in callers:
+        read.figure("lane, 64 callers", lambda s: 1 / s["lane, 64, a call"], at_least=1e4, unit="a second", must="4")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    serve_bytes()

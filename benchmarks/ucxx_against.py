@@ -18,6 +18,8 @@ import re
 import statistics
 import subprocess
 import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Final
 
@@ -28,12 +30,14 @@ try:
 except ModuleNotFoundError:  # this file measures earlier releases too
     from asyncdp.transports.ucxx.engine import Engine  # type: ignore[import-not-found, no-redef]
 
+from benchmarks._results import Result, this_machine
+from benchmarks._runner import ENVIRONMENT, NAMESPACE
+from benchmarks._scenario import Bench
 from benchmarks._turns import Turn, compare, line, pairs, serve
 from benchmarks._ucxx_plane import Plane
 from benchmarks._ucxx_raw import raw_peer
 from benchmarks._ucxx_slots import KIB, MIB, SECRET, Slots, host
 
-NAMESPACE: Final = ["unshare", "-rn", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
 #: Rows, bytes of each, and rounds in one turn.
 LAYOUTS: Final = ((1, KIB, 60), (1, 64 * KIB, 40), (256, 64 * KIB, 3), (1, MIB, 20), (1, 16 * MIB, 5), (1, 64 * MIB, 3))
 #: What no release changes: it shows how quiet the machine is.
@@ -44,42 +48,61 @@ SLOWER: Final = 1.05
 # -- one checkout
 
 
+@asynccontextmanager
+async def _bench() -> AsyncIterator[Bench]:
+    async with AsyncExitStack() as stack:
+        yield Bench(Result("", "", "", this_machine(), "", []), stack)
+
+
+def _medians(seconds: dict[str, list[float]], case: str) -> Turn:
+    return {f"{name}, {case}": statistics.median(values) for name, values in seconds.items()}
+
+
 async def _slots(layouts: tuple[tuple[int, int, int], ...]) -> None:
     """Measure slots once for each line of standard input."""
     engine = Engine(devices="lo")
     with host() as (told, _):
-        bench = Slots(told, engine, 0)
-        async with raw_peer(engine) as raw:
+        before = hasattr(Slots, "layout")  # a checkout that has no runner yet
+        slots = Slots(told, engine, 0) if before else Slots(told, engine)  # type: ignore[call-arg]
+        async with raw_peer(engine) as raw, _bench() as bench:
 
             async def turn() -> Turn:
                 measured: Turn = {}
-                for n, size, rounds in layouts:
-                    bench.rounds = rounds
-                    with contextlib.redirect_stdout(io.StringIO()):
-                        made = await bench.layout(n, size, raw)
-                    for name, seconds in made.seconds.items():
-                        measured[f"{name}, {n} x {size // KIB} KiB"] = statistics.median(seconds)
+                for n, size, bench.rounds in layouts:
+                    if before:
+                        slots.rounds = bench.rounds
+                        with contextlib.redirect_stdout(io.StringIO()):
+                            seconds = (await slots.layout(n, size, raw)).seconds
+                    else:
+                        seconds = (await slots.measure(bench, n, size)).table.seconds
+                    measured |= _medians(seconds, f"{n} x {size // KIB} KiB")
                 return measured
 
             await serve(turn)
-        bench.pool.close()
+        slots.pool.close()
     await engine.close()
 
 
 async def _calls() -> None:
     """Measure whole calls once for each line of standard input."""
-    plane = Plane(16)  # medians; the first call over each of four ports opens a connection
+    before = hasattr(Plane, "shares")
+    plane = Plane(16) if before else Plane()  # type: ignore[call-arg]
+    async with _bench() as bench:
+        if not before:
+            works = await plane.works(bench)
 
-    async def turn() -> Turn:
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            await plane.shares()
-        found = re.findall(r"^  (\w+, \w+) +([\d.]+) ms", out.getvalue(), re.MULTILINE)
-        return {f"{name}, 256 x 64 KiB": float(ms) / 1e3 for name, ms in found}
+        async def turn() -> Turn:
+            if not before:
+                return _medians((await plane.measure(bench, works)).table.seconds, "256 x 64 KiB")
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                await plane.shares()
+            found = re.findall(r"^  (\w+, \w+) +([\d.]+) ms", out.getvalue(), re.MULTILINE)
+            return {f"{name}, 256 x 64 KiB": float(ms) / 1e3 for name, ms in found}
 
-    try:
-        await serve(turn)
-    finally:
-        await plane.close()
+        try:
+            await serve(turn)
+        finally:
+            await plane.close()
 
 
 # -- both
@@ -113,7 +136,7 @@ def main() -> int:
         )
         return 0
     if not args.here:
-        env = {"UCX_TLS": "tcp,self", "UCX_WARN_UNUSED_ENV_VARS": "n", "OMP_NUM_THREADS": "1", **os.environ}
+        env = {**ENVIRONMENT, **os.environ}
         told = ["ucxx_against", str(before), "--here", "--turns", str(args.turns), *(["--quick"] if args.quick else [])]
         command = [*NAMESPACE, sys.executable, "-m", "benchmarks", *told]
         return subprocess.run(command, env=env, check=False).returncode

@@ -96,6 +96,8 @@ async def test_works_are_measured_in_rounds_and_compared_round_by_round() -> Non
         done.figure("twice", lambda s: 2 * s["get"] / s["copy"], at_most=4, must="1")
         (figure,) = done.table.figures
         assert (figure.values, figure.median, figure.reached, figure.bound) == ([4, 6, 2], 4, True, "<= 4")
+        done.ratio("copy", "get", at_least=0.6)
+        assert (done.table.figures[1].name, done.table.figures[1].reached) == ("copy / get", False)
 
 
 async def test_the_order_changes_unless_it_matters() -> None:
@@ -199,7 +201,7 @@ def test_tables_name_command_machine_and_what_does_not_hold() -> None:
     page = _report.markdown([shown()])
     assert "`asyncdp bench borrow`" in page
     assert "2 cores, a processor, 7.8 GiB" in page
-    assert "| get | 2.00 s | 2.00 (2.00-2.00) | 2.00 (2.00-2.00) |" in page
+    assert "| get | 2 s | 2.00 (2.00-2.00) | 2.00 (2.00-2.00) |" in page
     assert "| memcpy / get | 0.50 (0.50-0.50) | >= 0.6 | does not hold |" in page
     assert "does not hold" in _report.terminal(shown().tables[0])
 
@@ -221,7 +223,7 @@ def test_two_runs_are_compared_by_ratios_alone() -> None:
 def test_plots_are_drawn(tmp_path: Path) -> None:
     """One a scenario that has a ratio."""
     pytest.importorskip("matplotlib")
-    assert _report.plots([shown(), result(name="none")], tmp_path) == [tmp_path / "borrow.png"]
+    assert _report.plots([shown(), result(name="layers")], tmp_path) == [tmp_path / "borrow.png"]
     assert (tmp_path / "borrow.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -242,7 +244,7 @@ def test_every_scenario_has_a_title_and_options_of_known_types(capsys: pytest.Ca
         assert f"{name:16}{title}" in listed
         assert title.endswith("."), name
         assert all(isinstance(it, int | float | str | bool | tuple) for it in _runner.options(name).values())
-    assert _runner.parser("borrow").parse_args(["borrow", "--kib", "1", "2"]).kib == [1, 2]
+    assert _runner.parser("callers").parse_args(["callers", "--callers", "1", "2"]).callers == [1, 2]
 
 
 @pytest.mark.slow

@@ -56,7 +56,6 @@ EXCEPTIONS = {
     "benchmarks/_turns.py": "two checkouts are measured in turns",
     "benchmarks/layers_against.py:turn": "one of those turns",
     "benchmarks/ucxx_against.py:turn": "one of those turns",
-    "benchmarks/_ucxx_plane.py:shares": "shares of a core by thread",
     "tests/layers/test_adapter.py:turn": "a turn of the event loop",
 }
 FORBIDDEN = re.compile(rf"(^|_)({'|'.join(FORMER)})(_|$)|^_?({'|'.join(FORMER_ALONE)})$")
