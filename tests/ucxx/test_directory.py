@@ -233,6 +233,14 @@ async def test_rows_of_a_group_come_in_the_order_of_their_age(plane: "Directory"
     assert (await plane.claim(mutation(), "p", "t", ["x"], 2, 2, "me")).meta.sample_ids == ["old", "new"]
 
 
+async def test_a_row_joins_a_group_that_has_the_name_of_a_new_row_elsewhere(plane: "Directory") -> None:
+    """One put makes a row that is told another group, and moves a row into the group of that row's name."""
+    await put(plane, ["old"], 1)
+    await put(plane, ["new", "old"], 2, tags=[{"group_id": "G"}, {"group_id": "new"}])
+    assert {group.group_id: group.keys for group in await plane.list_metadata("p")} == {"G": ("new",), "new": ("old",)}
+    assert await plane.depth("p") == 2
+
+
 async def test_who_waits_for_the_rest_of_a_group_is_named(plane: "Directory") -> None:
     """As long as the group is not whole, and again when it is not whole any more; never while it is ready."""
     await plane.register(RegisterPartition("p", ("x",), 10, (), 2))

@@ -108,6 +108,7 @@ local function stamp(P, a, i, seq, rid, row, groups)
     if row[ID] == row[GROUP] then groups[row[GROUP]][OWN] = false end
     leave(P, groups[row[GROUP]], row[GROUP], { [rid] = true }, 1)
     row[GROUP] = a.groups[i]
+    groups[row[GROUP]] = groups[row[GROUP]] or no_group()
     join(P, groups[row[GROUP]], row[GROUP], rid, row[ID])
   end
   if a.exp and a.exp[i] then row[EXPECTED] = math.max(a.exp[i], 0) end
