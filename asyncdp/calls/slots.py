@@ -159,11 +159,13 @@ class Placement:
         shares: ``(host, number of rows)`` in the order of the request; together they cover all rows.
         spare: Hosts to use if one of the others fails, best first.
         specs: Specs of the fields, as far as the partition has fixed them.
+        current: Whether the backend was asked for the specs; False where a client answered by what it remembers.
     """
 
     shares: tuple[tuple[HostRef, int], ...]
     spare: tuple[HostRef, ...]
     specs: Mapping[str, FieldSpec]
+    current: bool = True
 
 
 class Published(NamedTuple):
@@ -245,13 +247,20 @@ class ReadSlots(Call[ReadResult]):
 class Place(Call[Placement]):
     """Choose hosts for a put, and return the specs that the partition has fixed for its fields.
 
-    ``only`` is as in :class:`~asyncdp.calls.PutSamples`: a put of existing rows needs no capacity for more rows.
+    Nothing depends on the answer being the newest: whether the partition exists, has room, and has other types for the
+    fields, is decided by :class:`Publish`.
+
+    Attributes:
+        only: As in :class:`~asyncdp.calls.PutSamples`: a put of existing rows needs no capacity for more rows.
+        by_specs: Whether the specs decide how the fields are stored. False where all are tensors, which are stored as
+            they are; then a transport may answer by specs that it remembers.
     """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     fields: tuple[str, ...]
     only: Only | None = None
+    by_specs: bool = True
 
 
 @dataclass(frozen=True, slots=True)

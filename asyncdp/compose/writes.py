@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import torch
 
 from asyncdp.calls.answers import written
 from asyncdp.calls.slots import Abort, HostRef, Place, Publish, Reserve, Send, SlotRef, WriteSlots
@@ -16,7 +18,7 @@ from asyncdp.errors import (
     DataPlaneTimeout,
     DataPlaneUnavailable,
 )
-from asyncdp.rows.block import Block, FieldSpec, field_names
+from asyncdp.rows.block import Block, FieldSpec, field_names, raw_leaf
 from asyncdp.rows.device_memory import on_host
 
 from .invalidations import invalidate
@@ -24,6 +26,7 @@ from .outcomes import PendingOutcome, clean_up_context
 
 if TYPE_CHECKING:
     from asyncdp.calls import CallContext, PutSamples
+    from asyncdp.calls.slots import Placement
     from asyncdp.meta import KVBatchMeta
 
 __all__ = ["write_rows"]
@@ -88,10 +91,7 @@ async def _store(
 ) -> _Stored:
     """Place the rows and write them into reserved slots; append an Abort for each host used to ``reserved``."""
     n = len(call.sample_ids)
-    placed = await send(Place(call.sample_ids, call.partition_id, names, call.only), ctx)
-    fields = call.fields
-    assert fields is not None  # noqa: S101 - there are names
-    block = Block.from_fields(await on_host(fields, ctx.env), n, placed.specs, ctx.env.codec)
+    placed, block = await _place(send, call, names, ctx)
     by_field = {name: column.row_nbytes() for name, column in block.columns.items()}
     sizes = tuple(sum(by_field.values(), np.zeros(n, np.int64)).tolist())
     refs: list[SlotRef] = []
@@ -103,6 +103,24 @@ async def _store(
         first += count
     nbytes = {name: tuple(sizes_.tolist()) for name, sizes_ in by_field.items()}
     return _Stored(tuple(refs), block.observed(), nbytes)
+
+
+async def _place(send: Send, call: PutSamples, names: tuple[str, ...], ctx: CallContext) -> tuple[Placement, Block]:
+    """Return the hosts of a put, and its rows as a block."""
+    n, fields = len(call.sample_ids), call.fields
+    assert fields is not None  # noqa: S101 - there are names
+    by_specs = not all(isinstance(raw_leaf(fields, name), torch.Tensor) for name in names)
+    place = Place(call.sample_ids, call.partition_id, names, call.only, by_specs)
+    placed = await send(place, ctx)
+    leaves = await on_host(fields, ctx.env)
+    try:
+        return placed, Block.from_fields(leaves, n, placed.specs, ctx.env.codec)
+    except DataPlaneBadRequest:
+        if placed.current:
+            raise
+    # The partition may have other specs by now.
+    placed = await send(replace(place, by_specs=True), ctx)
+    return placed, Block.from_fields(leaves, n, placed.specs, ctx.env.codec)
 
 
 async def _write_share(

@@ -43,10 +43,14 @@ class FieldSpec:
         """Return the spec after a put of ``new``.
 
         Raises:
-            DataPlaneBadRequest: The kinds, dtypes or ranks differ, or rows would differ in two dimensions.
+            DataPlaneBadRequest: The kinds, dtypes, ranks or vocabularies differ, or rows would differ in two
+                dimensions.
         """
         if self == new or not new.kind:
             return self
+        if (self.enum and new.kind != "enum") or new.enum != self.enum[: len(new.enum)]:
+            msg = f"field {name!r} has the vocabulary {list(self.enum)}; the put is of {new.describe()}"
+            raise self._error(msg, name)
         if not self.kind:
             return replace(new, enum=self.enum)
         if self.kind != new.kind:

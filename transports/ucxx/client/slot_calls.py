@@ -59,7 +59,8 @@ class SlotCalls(Service):
 
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
-        places = await self._directory.place(call.partition_id, call.sample_ids, call.fields, call.only)
+        named = call.partition_id, call.sample_ids, call.fields, call.only
+        places = await self._directory.place(*named, by_specs=call.by_specs)
         taking = [host for host in places.hosts if not host.draining]
         hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
@@ -69,7 +70,8 @@ class SlotCalls(Service):
             msg = "no slot host is registered that takes rows"
             told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # Probe waits for it
             raise DataPlaneUnavailable(msg, partition_id=call.partition_id, **told)
-        return s.Placement(((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:]), places.specs)
+        shares, spare = ((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:])
+        return s.Placement(shares, spare, places.specs, current=places.new is not None)
 
     # -- slots
 

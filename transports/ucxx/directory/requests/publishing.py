@@ -39,12 +39,12 @@ class Places:
     Attributes:
         hosts: Live hosts, the least loaded first.
         specs: Definitions of the put's fields that the partition has so far, by name.
-        new: Number of the samples that do not exist yet.
+        new: Number of the samples that do not exist yet; None where the server was not asked.
     """
 
     hosts: tuple[HostInfo, ...]
     specs: Mapping[str, FieldSpec]
-    new: int
+    new: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,28 @@ class Publishing(Partitions, Hosts):
     # -- writing
 
     async def place(
-        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], only: Only | None = None
+        self,
+        partition_id: str,
+        sample_ids: Sequence[str],
+        fields: Sequence[str],
+        only: Only | None = None,
+        *,
+        by_specs: bool = True,
     ) -> Places:
         """Return the hosts for a put, and the partition's definitions of its fields.
 
-        A put of existing rows (``only`` is ``"existing"``) needs no further capacity.
+        A put of existing rows (``only`` is ``"existing"``) needs no further capacity. Where the definitions do not
+        decide how the fields are stored (``by_specs`` is False), and this client knows them all, the server is not
+        asked: :meth:`publish` refuses whatever this would have refused.
 
         Raises:
             DataPlaneBadRequest: The partition is unknown, or a field is undeclared under strict_schema.
             DataPlaneNotReady: The plane holds as many samples as its capacity allows.
         """
+        known = {} if by_specs else self._remembered_specs(partition_id, fields)
+        if known:
+            await self._open()
+            return Places(await self._taking(), known, None)
 
         def make(schema: Schema) -> bytes:
             if self._strict and schema.version != b"0":
@@ -141,11 +153,19 @@ class Publishing(Partitions, Hosts):
             held += await self._held_elsewhere(partition_id)
             if held + new > self._capacity:
                 raise self._full(held, new, partition_id)
-        known = answer.schema.fields
-        specs = {name: known[name] for name in fields if name in known}
+        specs = {name: answer.schema.fields[name] for name in fields if name in answer.schema.fields}
+        return Places(await self._taking(), specs, new)
+
+    def _remembered_specs(self, partition_id: str, fields: Sequence[str]) -> dict[str, FieldSpec]:
+        """Return the definitions of the fields as this client knows them; empty where it does not know one."""
+        schema = self._schemas.get(partition_id)
+        known = {} if schema is None else schema.fields
+        return {name: known[name] for name in fields} if known.keys() >= set(fields) else {}
+
+    async def _taking(self) -> tuple[HostInfo, ...]:
+        """Return the live hosts, the least loaded first."""
         hosts = [host for host in await self.hosts(PLACE_AGE_S) if host.alive]
-        hosts.sort(key=lambda host: host.load)
-        return Places(tuple(hosts), specs, new)
+        return tuple(sorted(hosts, key=lambda host: host.load))
 
     async def publish(self, op: OperationId, call: Publish, owner: str) -> Published:
         """Publish the written slots of all samples, with their tags, atomically: all of them, or an error and none.
