@@ -29,9 +29,10 @@ async def seen(
 
 
 async def test_a_put_of_tensors_asks_the_directory_once(seen: Seen) -> None:
-    """The types are known, and the hosts were listed a moment ago; types that are not known are asked for."""
+    """The types are known, and so are the hosts as of a moment ago; types that are not known are asked for."""
     await seen.put()
-    assert seen.asked == {"publish": 1}
+    assert seen.asked["publish"] == 1
+    assert not seen.asked["place"]
     await seen.client.put_samples(IDS, "p", {"x": torch.ones(2, 3), "y": torch.ones(2)})
     assert seen.asked["place"] == 1
     await seen.client.put_samples(IDS, "p", {"x": [torch.ones(3)] * 2})

@@ -23,6 +23,7 @@ from .client.slot_calls import SlotCalls, op_of
 from .directory import ERROR_TABLE, Directory
 from .payload.objects import MsgpackCodec
 from .process.embedded import EmbeddedPlane, attach_config, directory_settings
+from .slots.writer_process import this_machine
 from .wire.handshake import Secret
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class UCXXTransport(SlotCalls):
         self.call_timeout_s = parsed.call_timeout_s
         self._lease_s = parsed.claim_lease_s
         self._owner = parsed.owner or f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._boot_id = this_machine().boot_id
         self._checksum = settings.checksum
         self._placing = Placing()
         self._plane: EmbeddedPlane | None = None
@@ -194,6 +196,8 @@ class UCXXTransport(SlotCalls):
     @handles(s.Resolve)
     async def _resolve(self, call: s.Resolve, ctx: CallContext) -> s.Resolved:
         resolved = await self._directory.resolve(call.op_id, call.partition_id, call.age_s)
+        if resolved.state == "done":
+            self._resolver.leases.done(call.op_id)
         if call.of is not None and resolved.answer is not None:
             dead = await self._directory.dead_of(call.of, resolved.answer)
             record(invalidations(dead, self._directory), ctx, call.of)

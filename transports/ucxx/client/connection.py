@@ -152,6 +152,11 @@ class Connection:
         """Whether the connection must not be used again."""
         return self._control.lost
 
+    @property
+    def ended(self) -> bool:
+        """Whether the host has closed the connection, or its process has ended: as of now, by a system call."""
+        return self._control.hung_up()
+
     def spend(self) -> None:
         """Close the connection at once; buffers that UCX still writes stay pinned in the engine. Idempotent."""
         self._control.on_lost = lambda: None
@@ -293,6 +298,7 @@ class Connection:
         ttl_s: float,
         wait_s: float,
         lane: bool,
+        ahead: int = 0,
     ) -> Granted:
         """Reserve slots.
 
@@ -305,11 +311,12 @@ class Connection:
             ttl_s: Seconds from now for which the put may still publish.
             wait_s: Seconds that the host may wait for free space.
             lane: Whether this process will copy into the slots itself, over shared memory.
+            ahead: Number of further slots to lease for puts of the same kind.
         """
         if len(sizes) > MOST_ROWS or len(fields) > MOST_FIELDS:
             msg = f"a put of {len(sizes)} rows and {len(fields)} fields; one may have {MOST_ROWS} and {MOST_FIELDS}"
             raise DataPlaneBadRequest(f"{msg}: put it in parts")
-        message = Reserve(op_id, fields, list(sizes), first_row, ttl_s, wait_s, lane, host.epoch)
+        message = Reserve(op_id, fields, list(sizes), first_row, ttl_s, wait_s, lane, host.epoch, ahead)
         granted: Granted = await self.request(self._ask(message, Granted))
         return granted
 

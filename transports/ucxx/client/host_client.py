@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupp
 from ..slots.arena import Arena
 from ..slots.writer_process import this_machine
 from .lane import Lane
+from .leases import Leases
 
 if TYPE_CHECKING:
     from asyncdp.calls.slots import HostRef, ReadResult
@@ -55,6 +57,7 @@ class HostClient:
         codec, buffers: Codec and buffer pool for reads over the lane.
         lane: Whether to use the lane where it is available.
         lanes: Lanes that are mapped already, by host and epoch; they do not depend on an event loop.
+        leases: Slots that hosts leased to the client; those that are in use do not depend on an event loop either.
         borrow_share: As for a lane.
     """
 
@@ -66,6 +69,7 @@ class HostClient:
         *,
         lane: bool = True,
         lanes: Lanes | None = None,
+        leases: Leases | None = None,
         borrow_share: float = 0.5,
     ) -> None:
         """Start with ``lanes``, and without requests."""
@@ -73,6 +77,7 @@ class HostClient:
         self._codec = codec
         self._buffers = buffers
         self._lanes: Lanes = {} if lanes is None else lanes
+        self._leases = Leases() if leases is None else leases
         self._borrow_share = borrow_share
         self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
         #: Number of running lane copies, by op_id.
@@ -164,11 +169,18 @@ class HostClient:
         Returns:
             One ref per slot; their ``rows`` count from ``first_row`` upwards.
         """
-        lane = self.lane_of(host, route) is not None
+        lane = self.lane_of(host, route)
+        ahead = 0 if lane is None else self._leases.wanted(host, fields, sizes)
+        leased = None if lane is None else self._leases.take(lane, host, op_id, fields, sizes, first_row, ttl_s)
+        if leased is not None:
+            self._granted[host.id, host.epoch, leased[0].slot, leased[0].generation] = op_id
+            return leased
+        told: dict[str, Any] = {"ttl_s": ttl_s, "wait_s": wait_s, "lane": lane is not None, "ahead": ahead}
         async with self._use(host, route, port) as connection:
-            granted = await connection.reserve(
-                host, op_id, fields, sizes, first_row, ttl_s=ttl_s, wait_s=wait_s, lane=lane
-            )
+            sent_at = time.monotonic()
+            granted = await connection.reserve(host, op_id, fields, sizes, first_row, **told)
+            given: dict[str, Any] = {"op_id": op_id, "connection": connection, "sent_at": sent_at, "ttl_s": ttl_s}
+            self._leases.add(host, fields, len(sizes), granted.leases, **given)
         refs = tuple(
             SlotRef(host, slot, generation, fields, range(rows), range(first, first + rows))
             for slot, generation, rows, first in granted.grants
@@ -222,9 +234,13 @@ class HostClient:
         """Abort a put; return how many of its slots stay occupied for now."""
         async with self._use(host, route, port) as connection:
             idle = op_id not in self._copying
-            left = await connection.abort(op_id, idle=idle)
-            if left and not idle and op_id not in self._copying:  # the copy ended during the request
-                left = await connection.abort(op_id, idle=True)
+            left = 0
+            for reserved in (op_id, *self._leases.ids(host, op_id)):
+                occupied = await connection.abort(reserved, idle=idle)
+                if occupied and not idle and op_id not in self._copying:  # the copy ended during the request
+                    occupied = await connection.abort(reserved, idle=True)
+                left += occupied
+            self._leases.given_back(host, op_id)
         for name in [name for name, op in self._granted.items() if op == op_id and name[0] == host.id]:
             del self._granted[name]
         return left

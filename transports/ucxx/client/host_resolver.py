@@ -27,6 +27,7 @@ from ..wire.handshake import Secret
 from .connection_pool import Pool
 from .greeting import accepts, greets
 from .host_client import HostClient, Lanes, Route
+from .leases import Leases
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -107,6 +108,7 @@ class HostResolver:
         self._client = os.urandom(16)
         self._addresses: dict[tuple[str, int], HostAddress] = {}
         self._lanes: Lanes = {}
+        self.leases = Leases()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._host_client: HostClient | None = None
         self._pool: Pool | None = None
@@ -143,6 +145,7 @@ class HostResolver:
             told: dict[str, Any] = {
                 "lane": self._settings.lane == "auto",
                 "lanes": self._lanes,
+                "leases": self.leases,
                 "borrow_share": self._settings.borrow_share,
             }
             self._pool, self._host_client = pool, HostClient(pool, self._codec, self._buffers, **told)
@@ -285,11 +288,13 @@ class HostResolver:
             await end.aclose()
         self._leave()
         self._lanes.clear()
+        self.leases.clear()
         self._buffers.clear()
 
     def after_fork(self) -> None:
         """Unmap the parent's arenas in the child: their memory is freed only when no process maps it."""
         self._lanes.clear()
+        self.leases.clear()  # they are the parent's
 
 
 async def _end(pool: Pool, engine: _EngineOnDemand | None) -> None:

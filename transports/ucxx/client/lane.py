@@ -42,6 +42,7 @@ from ..slots.header import (
     Header,
     Outcome,
     State,
+    begin,
     read_outcome,
     read_state,
     write_outcome,
@@ -286,6 +287,21 @@ class Lane:
         return bool(live[rows][:, columns].all())
 
     # -- writing
+
+    def fits(self, ref: SlotRef, columns: int, nbytes: int) -> bool:
+        """Return whether a payload of this length, of the rows of ``ref`` and so many columns, fits a leased slot."""
+        header = Header.read(self.arena, ref.slot, ref.generation)
+        if header is None:  # the lease was revoked, and the slot is used anew
+            return True
+        return (header.rows, header.cols) == (len(ref.rows), columns) and nbytes <= header.capacity
+
+    def begin(self, ref: SlotRef) -> bool:
+        """Begin to use a leased slot; return False where it was taken back, and for a child of its owner."""
+        return self._mine(ref, State.WRITING) and begin(self.arena, ref.slot, ref.generation)
+
+    def may_write(self, ref: SlotRef) -> bool:
+        """Return whether a slot that was begun is still reserved, or written."""
+        return self._mine(ref, State.WRITING) or self._mine(ref, State.READY)
 
     async def write(self, refs: Sequence[SlotRef], block: Block) -> None:
         """Copy rows into slots that were reserved for this process; ``block`` holds the rows of all refs in order.

@@ -18,7 +18,6 @@ from asyncdp.errors import (
 from asyncdp.service import Service
 
 from ..directory import OperationId
-from ..slots.writer_process import this_machine
 from ..wire.messages import LONGEST_PUT_S
 from .invalidation import invalidations
 
@@ -45,6 +44,7 @@ class SlotCalls(Service):
     """Handles the slot calls of the transport, which is a subclass and sets the attributes."""
 
     _owner: str
+    _boot_id: str
     _checksum: bool
     _directory: Directory
     _resolver: HostResolver
@@ -62,7 +62,7 @@ class SlotCalls(Service):
         named = call.partition_id, call.sample_ids, call.fields, call.only
         places = await self._directory.place(*named, by_specs=call.by_specs)
         taking = [host for host in places.hosts if not host.draining]
-        hosts = self._placing.order(taking, this_machine().boot_id, ctx.env.clock.now(), ctx.env.rng)
+        hosts = self._placing.order(taking, self._boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
             silent = next(
                 (host.id for host in await self._directory.hosts() if host.supervised and not host.alive), None
@@ -210,6 +210,7 @@ class SlotCalls(Service):
         if call.refs and ctx.began:  # later the host may have reused the slots, so the directory refuses the put
             left_s = min(left_s, ctx.began + LONGEST_PUT_S - ctx.env.clock.now())
         done = await self._directory.publish(OperationId(ctx.op_id, left_s), call, self._owner)
+        self._resolver.leases.done(ctx.op_id)
         record(invalidations(done.dead, self._directory), ctx, call)
         return s.Published(done.handles, done.created)
 

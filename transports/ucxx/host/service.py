@@ -23,6 +23,7 @@ from ..payload.payload import SUMMED_AT_ONCE
 from ..slots.header import State
 from ..slots.slot_split import Split
 from ..wire.messages import (
+    LEASE_S,
     LONGEST_PUT_S,
     Abort,
     Drop,
@@ -54,6 +55,8 @@ __all__ = ["Service"]
 
 #: Rows of a put up to which they are split into slots on the event loop (0.1 us each); beyond that a thread does it.
 _SPLIT_AT_ONCE: Final = 4096
+#: Most cells (rows x fields) of a put for whose like slots are leased ahead.
+_LEASED_CELLS: Final = 1 << 15
 #: Most cells (rows x fields) of one put: each takes a byte in the arena, and eight where its length differs.
 _MOST_CELLS: Final = 1 << 22
 
@@ -105,6 +108,7 @@ class Service:
             return
         self._sweeping = asyncio.get_running_loop().create_future()
         try:
+            self.table.revoke(before=self.clock() - LEASE_S)
             await self._in_slices(self.table.sweep_in_steps(self.clock()))
         finally:
             self._sweeping.set_result(None)
@@ -138,8 +142,8 @@ class Service:
 
     # -- writing
 
-    async def reserve(self, request: Reserve, writer: Process | None, owner: str = "") -> list[Grant]:
-        """Reserve slots; wait for free space where ``on_full`` is ``wait``."""
+    def _refuse_unfit(self, request: Reserve) -> None:
+        """Refuse a reservation that this host never takes, or not any more."""
         self._own(request.epoch)
         if self.draining:
             raise DataPlaneNotReady("this slot host is shutting down and takes no more", retry_after_s=1.0)
@@ -148,9 +152,15 @@ class Service:
         refuse_twice(request.fields)
         if len(request.fields) * len(request.sizes) > _MOST_CELLS:
             raise DataPlaneBadRequest(f"a put of {len(request.sizes)} rows x {len(request.fields)} fields is too large")
+
+    async def reserve(self, request: Reserve, writer: Process | None, owner: str = "") -> list[Grant]:
+        """Reserve slots; wait for free space where ``on_full`` is ``wait``."""
+        self._refuse_unfit(request)
         until = time.monotonic() + min(request.wait_s, request.ttl_s)
         table, fields, sizes = self.table, request.fields, request.sizes
         least = table.least_units(fields, sizes)
+        if least > table.extents.free_units:
+            table.revoke()
         split, swept = Split((), (), least), False
         while True:
             self._freed.clear()
@@ -175,6 +185,29 @@ class Service:
                 self.served["reserved"] += len(grants)
                 return grants
 
+    def lease(
+        self, request: Reserve, op_ids: Sequence[str], writer: Process, owner: str, holder: object
+    ) -> list[Grant]:
+        """Lease slots for puts to come, as far as there is space enough for everybody; ``holder`` gets the leases.
+
+        What would take long for many rows is not done for puts that may never come.
+        """
+        if len(request.sizes) > _SPLIT_AT_ONCE or len(request.sizes) * len(request.fields) > _LEASED_CELLS:
+            return []
+        most_units = int(self.settings.writing_share * self.table.arena.units)
+        now = self.clock()
+        return self.table.lease(
+            op_ids,
+            request.fields,
+            request.sizes,
+            now + min(request.ttl_s, LONGEST_PUT_S) + 2 * LEASE_S,
+            writer,
+            owner=owner,
+            holder=holder,
+            now=now,
+            most_units=most_units,
+        )
+
     def _within_share(self, owner: str, units: int) -> None:
         """Refuse a reservation by which a client's unwritten slots would exceed its share of the arena.
 
@@ -184,6 +217,8 @@ class Service:
         if units > table.extents.free_units and not table.overwrite_oldest:
             return
         held = table.unwritten.get(owner, 0)
+        if held + units > self.settings.writing_share * arena.units and table.revoke(owner=owner):
+            held = table.unwritten.get(owner, 0)
         if held and held + units > self.settings.writing_share * arena.units:
             msg = f"this client holds {held * arena.unit_bytes} bytes that it has not written yet (writing_share)"
             raise DataPlaneNotReady(msg, retry_after_s=0.05)

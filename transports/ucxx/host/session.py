@@ -36,6 +36,7 @@ from ..wire.messages import (
     WireError,
     Write,
     Written,
+    lease_id,
 )
 from .incoming import Incoming
 from .limits.memory_share import SMALL_BYTES
@@ -130,6 +131,7 @@ class Session:
         finally:
             self.busy = False
             self._abandon()
+            self._service.table.revoke(holder=self)
             if self._claims is not None:
                 self._claims.withdraw(self._token)
             self.control.close()
@@ -259,10 +261,10 @@ class Session:
             return None
         if isinstance(request, Reserve):
             writer = await self._writer() if request.lane else None
-            request = replace(request, op_id=self._own(request.op_id))
-            grants = await service.reserve(request, writer, self._owner)
+            mine = replace(request, op_id=self._own(request.op_id))
+            grants = await service.reserve(mine, writer, self._owner)
             told = [(grant.slot, grant.generation, grant.rows, grant.first_row) for grant in grants]
-            return Granted(told, lane=writer is not None)
+            return Granted(told, lane=writer is not None, leases=self._leases(request, writer))
         if isinstance(request, Write):
             return await self._write(replace(request, op_id=self._own(request.op_id)))
         if isinstance(request, Abort):
@@ -275,6 +277,14 @@ class Session:
         if isinstance(request, Ask):
             return HostFacts(service.facts())
         raise WireError(f"{type(request).__name__} is no request")
+
+    def _leases(self, request: Reserve, writer: Process | None) -> list[tuple[int, int]]:
+        """Return slots for puts to come that were asked for; they are taken back when this session ends."""
+        if writer is None or not request.ahead or self.control.lost:
+            return []
+        op_ids = [self._own(lease_id(request.op_id, number)) for number in range(request.ahead)]
+        leases = self._service.lease(request, op_ids, writer, self._owner, self)
+        return [(grant.slot, grant.generation) for grant in leases]
 
     async def _tie(self) -> None:
         if self._endpoint is not None:

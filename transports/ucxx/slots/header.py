@@ -1,8 +1,12 @@
 """The header of one slot, in shared memory: it survives the host's process, and lane readers check it.
 
-A header is sixteen words of 64 bits. ``STATE`` and ``DEAD`` are written by the host only, ``DONE`` by the writer only.
-A word is stored in one machine instruction, and x86 keeps stores in order and loads in order, so a reader that sees
-the same READY generation before and after its copy has copied that generation.
+A header is sixteen words of 64 bits. ``STATE``, ``DEAD`` and ``LEASE`` are written by the host only, ``DONE`` by the
+writer only. A word is stored in one machine instruction, and x86 keeps stores in order and loads in order, so a reader
+that sees the same READY generation before and after its copy has copied that generation.
+
+A leased slot is begun by its writer, or revoked by its host: each stores its own word, and then loads that of the other
+one. x86 may load before an earlier store is seen, so there is a fence between the two; then one of them at least sees
+the other.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from hashlib import blake2b
+from threading import Lock
 from typing import TYPE_CHECKING, Final
 
 from .arena import WORDS
@@ -21,7 +26,19 @@ from .writer_process import Process
 if TYPE_CHECKING:
     from .arena import Arena
 
-__all__ = ["GENERATIONS", "Generations", "Header", "Outcome", "State", "digest_of", "read_state"]
+__all__ = [
+    "GENERATIONS",
+    "Generations",
+    "Header",
+    "Outcome",
+    "State",
+    "begin",
+    "digest_of",
+    "is_leased",
+    "lease",
+    "read_state",
+    "revoke",
+]
 
 #: Generations are drawn at random below this number, so that a client that was not given a reference to a row cannot
 #: guess one, to read or drop it. A reference to an earlier use of a slot is mistaken for one to the current use once in
@@ -31,6 +48,7 @@ GENERATIONS: Final = 1 << 52
 #: Positions of the words. FIXED is the first of eight words that are fixed for one generation; CHECK is their CRC-32.
 STATE, DONE, DEAD, FIXED = range(4)
 CHECK: Final = FIXED + 8
+LEASE: Final = CHECK + 1
 _FIXED: Final = struct.Struct("<IIIIQ16sdQQ")
 
 
@@ -54,6 +72,12 @@ class Outcome(IntEnum):
     NONE = 0
     WRITTEN = 1
     STOPPED = 2
+
+
+#: Code of the word ``DONE`` from when the writer of a leased slot begins until it records an outcome.
+_BEGUN: Final = 3
+#: Codes of the word ``LEASE``.
+_LEASED, _REVOKED = 1, 2
 
 
 def digest_of(op_id: str) -> bytes:
@@ -119,12 +143,13 @@ class Header:
         )
 
     def write(self, arena: Arena, slot: int, generation: int) -> None:
-        """Write all words but the state; ``DONE`` and ``DEAD`` become 0."""
+        """Write all words but the state; ``DONE``, ``DEAD`` and ``LEASE`` become 0."""
         data = self._packed()
         base = slot * WORDS
         words = arena.words
         words[base + DONE] = 0
         words[base + DEAD] = 0
+        words[base + LEASE] = 0
         for at, word in enumerate(struct.unpack("<8Q", data), FIXED):
             words[base + at] = word
         words[base + CHECK] = _check_of(data, generation)
@@ -163,6 +188,46 @@ def read_outcome(arena: Arena, slot: int, generation: int) -> Outcome:
 def write_outcome(arena: Arena, slot: int, generation: int, outcome: Outcome) -> None:
     """Record, as the writer, how the write of this generation ended."""
     arena.words[slot * WORDS + DONE] = generation << 2 | outcome
+
+
+def _fence() -> None:
+    """Have all earlier stores of this thread seen before any later load: taking a lock is a locked instruction."""
+    lock = Lock()
+    lock.acquire()
+    lock.release()
+
+
+def lease(arena: Arena, slot: int, generation: int) -> None:
+    """Mark a slot as leased, as its host, before the client is told of it."""
+    arena.words[slot * WORDS + LEASE] = generation << 2 | _LEASED
+
+
+def is_leased(arena: Arena, slot: int, generation: int) -> bool:
+    """Return whether a slot is leased and, as far as is seen, its writer has not begun."""
+    base = slot * WORDS
+    leased = arena.words[base + LEASE] == generation << 2 | _LEASED
+    return bool(leased and arena.words[base + DONE] >> 2 != generation)
+
+
+def revoke(arena: Arena, slot: int, generation: int) -> bool:
+    """End a lease, as its host; return whether the writer has not begun, so that it never will."""
+    base = slot * WORDS
+    arena.words[base + LEASE] = generation << 2 | _REVOKED
+    _fence()
+    return bool(arena.words[base + DONE] >> 2 != generation)
+
+
+def begin(arena: Arena, slot: int, generation: int) -> bool:
+    """Begin to use a leased slot, as its writer; return whether it may, since the lease was not revoked before."""
+    base = slot * WORDS
+    if arena.words[base + LEASE] != generation << 2 | _LEASED:
+        return False
+    arena.words[base + DONE] = generation << 2 | _BEGUN
+    _fence()
+    if arena.words[base + LEASE] == generation << 2 | _LEASED:
+        return True
+    write_outcome(arena, slot, generation, Outcome.STOPPED)  # the host sees that, and frees the slot
+    return False
 
 
 def read_dead(arena: Arena, slot: int) -> int:

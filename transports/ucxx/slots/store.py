@@ -26,6 +26,7 @@ from .header import (
     Outcome,
     State,
     digest_of,
+    is_leased,
     read_outcome,
     read_state,
     write_state,
@@ -67,6 +68,8 @@ class SlotStore:
         self._read: set[Slot] = set()
         #: Slots that would be free if nobody borrowed them.
         self.doomed: dict[Slot, None] = {}
+        #: Slots that were leased ahead, as far as is known not in use yet; with who got the lease, and when.
+        self.leased: dict[Slot, tuple[object, float]] = {}
         #: Units of the slots that each client has reserved and not written yet.
         self.unwritten: dict[str, int] = {}
         #: Estimated bytes of the layouts that slots keep.
@@ -168,6 +171,7 @@ class SlotStore:
 
     def _change(self, slot: Slot, state: State) -> None:
         """Set the state of a slot in use."""
+        self.leased.pop(slot, None)
         write_state(self.arena, slot.number, state, slot.generation)
         self._count(slot, state)
 
@@ -262,9 +266,13 @@ class SlotStore:
         """Return the numbers of slots by state and of those being read; each heartbeat carries them.
 
         ``doomed`` ones, where there are any, have no rows, and somebody borrowed them when they were looked at last.
+        ``leased`` ones, where there are any, are for puts to come, and not counted as being written.
         """
         out = {state.name.lower(): self._states[state] for state in State if state is not State.FREE}
         out["reading"] = len(self._read)
+        idle = sum(is_leased(self.arena, slot.number, slot.generation) for slot in self.leased)
+        if idle:
+            out |= {"leased": idle, "writing": out["writing"] - idle}
         return {**out, "doomed": len(self.doomed)} if self.doomed else out
 
     def _grant(self, slot: Slot) -> Grant:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 import socket
 import struct
 import time
@@ -164,6 +165,15 @@ class Control(asyncio.Protocol):
             self._waiter.set_result(None)
 
     # -- use
+
+    def hung_up(self) -> bool:
+        """Return whether the peer has closed its side, as the kernel says, which the event loop may not know yet."""
+        sock = None if self._transport is None else self._transport.get_extra_info("socket")
+        if self.lost or sock is None or sock.fileno() < 0:
+            return True
+        look = select.poll()
+        look.register(sock, select.POLLRDHUP)
+        return bool(look.poll(0))
 
     def open_up(self) -> None:
         """Allow frames of full length, after the peer has authenticated."""

@@ -55,6 +55,7 @@ __all__ = [
     "Write",
     "Written",
     "check_length",
+    "lease_id",
     "pack_frame",
     "unpack_body",
     "unpack_head",
@@ -78,6 +79,10 @@ MOST_PICKED: Final = 1 << 18
 MOST_FIELDS: Final = 4096
 #: Longest time in seconds for which a put may keep its reserved slots, whatever its client asks for.
 LONGEST_PUT_S: Final = 3600.0
+#: Most slots that one request leases for puts to come.
+MOST_LEASES: Final = 16
+#: Seconds for which a client may begin to use a leased slot, and after which a host takes one back that is not in use.
+LEASE_S: Final = 5.0
 
 Number = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 40)]
@@ -87,6 +92,11 @@ Seconds = Annotated[float, msgspec.Meta(ge=0, le=7 * 86400)]
 Token = Annotated[bytes, msgspec.Meta(min_length=16, max_length=64)]
 Fields = Annotated[tuple[Text, ...], msgspec.Meta(max_length=MOST_FIELDS)]
 FieldLists = Annotated[list[Fields], msgspec.Meta(max_length=MOST_REFS)]
+
+
+def lease_id(op_id: str, number: int) -> str:
+    """Return the id of the put for which a slot was leased, by the put that asked for the lease."""
+    return f"{op_id}+{number}"
 
 
 class WireError(Exception):
@@ -200,7 +210,10 @@ class Rows(_Message, frozen=True, tag=8):
 
 
 class Reserve(_Message, frozen=True, tag=9):
-    """Request: reserve slots. ``lane``: the client will copy itself; a full host may wait ``wait_s`` for space."""
+    """Request: reserve slots. ``lane``: the client will copy itself; a full host may wait ``wait_s`` for space.
+
+    ``ahead``: number of further slots of this kind, for puts to come. The k-th is known by ``lease_id(op_id, k)``.
+    """
 
     op_id: Text
     fields: Fields
@@ -210,13 +223,18 @@ class Reserve(_Message, frozen=True, tag=9):
     wait_s: Seconds
     lane: bool
     epoch: Number
+    ahead: Annotated[int, msgspec.Meta(ge=0, le=MOST_LEASES)] = 0
 
 
 class Granted(_Message, frozen=True, tag=10):
-    """Reply to Reserve: (slot, generation, rows, first row) of each slot; ``lane``: the client may copy itself."""
+    """Reply to Reserve: (slot, generation, rows, first row) of each slot; ``lane``: the client may copy itself.
+
+    ``leases``: (slot, generation) of slots for puts to come, at most as many as the client asked for.
+    """
 
     grants: Annotated[list[tuple[Number, Number, Count, Count]], msgspec.Meta(max_length=MOST_ROWS)]
     lane: bool
+    leases: Annotated[list[tuple[Number, Number]], msgspec.Meta(max_length=MOST_LEASES)] = []
 
 
 class Write(_Message, frozen=True, tag=11):

@@ -125,7 +125,7 @@ class RecoveryVerbs(Contract):
             assert (host.capacity_bytes is None) == (host.free_bytes is None)
             if host.capacity_bytes is not None and host.free_bytes is not None:
                 assert 0 <= host.free_bytes <= host.capacity_bytes
-            assert set(host.slots) <= {"free", "writing", "ready", "given_up", "reading", "doomed"}
+            assert set(host.slots) <= {"free", "writing", "ready", "given_up", "reading", "doomed", "leased"}
         rows = [host.rows for host in hosts]
         assert None in rows or sum(n or 0 for n in rows) == 1
 
