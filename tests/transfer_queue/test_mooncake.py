@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
 from asyncdp.transports.transfer_queue.mooncake import unit
 from asyncdp.transports.transfer_queue.mooncake.master import check_import
 from asyncdp.transports.transfer_queue.mooncake.objects import pack, unpack
+from asyncdp.transports.transfer_queue.mooncake.outgoing import LARGE_ROW_BYTES, Lent, lay_out
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -130,3 +132,33 @@ def test_rdma_without_a_device_is_refused_by_name(network: pytest.MonkeyPatch, t
     (tmp_path / "mlx5_1" / "ports" / "1" / "state").write_text("1: DOWN\n")
     with pytest.raises(ValueError, match=r"MC_MOONCAKE_DEVICE: .*active port"):
         unit.transport_settings("127.0.0.1")
+
+
+def test_large_values_are_sent_from_where_they_are() -> None:
+    """What Mooncake is told to send is each row's object, and only its small parts were copied."""
+    large, odd = torch.rand(3, LARGE_ROW_BYTES // 4), torch.rand(3, 30_001)
+    rows = [pack(key, {"a": b"abc", "x": large[key], "n": torch.tensor(key), "y": odd[key]}) for key in range(3)]
+    laid = lay_out(rows)
+    assert laid is not None
+    for row, pointers, sizes in zip(rows, laid.pointers, laid.sizes, strict=True):
+        told = zip(pointers, sizes, strict=True)
+        assert b"".join(ctypes.string_at(at, size) for at, size in told) == b"".join(row)
+    assert laid.regions == sorted([(large.data_ptr(), large.nbytes), (odd.data_ptr(), odd.nbytes)])
+    assert laid.copied.nbytes < 1024
+
+
+def test_small_rows_and_scattered_ones_are_copied_together() -> None:
+    """A connection for each would cost more than the copy; and memory in many places would have to be registered."""
+    assert lay_out([pack(key, {"x": torch.rand(1024)}) for key in range(3)]) is None
+    apart = torch.rand(40, 2, LARGE_ROW_BYTES // 4)[:, 0]
+    assert lay_out([pack(key, {"x": apart[key]}) for key in range(40)]) is None
+
+
+def test_memory_is_lent_once_at_a_time() -> None:
+    """Mooncake refuses memory that it has: another request that overlaps copies it."""
+    lent = Lent()
+    assert lent.take([(0, 10), (100, 10)])
+    assert not lent.take([(200, 10), (105, 1)])
+    assert lent.take([(200, 10), (110, 5)])
+    lent.give_back([(0, 10), (100, 10)])
+    assert lent.take([(105, 1)])

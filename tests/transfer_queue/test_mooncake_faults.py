@@ -143,3 +143,21 @@ async def test_rows_of_a_dead_unit_are_named(plane: Begin, servers: MooncakeServ
             await anyio.sleep(0.05)
             lost = {key for group in await client.list_metadata("p") for key in group.lost_keys}
     await client.put_samples(["new"], "p", {"x": torch.zeros(1)})
+
+
+async def test_one_tensor_put_many_times_at_once(plane: Begin, servers: MooncakeServers) -> None:
+    """Large rows are sent from where they are; memory that another put sends already is copied. All come back."""
+    client = plane(servers, {}, **CONFIG)
+    await client.register_partition("p", ["x"], 256, ["train"])
+    rows = torch.arange(4 << 17, dtype=torch.float32).view(4, 1 << 17)
+
+    async def put(number: int) -> None:
+        await client.put_samples([f"{number}-{at}" for at in range(4)], "p", {"x": rows})
+
+    async with anyio.create_task_group() as group:
+        for number in range(6):
+            group.start_soon(put, number)
+    for number in range(6):
+        got = await client.get_samples([f"{number}-{at}" for at in range(4)], "p", ["x"])
+        assert torch.equal(got["x"], rows)
+    assert not servers.store._lent._regions

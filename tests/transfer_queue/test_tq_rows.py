@@ -34,6 +34,10 @@ LEAVES: dict[str, Any] = {
     "ragged": torch.nested.as_nested_tensor([torch.rand(n) for n in (1, 0, 5, 2, 3)], layout=torch.jagged),
     "large ragged": torch.nested.as_nested_tensor([torch.rand(n, 9) for n in (1, 0, BIG, 2, 3)], layout=torch.jagged),
     "ragged, no width": torch.nested.as_nested_tensor([torch.rand(n, 0) for n in (1, 0, 5, 2, 3)], layout=torch.jagged),
+    "a kilobyte": torch.rand(5, 300),
+    "ragged kilobytes": torch.nested.as_nested_tensor(
+        [torch.rand(n, 2) for n in (900, 0, 500, 1, 700)], layout=torch.jagged
+    ),
     "objects": NonTensorStack(*[NonTensorData(v) for v in ((1, 2), {3}, None, b"b", {"k": 1 << 80})]),
 }
 
@@ -92,3 +96,16 @@ def test_what_does_not_match_its_form_is_corrupt(spoilt: list[Any]) -> None:
     """P3: fewer rows, fewer bytes, another shape, another dtype."""
     with pytest.raises(CorruptPayload):
         decode({"x": spoilt}, {"x": ("d", "float32", (2,))}, 2, ALLOCATE)
+
+
+def test_small_rows_are_copied_straight_into_their_place() -> None:
+    """Bytes of rows of a kilobyte and of a few bytes go into the buffer of the whole read."""
+    for width in (2, 300):
+        block = Block.from_fields({"x": torch.rand(6, width)}, 6)
+        forms, target = {"x": form_of(block.columns["x"])}, Target(6, ALLOCATE)
+        parts = [decode(encode(block, a, b), forms, b - a, ALLOCATE, target, range(a, b)) for a, b in ((2, 6), (0, 2))]
+        whole = target.part("x", torch.float32, (width,), range(6))
+        assert whole is not None
+        assert torch.equal(whole, block.columns["x"].values)  # type: ignore[attr-defined]
+        second = parts[0].columns["x"].values  # type: ignore[attr-defined]
+        assert second.data_ptr() == whole[2:].data_ptr()

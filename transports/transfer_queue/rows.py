@@ -37,7 +37,9 @@ __all__ = [
 
 #: Maximum size in bytes of a row that is sent as bytes. Measured: above it, two more copies cost more than a ZMQ frame
 #: for each row.
-SMALL_ROW_BYTES = 16 << 10
+SMALL_ROW_BYTES = 32 << 10
+#: Mean size in bytes of a row from which the rows of a read are copied one by one, straight into their place.
+ROW_BY_ROW_BYTES = 1 << 10
 
 Form = tuple[Any, ...]
 #: A function that returns a given number of bytes of uninitialised memory, as one row of a dtype.
@@ -228,7 +230,7 @@ def _column(
                 raise CorruptPayload(f"a row of field {name!r} is {value.dtype} {tuple(value.shape)}", field=name)
             flat[begin : begin + length] = value
     else:
-        flat = _from_bytes(name, values, dtype, total * unit).view(total, *rest)
+        flat = _from_bytes(name, values, dtype, total * unit, None, allocate).view(total, *rest)
     return Ragged(flat, offsets, dim=dim, nested=nested)
 
 
@@ -249,12 +251,25 @@ def _dense(
             place[at] = value
         return place
     size = dtype.itemsize * math.prod(shape)
-    flat = _from_bytes(name, values, dtype, n * size).view(n, *shape)
-    return flat if out is None else out.copy_(flat)
+    return _from_bytes(name, values, dtype, n * size, out, allocate).view(n, *shape)
 
 
-def _from_bytes(name: str, values: Sequence[Any], dtype: torch.dtype, expected: int) -> torch.Tensor:
-    joined = bytearray().join(values)
-    if len(joined) != expected:
-        raise CorruptPayload(f"{len(joined)} bytes of field {name!r} came where {expected} were put", field=name)
-    return torch.frombuffer(joined, dtype=dtype) if joined else torch.empty(0, dtype=dtype)
+def _from_bytes(
+    name: str, values: Sequence[Any], dtype: torch.dtype, expected: int, out: torch.Tensor | None, allocate: Allocate
+) -> torch.Tensor:
+    """Return the bytes of rows one after another, in ``out`` if it is given."""
+    came = sum(map(len, values))
+    if came != expected:
+        raise CorruptPayload(f"{came} bytes of field {name!r} came where {expected} were put", field=name)
+    if not expected:
+        return torch.empty(0, dtype=dtype) if out is None else out
+    if expected < ROW_BY_ROW_BYTES * len(values):
+        joined = torch.frombuffer(bytearray().join(values), dtype=dtype)
+        return joined if out is None else out.copy_(joined.view_as(out))
+    place = allocate(expected, dtype) if out is None else out
+    into: Any = place.view(-1).view(torch.uint8).numpy()
+    view, at = memoryview(into), 0
+    for value in values:
+        view[at : at + len(value)] = value
+        at += len(value)
+    return place

@@ -29,6 +29,7 @@ from asyncdp.process.forks import never_destroy, on_fork, skip_exit_handlers
 from .line import Line
 from .master import check_import
 from .objects import pack, unpack
+from .outgoing import Lent, lay_out
 from .unit import PROTOCOL, transport_settings
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ class Store:
             msg = f"Mooncake's master at {master} does not take this client: code {code}"
             raise DataPlaneUnavailable(msg, blames_port=False)
         self._line = Line(master)
+        self._lent = Lent()
         self._lock = threading.Lock()
         self._users = 1  # clients, and calls under way: memory that a transfer uses must stay
         on_fork(self)
@@ -166,20 +168,39 @@ class Store:
         names = [_name(key) for key in keys]
         try:
             for first, last in _batches(sizes):
-                joined = bytearray().join(part for row in rows[first:last] for part in row)
-                flat = torch.frombuffer(joined, dtype=torch.uint8)
-                codes = self._transfer(
-                    lambda *where: self._store.batch_put_from(*where, config=config),
-                    names[first:last],
-                    flat,
-                    sizes[first:last],
-                )
+                codes = self._put_in_place(names[first:last], rows[first:last], config)
+                if codes is None:
+                    joined = bytearray().join(part for row in rows[first:last] for part in row)
+                    codes = self._transfer(
+                        lambda *where: self._store.batch_put_from(*where, config=config),
+                        names[first:last],
+                        torch.frombuffer(joined, dtype=torch.uint8),
+                        sizes[first:last],
+                    )
                 self._check_put(codes, unit)
                 self._check_place(names[first:last], unit)
         except DataPlaneError as err:
             if err.host is not None or not isinstance(err, DataPlaneUnavailable):  # else the master does not answer
                 self._store.batch_remove(names, force=True)
             raise
+
+    def _put_in_place(self, names: list[str], rows: Sequence[Sequence[memoryview]], config: Any) -> list[int] | None:
+        """Store large rows from the memory in which they are; None if they have to be copied together first."""
+        laid = lay_out(rows)
+        if laid is None or not self._lent.take(laid.regions):
+            return None
+        registered: list[int] = []
+        try:
+            for start, size in (*laid.regions, (laid.copied.data_ptr(), laid.copied.nbytes)):
+                if self._store.register_buffer(start, size):
+                    return None
+                registered.append(start)
+            codes: list[int] = self._store.batch_put_from_multi_buffers(names, laid.pointers, laid.sizes, config=config)
+        finally:
+            for start in registered:
+                self._store.unregister_buffer(start)
+            self._lent.give_back(laid.regions)
+        return codes
 
     def _check_put(self, codes: Sequence[int], unit: Server) -> None:
         worst = min(codes)
