@@ -74,7 +74,8 @@ async def restore(
         there = {one.partition_id: one.size for one in await client.list_partitions()}
         full = [one["partition_id"] for one in parts if there.get(one["partition_id"])]
         if full and not replace:
-            msg = f"partition {full[0]!r} has {there[full[0]]} rows; nothing was restored (replace=True would drop it)"
+            told = "nothing was restored (replace=True, or --replace, would drop them)"
+            msg = f"partition {full[0]!r} has {there[full[0]]} rows; {told}"
             raise DataPlaneBadRequest(msg, partition_id=full[0], field="replace")
         for part in parts:
             if part["partition_id"] in full:
