@@ -60,7 +60,7 @@ COMMANDS: Final[Mapping[Callable[..., None], str]] = {
 }
 for command, text in COMMANDS.items():
     app.command(short_help=text)(command)
-ignored = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(context_settings=ignored, short_help="Run a benchmark of a checkout.")(bench)
+ignored = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+app.command(context_settings=ignored, short_help="Run benchmarks of a checkout.")(bench)
 for commands in (config, arena, directory, checkpoint):
     app.add_typer(commands)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +17,11 @@ __all__ = ["bench"]
 
 
 def bench(context: typer.Context) -> None:
-    """Run a benchmark of a checkout, by name, with its own options; without a name, the one that needs no backend."""
+    """Run benchmarks of a checkout, by name, with their own options; without a name, list them."""
     root = Path(asyncdp.__file__).resolve().parents[1]
     if not (root / "benchmarks" / "__main__.py").is_file():
         fail("bench", f"the benchmarks are in a checkout of asyncdp only, and not beside {root / 'asyncdp'}")
-    done = subprocess.run([sys.executable, "-m", "benchmarks", *context.args], cwd=root, check=False)  # noqa: S603
+    path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-m", "benchmarks", *context.args]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=False)  # noqa: S603
     raise typer.Exit(done.returncode)

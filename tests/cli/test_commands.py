@@ -1,6 +1,7 @@
 """The commands that look at a plane, on memory, in the tests' own process: no other can attach to it."""
 
 import json
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import pytest
 import torch
 from typer.testing import CliRunner, Result
 
+import asyncdp
 from asyncdp import ClaimInfo, Client, DataPlaneGroupMeta, build_data_plane_client, layers_of
 from asyncdp.cli.app import app
 from asyncdp.cli.tables import age, cut, size
@@ -370,6 +372,19 @@ def test_bench_says_where_it_works(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setattr("asyncdp.__file__", str(tmp_path / "asyncdp" / "__init__.py"))
     done = run("bench layers")
     assert (done.exit_code, "in a checkout of asyncdp only" in done.stderr) == (1, True)
+
+
+def test_bench_runs_where_it_was_called(tmp_path: Path) -> None:
+    """Files that it is told to write lie in the working directory, and its own help is shown."""
+    if not (Path(asyncdp.__file__).resolve().parents[1] / "benchmarks").is_dir():
+        pytest.skip("asyncdp is installed, not a checkout")
+    call = [sys.executable, "-m", "asyncdp", "bench"]
+    done = subprocess.run([*call, "--help"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "--compare BEFORE AFTER" in done.stdout
+    (tmp_path / "a.json").write_text("[]")
+    call += ["--compare", "a.json", "a.json"]
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "the two runs have no ratio in common\n"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
