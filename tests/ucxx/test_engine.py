@@ -206,3 +206,17 @@ def test_a_child_that_collects_garbage_destroys_no_connection_of_its_parent() ->
     """T9: UCX's destructors act on epoll descriptors that both share; the parent's UCX would then end it by SIGABRT."""
     done = subprocess.run([sys.executable, "-c", GARBAGE], capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("lane", ["auto", "off"])
+def test_ucx_is_loaded_when_a_client_that_needs_it_is_opened(lane: str) -> None:
+    """Not in its first read, of which loading would take half a second; and not at all where shared memory may do."""
+    config = {"enabled": True, "impl": "ucxx", "controller_address": "unix:///nowhere", "ucxx": {"lane": lane}}
+    program = f"""
+import sys
+from asyncdp.transports.ucxx import UCXXTransport
+UCXXTransport({config!r}, bootstrap=False)
+print("ucxx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split()[-1] == str(lane == "off")

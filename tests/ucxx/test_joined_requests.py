@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
-from asyncdp.transports.ucxx.directory.requests.joined import Joined
+from asyncdp.transports.ucxx.joined import Joined
 
 pytestmark = pytest.mark.anyio
 Answer = tuple[str, ...]
@@ -34,7 +34,7 @@ class Server:
         return tuple(ids)
 
 
-async def ask(joined: Joined[Answer], name: str, key: str = "p", n: int = 2) -> Answer:
+async def ask(joined: Joined[str, str, Answer], name: str, key: str = "p", n: int = 2) -> Answer:
     """Ask for ``n`` ids of this caller; return them from the answer."""
     ids = [f"{name}.{at}" for at in range(n)]
     answer, first = await joined.ask(key, ids)
@@ -127,7 +127,7 @@ def test_another_loop_waits_for_nothing_of_the_first() -> None:
     """A loop that was ended while requests were on the way leaves no request counted."""
     server: list[Server] = []
 
-    async def hang() -> Joined[Answer]:
+    async def hang() -> Joined[str, str, Answer]:
         server.append(Server())
         joined = Joined(server[0].send)
         for at in range(4):
@@ -135,7 +135,7 @@ def test_another_loop_waits_for_nothing_of_the_first() -> None:
         await loop_passes()
         return joined
 
-    async def again(joined: Joined[Answer]) -> list[Answer]:
+    async def again(joined: Joined[str, str, Answer]) -> list[Answer]:
         server[0].open = asyncio.Event()
         server[0].open.set()
         return await asyncio.gather(*(ask(joined, f"d{at}") for at in range(4)))

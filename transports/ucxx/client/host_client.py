@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from asyncdp.calls.slots import SlotRef
@@ -15,6 +16,7 @@ from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, DataPlaneUnsupp
 
 from ..slots.arena import Arena
 from ..slots.writer_process import this_machine
+from .joined_reads import JoinedReads
 from .lane import Lane
 from .leases import Leases
 
@@ -31,6 +33,8 @@ __all__ = ["HostClient", "Route"]
 #: Processor architectures that keep stores in order and loads in order. The lane's checks before and after a copy rely
 #: on it; on others payload goes over the network.
 _ORDERED: Final = frozenset({"x86_64", "AMD64", "i686", "i386"})
+#: Most hosts and ports for which it is remembered which small reads are on the way.
+_MOST_WAYS: Final = 1024
 #: Lanes by host id and epoch; None: the arena cannot be mapped.
 Lanes = dict[tuple[str, int], Lane | None]
 
@@ -80,6 +84,8 @@ class HostClient:
         self._leases = Leases() if leases is None else leases
         self._borrow_share = borrow_share
         self._machine = this_machine() if lane and os.uname().machine in _ORDERED else None
+        #: Small reads that are joined, by where they go.
+        self._reads: dict[tuple[HostRef, Route, int | None], JoinedReads] = {}
         #: Number of running lane copies, by op_id.
         self._copying: dict[str, int] = {}
         #: Op_ids of the slots granted for the lane, by (host id, epoch, slot, generation).
@@ -126,16 +132,25 @@ class HostClient:
                 err.host = host.id
             raise
 
-    async def read(
+    def read(
         self, host: HostRef, route: Route, refs: Sequence[SlotRef], port: int | None = None, *, borrow: bool = False
-    ) -> ReadResult:
+    ) -> Coroutine[Any, Any, ReadResult]:
         """Read rows of slots, over the lane or through ``port`` (None: the host's first port).
 
         With ``borrow`` the lane borrows rows where it can.
         """
         lane = self.lane_of(host, route)
         if lane is not None:
-            return await lane.read(refs, borrow=borrow)
+            return lane.read(refs, borrow=borrow)
+        way = host, route, port
+        joined = self._reads.get(way)
+        if joined is None:
+            if len(self._reads) >= _MOST_WAYS:
+                self._reads.clear()
+            joined = self._reads[way] = JoinedReads(partial(self._read_over, *way))
+        return joined.read(refs)
+
+    async def _read_over(self, host: HostRef, route: Route, port: int | None, refs: Sequence[SlotRef]) -> ReadResult:
         async with self._use(host, route, port) as connection:
             return await connection.read(host, refs)
 
@@ -259,4 +274,5 @@ class HostClient:
         """Unmap all arenas and close the connections. Idempotent."""
         self._pool.close()
         self._lanes.clear()
+        self._reads.clear()
         await asyncio.sleep(0)

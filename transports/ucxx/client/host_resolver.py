@@ -22,7 +22,7 @@ from asyncdp.process.buffer_pool import BufferPool
 from asyncdp.process.forks import on_fork, on_fork_of_loop
 from asyncdp.process.loop_end import at_loop_end
 
-from ..wire.engine import Engine
+from ..wire.engine import Engine, load_ucx
 from ..wire.handshake import Secret
 from .connection_pool import Pool
 from .greeting import accepts, greets
@@ -71,7 +71,7 @@ class HostAddress:
 
 
 class _EngineOnDemand:
-    """Creates the UCX engine when it is first used, so UCX is not loaded where the lane serves all requests."""
+    """Creates the UCX engine when it is first used: UCX is not loaded where the lane serves all requests."""
 
     next_tag = staticmethod(Engine.next_tag)  # every request draws one, also where it needs no UCX
 
@@ -98,7 +98,10 @@ class HostResolver:
     """
 
     def __init__(self, directory: Directory, settings: UcxxSettings, secret: Secret, codec: ObjectCodec) -> None:
-        """Start with no known hosts and no connections."""
+        """Start with no known hosts and no connections.
+
+        UCX is loaded here where no lane can be used: that takes half a second, in which no thread of Python runs.
+        """
         self._directory = directory
         self._settings = settings
         self._secret = secret
@@ -115,6 +118,8 @@ class HostResolver:
         self._engine: _EngineOnDemand | None = None
         self._end: AsyncGenerator[None, None] | None = None
         self._closed = False
+        if settings.lane == "off" and importlib.util.find_spec("ucxx") is not None:
+            load_ucx()
         on_fork(self)
 
     @property
@@ -164,6 +169,10 @@ class HostResolver:
             _end_now(pool, engine)
         else:
             loop.call_soon_threadsafe(_end_now, pool, engine)
+
+    def known(self, host: HostRef) -> HostAddress | None:
+        """Return the place of a host as far as it is cached, and the secret is known."""
+        return self._addresses.get((host.id, host.epoch)) if self._asked else None
 
     async def find(self, host: HostRef) -> HostAddress | None:
         """Return the place of a host; None where it is not registered.

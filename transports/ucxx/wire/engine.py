@@ -37,7 +37,7 @@ from .messages import WireError
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["MESSAGE_BYTES", "Engine", "Operation"]
+__all__ = ["MESSAGE_BYTES", "Engine", "Operation", "load_ucx"]
 
 #: Largest message in bytes: a larger one blocks the loop (256 MB: 5-75 ms) and is not faster.
 MESSAGE_BYTES: Final = 16 << 20
@@ -433,6 +433,11 @@ def _claim(library: Any) -> None:
         )
         raise DataPlaneUnsupported(msg, capability="fork")
     setattr(library, _USER, me)
+
+
+def load_ucx() -> None:
+    """Load UCX now, which takes half a second; else the first engine does."""
+    _load()
 
 
 def _load() -> dict[str, Any]:

@@ -8,12 +8,12 @@ from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.meta import RowHandle
 
+from ...joined import Joined
 from ...wire.messages import MOST_PICKED
 from ..encoding.cells import SlotName, pieces, slot_name
 from ..encoding.msgpack_codec import load, pack
 from ..encoding.rows import CELLS
 from .hosts import Hosts
-from .joined import Joined
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Joining of small requests of many callers into one, since a request of one id costs as much as one of fifty."""
+"""Joining of small requests of many callers into one, since a request for one item costs as much as one for fifty."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ import copy
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final, Generic, TypeVar
 
-__all__ = ["Joined"]
+__all__ = ["SMALL", "Joined"]
 
+K = TypeVar("K")
+Item = TypeVar("Item")
 T = TypeVar("T")
 
 #: Requests on the way above which further small ones wait for the next one together: with two, client and server work
 #: at the same time.
 _ON_THE_WAY: Final = 2
-#: Most ids of a request that is joined with others, and of a joined one: what the server answers in a millisecond.
-_SMALL: Final = 32
-_MOST_IDS: Final = 512
+#: Most items of a request that is joined with others, and of a joined one: what is answered in a millisecond.
+SMALL: Final = 32
+_MOST: Final = 512
+#: Most callers whose requests are joined: with more, so many calls go on at once that Python's garbage collector, which
+#: counts the objects that come into being between two looks, runs ten times as often.
+_CALLERS: Final = 32
 
 
 class _Batch:
@@ -24,7 +29,7 @@ class _Batch:
 
     __slots__ = ("callers", "task", "waiting")
 
-    def __init__(self, callers: list[tuple[Sequence[str], asyncio.Future[Any]]]) -> None:
+    def __init__(self, callers: list[tuple[Sequence[Any], asyncio.Future[Any]]]) -> None:
         self.callers = callers
         self.waiting = len(callers)
         self.task: asyncio.Task[None] | None = None
@@ -36,18 +41,18 @@ class _Batch:
             self.task.cancel()
 
 
-class Joined(Generic[T]):
-    """Sends requests that name ids, several small ones of one key as one.
+class Joined(Generic[K, Item, T]):
+    """Sends requests that name items, several small ones of one key as one.
 
     A request that finds few others on the way is sent at once, in the caller's own task. Those that come while others
     are on the way are sent together, per key, in the next turn of the event loop. A caller that is cancelled takes
     nothing from the others; an error of the joined request is raised to each of them.
 
     Args:
-        send: Sends the request of a key and ids, and returns its answer.
+        send: Sends the request of a key and items, and returns its answer.
     """
 
-    def __init__(self, send: Callable[[str, Sequence[str]], Awaitable[T]]) -> None:
+    def __init__(self, send: Callable[[K, Sequence[Item]], Awaitable[T]]) -> None:
         """Start without requests."""
         self._send = send
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,26 +60,26 @@ class Joined(Generic[T]):
 
     def _forget(self) -> None:
         self._on_the_way = 0
-        self._waiting: dict[str, list[tuple[Sequence[str], asyncio.Future[tuple[T, int]]]]] = {}
+        self._waiting: dict[K, list[tuple[Sequence[Item], asyncio.Future[tuple[T, int]]]]] = {}
         self._scheduled = False
         self._batches: set[_Batch] = set()
 
-    async def ask(self, key: str, ids: Sequence[str]) -> tuple[T, int]:
-        """Return the answer of a request that includes these ids, and where they begin in it."""
+    async def ask(self, key: K, items: Sequence[Item]) -> tuple[T, int]:
+        """Return the answer of a request that includes these items, and where they begin in it."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # what another loop had on the way ended with it
             self._loop = loop
             self._forget()
-        if len(ids) > _SMALL:
-            return await self._send(key, ids), 0
+        if len(items) > SMALL:
+            return await self._send(key, items), 0
         if self._on_the_way < _ON_THE_WAY and not self._waiting:
             self._on_the_way += 1
             try:
-                return await self._send(key, ids), 0
+                return await self._send(key, items), 0
             finally:
                 self._ended(loop)
         future: asyncio.Future[tuple[T, int]] = loop.create_future()
-        self._waiting.setdefault(key, []).append((ids, future))
+        self._waiting.setdefault(key, []).append((items, future))
         self._schedule(loop)
         return await future
 
@@ -98,9 +103,9 @@ class Joined(Generic[T]):
             key = next(iter(self._waiting))
             callers, total = self._waiting.pop(key), 0
             callers = [caller for caller in callers if not caller[1].done()]
-            for at, (ids, _) in enumerate(callers):
-                total += len(ids)
-                if total > _MOST_IDS:
+            for at, (items, _) in enumerate(callers):
+                total += len(items)
+                if total > _MOST or at >= _CALLERS:
                     self._waiting[key] = callers[at:]  # behind other keys
                     callers = callers[:at]
                     break
@@ -113,9 +118,9 @@ class Joined(Generic[T]):
             for _, future in callers:
                 future.add_done_callback(batch.left)
 
-    async def _run(self, key: str, batch: _Batch, loop: asyncio.AbstractEventLoop) -> None:
+    async def _run(self, key: K, batch: _Batch, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            answer = await self._send(key, [name for ids, _ in batch.callers for name in ids])
+            answer = await self._send(key, [item for items, _ in batch.callers for item in items])
         except BaseException as err:
             batch.task = None
             for _, future in batch.callers:
@@ -125,10 +130,10 @@ class Joined(Generic[T]):
                 raise
         else:
             batch.task, begin = None, 0
-            for ids, future in batch.callers:
+            for items, future in batch.callers:
                 if not future.done():
                     future.set_result((answer, begin))
-                begin += len(ids)
+                begin += len(items)
         finally:
             self._batches.discard(batch)
             self._ended(loop)
