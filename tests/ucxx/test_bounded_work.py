@@ -524,6 +524,35 @@ async def test_rows_named_again_and_again_take_no_memory_beyond_a_bound(monkeypa
             assert {code for _, code, _, _ in reply.errors} == {"DataPlaneBadRequest"}
 
 
+async def test_a_reply_that_is_gathered_while_it_is_sent_keeps_its_slots_and_a_share_of_the_arena() -> None:
+    """A5, R: a slot that is being sent is used for no other row; what is too much of the arena is copied first."""
+    options: dict[str, Any] = {"arena_bytes": 64 << 20, "max_slot_bytes": 32 << 20, "rows_per_slot": 1}
+    async with hosted(inline_bytes=0, **options) as host:
+        here, table = ref_of(host.report()), host.service.table
+        refs = []
+        for number in range(3):
+            (grant,) = put(table, f"op{number}", rows(1, 4 << 20, float(number)))
+            refs.append(SlotRows(grant.slot, grant.generation, 0, 0, 1))
+        one, two = Read([("a",)], refs[:1], 1, here.epoch), Read([("a",)], refs[1:], 1, here.epoch)
+        streamed = await host.service.read(one, stream=True)
+        assert not streamed.payloads
+        copied = await host.service.read(two, stream=True)
+        assert not copied.gathers
+        copied.release()
+        assert await host.service.drop(Drop([()], refs[:1], here.epoch)) == 1
+        assert table.counts()["reading"] == 1
+        messages = [piece for piece in streamed.messages(host.service.buffers) if piece is not None]
+        payload = Payload.read(np.concatenate(messages))
+        assert float(block_of(payload).columns["a"].values[0, -1]) == 0.0  # type: ignore[attr-defined]
+        streamed.release()
+        assert table.counts()["reading"] == 0
+        assert table.find(refs[0].slot, refs[0].generation) is None
+        assert host.service.memory.held == 0
+        again = await host.service.read(Read([("a",)], refs[1:2], 1, here.epoch), stream=True)
+        assert again.gathers
+        again.release()
+
+
 async def test_without_ucx_no_reply_is_built_that_cannot_be_sent() -> None:
     """A5: without UCX what fits into the frame comes, the rest is asked for again, what never fits is a typed error."""
     async with hosted(inline_bytes=4096, unit_bytes=4096, rows_per_slot=1) as host:

@@ -143,6 +143,12 @@ def check_gather(picks: list[Any], name: str) -> None:
     out = np.full(gather.layout.nbytes, 0xEE, np.uint8)
     for _ in gather.fill(out):
         pass
+    for size in (1, 7, 64, 1 << 20):
+        messages = [
+            piece.copy() for piece in gather.messages(size, lambda n: np.empty(n, np.uint8), 5) if piece is not None
+        ]
+        assert all(len(message) == size for message in messages[:-1])
+        assert np.concatenate(messages).tobytes() == out.tobytes()
     whole = Payload.read(out, sum(map(len, picks)))
     expected = block.take([row for rows in picks for row in rows], fields)
     assert same(block_of(whole), expected)
@@ -289,3 +295,21 @@ def test_a_dtype_of_a_newer_torch_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         block_of(payload)
     assert not isinstance(raised.value, CorruptPayload)
     assert raised.value.field == "x"
+
+
+def test_a_message_within_one_slot_is_not_copied() -> None:
+    """Large rows are sent from where they lie; what lies across a border of rows is copied, in bounded steps."""
+    sources = [Payload.read(packed(Block.from_fields({"a": torch.randn(1, 1 << 14)}, 1))) for _ in range(3)]
+    (gather,), _ = gathers([Selection(at, source, ("a",), range(1)) for at, source in enumerate(sources)])
+    taken: list[int] = []
+
+    def take(nbytes: int) -> np.ndarray[Any, Any]:
+        taken.append(nbytes)
+        return np.empty(nbytes, np.uint8)
+
+    steps = list(gather.messages(8 << 10, take, 1 << 10))
+    messages = [step for step in steps if step is not None]
+    views = [any(np.shares_memory(message, source.data) for source in sources) for message in messages]
+    assert views.count(False) == len(taken) == 3
+    assert len(steps) > len(messages)
+    assert sum(map(len, messages)) == gather.layout.nbytes

@@ -29,7 +29,7 @@ from ..payload.blocks import block_of, layout_of, pack, rows_of
 from ..payload.cooperative_copy import copy_cooperatively, memory_for
 from ..payload.payload import Payload
 from ..slots.writer_process import this_machine, this_process
-from ..wire.chunks import batches, post_receives, send_all, wait_all
+from ..wire.chunks import REPLY_BYTES, batches, post_receives, send_all, wait_all
 from ..wire.control import Control
 from ..wire.failures import restore
 from ..wire.handshake import Secret, UnprovedError, authenticate
@@ -261,7 +261,7 @@ class Connection:
             if reply.parts:
                 engine, endpoint = await self._tied()  # before the buffers are allocated, because it may fail
                 buffers = [await memory_for(self._buffers, part.size) for part in reply.parts]
-                await wait_all(post_receives(engine, endpoint, tag, buffers))
+                await wait_all(post_receives(engine, endpoint, tag, buffers, REPLY_BYTES))
         parts = []
         for head, data in zip(reply.parts, buffers, strict=True):
             try:

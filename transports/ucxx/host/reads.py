@@ -9,8 +9,9 @@ from asyncdp.errors import DataPlaneError, DataPlaneNotReady, DataPlaneUnavailab
 
 from ..payload.cooperative_copy import memory_for
 from ..payload.gather import Gather, Selection, gathers
-from ..payload.layout import spans
+from ..payload.layout import schema_of, spans
 from ..payload.payload import SUMMED_AT_ONCE, Payload
+from ..wire.chunks import REPLY_BYTES
 from ..wire.failures import describe
 from ..wire.messages import PartHead, Read, Rows, SlotRows
 from .field_lists import FieldLists
@@ -19,7 +20,7 @@ from .limits.reply_room import ASK_AGAIN, MOST_CELLS, REPEATED, ReplyRoom
 
 if TYPE_CHECKING:
     from collections import Counter
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import numpy as np
     import numpy.typing as npt
@@ -38,6 +39,13 @@ __all__ = ["ReadReply", "Reads"]
 
 #: Most bytes copied at once on the event loop (0.1 ms).
 _COPIED_AT_ONCE: Final = 256 << 10
+#: Least size of a reply that is gathered while it is sent, and share of the arena whose slots such replies may keep.
+_STREAMED_BYTES: Final = 6 << 20
+_STREAMED_SHARE: Final = 0.5
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class ReadReply:
@@ -49,15 +57,35 @@ class ReadReply:
     Attributes:
         rows: The reply itself.
         payloads: What is sent after it over UCX.
+        nbytes: Length of all payloads, or of the payload in the reply.
+        gathers: What is sent after it instead, by :meth:`messages`; the slots are kept until :meth:`release`.
     """
 
-    __slots__ = ("_memory", "held", "payloads", "rows")
+    __slots__ = ("_let_go", "_memory", "gathers", "held", "nbytes", "payloads", "rows")
 
     def __init__(self, memory: MemoryShare) -> None:
         self.rows: Rows
         self.payloads: list[Bytes] = []
+        self.gathers: list[Gather] = []
+        self.nbytes = 0
         self.held = 0
         self._memory = memory
+        self._let_go: Callable[[], object] = _nothing
+
+    def keep(self, gathers: list[Gather], let_go: Callable[[], object]) -> None:
+        """Send what these gather, and call ``let_go`` once nothing reads their slots any more."""
+        self.gathers, self._let_go = gathers, let_go
+
+    def messages(self, buffers: BufferPool) -> Iterator[Bytes | None]:
+        """Return the messages of the payloads, each copied when it is its turn, or a view of a slot.
+
+        None is between two steps of a copy, and is no message.
+        """
+        for payload in self.payloads:
+            for begin in range(0, len(payload), REPLY_BYTES):
+                yield payload[begin : begin + REPLY_BYTES]
+        for gather in self.gathers:
+            yield from gather.messages(REPLY_BYTES, buffers.empty, _COPIED_AT_ONCE)
 
     async def hold(self, nbytes: int) -> None:
         """Hold so many bytes, and no longer those that it held before."""
@@ -66,9 +94,11 @@ class ReadReply:
         self.held = nbytes
 
     def release(self) -> None:
-        """Hold nothing."""
+        """Hold nothing, neither memory nor slots."""
         self._memory.release(self.held)
         self.held = 0
+        let_go, self._let_go = self._let_go, _nothing
+        let_go()
 
     def __enter__(self) -> tuple[Rows, list[Bytes]]:
         return self.rows, self.payloads
@@ -105,17 +135,24 @@ class Reads:
         self._memory = memory
         self._turns = turns
         self._served = served
+        self._streamed = 0
 
     async def read(
-        self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
+        self,
+        request: Read,
+        *,
+        in_frame: bool = False,
+        stream: bool = False,
+        gone: Callable[[], bool] = lambda: False,
     ) -> ReadReply:
         """Gather rows into a reply, whose memory is counted until it is released.
 
-        All read attempts are finished before it returns.
+        All read attempts are finished before it returns, except those of a reply that is streamed.
 
         Args:
             request: The read request.
             in_frame: Whether the payload has to fit into the frame, because this connection cannot use UCX.
+            stream: Whether a large reply may be gathered while it is sent. Its read attempts end with the reply.
             gone: Whether the client is gone; then the work ends, by ConnectionResetError.
         """
         errors: dict[int, DataPlaneError] = {}
@@ -127,6 +164,10 @@ class Reads:
         try:
             await self._picked(request, attempts, errors, room, work)
             made = await self._within_memory(reply, room, errors, most if in_frame else None, work)
+            if stream and self._streams(reply, made):
+                self._stream(reply, made, attempts, errors)
+                self._served["reads"] += len(request.refs)
+                return reply
             parts = []
             for gather in made:
                 out = await memory_for(self._buffers, gather.layout.nbytes)
@@ -142,12 +183,50 @@ class Reads:
                 self._table.finish_read(attempts.popitem()[1])
             self._served["reads"] += len(request.refs)
             reply.rows, reply.payloads = self._without_failed(parts, reply.payloads, errors)
+            reply.nbytes = sum(map(len, reply.payloads)) + len(reply.rows.inline or b"")
         except BaseException:
             reply.release()
             for attempt in attempts.values():
                 self._table.finish_read(attempt)
             raise
         return reply
+
+    def _streams(self, reply: ReadReply, made: list[Gather]) -> bool:
+        """Return whether a reply is gathered while it is sent: not where checksums are to be sent before it.
+
+        The slots of a reply that is streamed cannot be used for other rows as long as it is sent, so all of these
+        together take a share of the arena.
+        """
+        reply.nbytes = sum(gather.layout.nbytes for gather in made)
+        most = int(_STREAMED_SHARE * self._table.arena.nbytes)
+        return _STREAMED_BYTES <= reply.nbytes <= most - self._streamed and not self._settings.checksum
+
+    def _stream(
+        self,
+        reply: ReadReply,
+        made: list[Gather],
+        attempts: dict[int, ReadAttempt],
+        errors: dict[int, DataPlaneError],
+    ) -> None:
+        """Make a reply that keeps the read attempts of what it sends, and end those of what it does not."""
+        nbytes, kept = reply.nbytes, [pick.ref for gather in made for pick in gather.picks]
+        kept_attempts = [attempts.pop(at) for at in kept]
+
+        def let_go() -> None:
+            self._streamed -= nbytes
+            for attempt in kept_attempts:
+                self._table.finish_read(attempt)
+
+        self._streamed += nbytes
+        reply.keep(made, let_go)
+        while attempts:
+            self._table.finish_read(attempts.popitem()[1])
+        parts = [
+            PartHead([pick.ref for pick in gather.picks], list(gather.nbytes), schema_of(gather.layout.metas),
+                     gather.layout.nbytes, gather.layout.n)
+            for gather in made
+        ]  # fmt: skip
+        reply.rows = Rows(parts, [(at, *describe(err)) for at, err in sorted(errors.items())])
 
     async def _within_memory(
         self, reply: ReadReply, room: ReplyRoom, errors: dict[int, DataPlaneError], most: int | None, work: Work

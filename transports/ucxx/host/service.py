@@ -134,11 +134,16 @@ class Service:
             )
 
     async def read(
-        self, request: Read, *, in_frame: bool = False, gone: Callable[[], bool] = lambda: False
+        self,
+        request: Read,
+        *,
+        in_frame: bool = False,
+        stream: bool = False,
+        gone: Callable[[], bool] = lambda: False,
     ) -> ReadReply:
         """Gather rows into a reply; as :meth:`.reads.Reads.read`, of this epoch."""
         self._own(request.epoch)
-        return await self._reads.read(request, in_frame=in_frame, gone=gone)
+        return await self._reads.read(request, in_frame=in_frame, stream=stream, gone=gone)
 
     # -- writing
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
 
 from ..slots.writer_process import Machine, Process, holds_socket, this_machine
-from ..wire.chunks import send_all
+from ..wire.chunks import send_messages
 from ..wire.failures import describe
 from ..wire.handshake import Secret, greet
 from ..wire.messages import (
@@ -29,7 +29,6 @@ from ..wire.messages import (
     Read,
     Ready,
     Reserve,
-    Rows,
     Tie,
     Tied,
     Welcome,
@@ -44,12 +43,10 @@ from .limits.memory_share import SMALL_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
-    import numpy.typing as npt
-
     from ..wire.control import Control
     from ..wire.engine import Engine, Operation
     from .limits.endpoint_tokens import Claims
+    from .reads import ReadReply
     from .service import Service
 
 __all__ = ["Session"]
@@ -310,23 +307,28 @@ class Session:
 
     async def _read(self, request: Read) -> None:
         in_frame = self._engine is None or not request.tag
-        with await self._service.read(request, in_frame=in_frame, gone=lambda: self.control.lost) as (reply, payloads):
-            nbytes = sum(map(len, payloads)) + len(reply.inline or b"")
-            if nbytes <= SMALL_BYTES:
-                await self._send(reply, payloads, request.tag)
+        gone = lambda: self.control.lost  # noqa: E731
+        reply = await self._service.read(request, in_frame=in_frame, stream=not in_frame, gone=gone)
+        sent: list[Operation] = []
+        try:
+            if reply.nbytes <= SMALL_BYTES:
+                await self._send(reply, request.tag, sent)
                 return
             # The reply's memory counts towards the limit of all clients, so a slow peer may not hold it for long.
-            async with asyncio.timeout(_TAKES_S + nbytes / _TAKES_BYTES):
-                await self._send(reply, payloads, request.tag)
+            async with asyncio.timeout(_TAKES_S + reply.nbytes / _TAKES_BYTES):
+                await self._send(reply, request.tag, sent)
+        finally:
+            _when_ended(sent, reply.release)  # UCX may still read what a reply that was cut off has sent
 
-    async def _send(self, reply: Rows, payloads: Sequence[npt.NDArray[np.uint8]], tag: int) -> None:
-        await self.control.send(reply)
-        if payloads:
+    async def _send(self, reply: ReadReply, tag: int, sent: list[Operation]) -> None:
+        await self.control.send(reply.rows)
+        if reply.payloads or reply.gathers:
             if self._endpoint is None:  # the client connects UCX once it learns that it needs it
                 tie = await self.control.expect(Tie)
                 await self._answer(tie)
             engine, endpoint = self._over_ucx()
-            await send_all(engine, endpoint, tag, payloads)
+            work = self._service.turns.begin(lambda: self.control.lost)
+            await send_messages(engine, endpoint, tag, reply.messages(self._service.buffers), sent, work)
 
     async def _write(self, request: Write) -> Message:
         service = self._service

@@ -6,7 +6,7 @@ memory). Rows of slots with equal columns go into one payload, others into a pay
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -123,6 +123,44 @@ class Gather:
     def counts(self) -> list[int]:
         """Number of rows of each selection."""
         return [len(pick.rows) for pick in self.picks]
+
+    def messages(self, size: int, take: Callable[[int], Bytes], copied: int) -> Iterator[Bytes | None]:
+        """Return the payload as messages of ``size`` bytes, the last one shorter, as a generator.
+
+        A message that lies in one selection as a whole is a view of it. Others are copied, into arrays that ``take``
+        returns; None is yielded after each ``copied`` bytes of them.
+        """
+        left, message, at = self.layout.nbytes, None, 0
+        for segment in self._segments():
+            begin = 0
+            while begin < len(segment):
+                whole = min(size, left)
+                if not at and len(segment) - begin >= whole and segment.flags.writeable:
+                    yield segment[begin : begin + whole]
+                    begin, left = begin + whole, left - whole
+                    continue
+                if message is None:
+                    message = take(whole)
+                step = min(whole - at, len(segment) - begin, copied)
+                message[at : at + step] = segment[begin : begin + step]
+                begin, at = begin + step, at + step
+                if at == whole:
+                    yield message
+                    message, at, left = None, 0, left - whole
+                elif step == copied:
+                    yield None
+
+    def _segments(self) -> Iterator[Bytes]:
+        """Return all bytes of the payload, in order, in pieces as they lie."""
+        yield np.frombuffer(self.layout.head(), np.uint8)
+        gaps = dict(self.layout.gaps())
+        for number, meta in enumerate(self.layout.metas):
+            end = self.layout.data_at[number] + self.layout.data_bytes[number]
+            if self.layout.data_bytes[number]:
+                for pick, place, mark in zip(self.picks, self._columns[number], self._spans, strict=True):
+                    yield from _pieces(pick, place, mark, meta.unit)
+            if end in gaps:
+                yield np.zeros(gaps[end] - end, np.uint8)
 
     def fill(self, out: Bytes, piece_bytes: int = PIECE_BYTES) -> Iterator[int]:
         """Write the payload into ``out`` as a generator, which yields the number of bytes copied after each piece.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from .engine import MESSAGE_BYTES, Engine, Operation
 
@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["AHEAD", "batches", "post_receives", "send_all", "wait_all"]
+__all__ = ["AHEAD", "REPLY_BYTES", "batches", "post_receives", "send_all", "send_messages", "wait_all"]
 
+#: Largest message of the reply to a read in bytes: the host copies one while the one before it is on the way.
+REPLY_BYTES: Final = 4 << 20
 #: Messages posted before the first one has ended: enough to use the bandwidth, few enough to cancel quickly.
 AHEAD: Final = 8
 #: Largest payload in bytes that shares a message with others, from which the receiver copies it; larger ones are
@@ -41,15 +43,20 @@ def batches(sizes: Sequence[int]) -> list[tuple[int, int]]:
     return [*out, (first, len(sizes))] if first < len(sizes) else out
 
 
-def _pieces(buffers: Sequence[Bytes]) -> Iterator[Bytes]:
+def _pieces(buffers: Sequence[Bytes], most: int) -> Iterator[Bytes]:
     for buffer in buffers:
-        for begin in range(0, len(buffer), MESSAGE_BYTES):
-            yield buffer[begin : begin + MESSAGE_BYTES]
+        for begin in range(0, len(buffer), most):
+            yield buffer[begin : begin + most]
 
 
-def post_receives(engine: Engine, endpoint: Any, tag: int, buffers: Sequence[Bytes]) -> list[Operation]:
-    """Post receives that together fill the buffers, in order; their tags are ``tag``, ``tag + 1``, ..."""
-    return [engine.receive(endpoint, at, piece) for at, piece in enumerate(_pieces(buffers), tag)]
+def post_receives(
+    engine: Engine, endpoint: Any, tag: int, buffers: Sequence[Bytes], most: int = MESSAGE_BYTES
+) -> list[Operation]:
+    """Post receives that together fill the buffers, in order; their tags are ``tag``, ``tag + 1``, ...
+
+    Each message has ``most`` bytes, the last one of a buffer those that are left.
+    """
+    return [engine.receive(endpoint, at, piece) for at, piece in enumerate(_pieces(buffers, most), tag)]
 
 
 async def wait_all(operations: Sequence[Operation]) -> None:
@@ -79,9 +86,41 @@ async def send_all(
     for number, buffer in enumerate(buffers):
         if more is not None and number >= AHEAD:
             await more()
-        for piece in _pieces([buffer]):
+        for piece in _pieces([buffer], MESSAGE_BYTES):
             if len(under_way) >= AHEAD:
                 await under_way.pop(0).wait()
             under_way.append(engine.send(endpoint, tag, piece))
             tag += 1
     await wait_all(under_way)
+
+
+class Turns(Protocol):
+    """Tells when long work has to let others have their turn."""
+
+    @property
+    def over(self) -> bool:
+        """Whether it has."""
+
+    async def next(self) -> None:
+        """Let them."""
+
+
+async def send_messages(
+    engine: Engine, endpoint: Any, tag: int, messages: Iterator[Bytes | None], sent: list[Operation], turns: Turns
+) -> None:
+    """Send messages as they come, tagged from ``tag`` upwards, at most ``AHEAD`` at a time; append all to ``sent``.
+
+    The work between two messages, or two of None, which are not sent, is bounded.
+    """
+    first = len(sent)
+    for message in messages:
+        if turns.over:
+            await turns.next()
+        if message is None:
+            continue
+        if len(sent) - first >= AHEAD:
+            await sent[first].wait()
+            first += 1
+        sent.append(engine.send(endpoint, tag, message))
+        tag += 1
+    await wait_all(sent[first:])
