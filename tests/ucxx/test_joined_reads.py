@@ -52,7 +52,7 @@ class Host:
         return ReadResult((part,), errors)
 
 
-async def turns() -> None:
+async def loop_runs() -> None:
     """Let the event loop run."""
     for _ in range(5):
         await asyncio.sleep(0)
@@ -64,7 +64,7 @@ async def test_each_caller_gets_its_own_rows_and_errors() -> None:
     reads = JoinedReads(host.read)
     asked = [[ref(10 * at), ref(10 * at + 3, 1)] for at in range(8)]
     tasks = [asyncio.create_task(reads.read(refs)) for refs in asked]
-    await turns()
+    await loop_runs()
     host.open.set()
     results = await asyncio.gather(*tasks)
     assert [len(slots) for slots in host.asked] == [2, 2, 12]

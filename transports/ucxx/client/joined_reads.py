@@ -24,7 +24,7 @@ _SMALL_BYTES: Final = 32 << 10
 _WEIGHT: Final = 0.25
 
 
-class _Share(NamedTuple):
+class _RefRows(NamedTuple):
     """The rows of one ref in an answer: the part, the position of the ref in it, and its rows."""
 
     part: Part
@@ -41,12 +41,12 @@ class _Answer:
     def __init__(self, result: ReadResult, refs: Sequence[SlotRef]) -> None:
         self.result = result
         self.count = len(refs)
-        self.shares: dict[int, _Share] = {}
+        self.shares: dict[int, _RefRows] = {}
         for part in result.parts:
             first = 0
             for place, at in enumerate(part.refs):
                 stop = first + len(refs[at].index)
-                self.shares[at] = _Share(part, place, first, stop)
+                self.shares[at] = _RefRows(part, place, first, stop)
                 first = stop
 
     def of(self, first: int, count: int) -> ReadResult:

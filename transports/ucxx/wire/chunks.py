@@ -94,7 +94,7 @@ async def send_all(
     await wait_all(under_way)
 
 
-class Turns(Protocol):
+class SlicedWork(Protocol):
     """Tells when long work has to let others have their turn."""
 
     @property
@@ -106,7 +106,7 @@ class Turns(Protocol):
 
 
 async def send_messages(
-    engine: Engine, endpoint: Any, tag: int, messages: Iterator[Bytes | None], sent: list[Operation], turns: Turns
+    engine: Engine, endpoint: Any, tag: int, messages: Iterator[Bytes | None], sent: list[Operation], work: SlicedWork
 ) -> None:
     """Send messages as they come, tagged from ``tag`` upwards, at most ``AHEAD`` at a time; append all to ``sent``.
 
@@ -114,8 +114,8 @@ async def send_messages(
     """
     first = len(sent)
     for message in messages:
-        if turns.over:
-            await turns.next()
+        if work.over:
+            await work.next()
         if message is None:
             continue
         if len(sent) - first >= AHEAD:
