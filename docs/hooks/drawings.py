@@ -241,13 +241,14 @@ def bars(what: str) -> str:
         if not line.startswith("|"):
             break
         body.append(row)
-    columns = [i for name in dict.fromkeys(wanted) for i, found in enumerate(head) if found == name]
-    most = max(float(row[i]) for row in body for i in columns)
+    columns = [i for name in dict.fromkeys(wanted) for i, title in enumerate(head) if title == name]
+    values = [[float(row[i].split()[0]) for i in columns] for row in body]  # a range may follow
+    most = max(map(max, values))
     parts, y = [], 10.0
-    for row in body:
+    for row, found in zip(body, values, strict=True):
         for number, i in enumerate(columns):
             label = row[0] if len(columns) == 1 else f"{row[0]}, {head[i - 1]}"
-            value = max(0.0, float(row[i]))
+            value = max(0.0, found[number])
             parts += [
                 text(230, y + 14, label, "", "end"),
                 rect(238, y, round(value / most * 380), 18, f"bar{number}"),
