@@ -27,11 +27,11 @@ export OMP_NUM_THREADS ?= 1
 # Without it each of the many processes that tests start compiles the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help docs demo test test-all lint types pytest format pictures bench chaos stress loops attack simulate sweep fuzz mutants coverage nemo test-wheel clean
+.PHONY: help docs demo test test-all lint types pytest format pictures bench chaos stress loops memory attack simulate sweep fuzz mutants coverage nemo test-wheel clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
-	@echo "Also: make test-all | lint | types | pytest | format | docs | pictures | bench | chaos | stress | loops | attack | simulate | sweep | fuzz | mutants | coverage | nemo | test-wheel | clean"
+	@echo "Also: make test-all | lint | types | pytest | format | docs | pictures | bench | chaos | stress | loops | memory | attack | simulate | sweep | fuzz | mutants | coverage | nemo | test-wheel | clean"
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "asyncdp needs Python 3.11 or newer: make PYTHON=...")'
@@ -101,6 +101,10 @@ stress: $(DEV_STAMP)
 # One client over 10,000 event loops, on each transport: descriptors, threads and memory stay (ARGS="ucxx --times 500").
 loops: $(DEV_STAMP)
 	$(call timed,loops,$(BIN)/python -m tests.chaos.loops $(ARGS))
+
+# A client and a slot host over 10,000 puts, gets and claims with cancels: memory and descriptors stay (ARGS="lane --calls 2000").
+memory: $(DEV_STAMP)
+	$(call timed,memory,$(BIN)/python -m tests.chaos.memory $(ARGS))
 
 # Attacks slot hosts as stranger, client, neighbour and other plane, beside an honest client: SECURITY.md's promises, with
 # figures (ARGS="pipelining silent --seconds 10", ARGS="--against ../before" for those of another checkout).
