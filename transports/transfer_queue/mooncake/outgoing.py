@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-__all__ = ["Lent", "Outgoing", "lay_out"]
+__all__ = ["Lent", "lay_out"]
 
 Region = tuple[int, int]
 
