@@ -112,8 +112,10 @@ class BufferPool:
         Where memory is so fragmented that huge pages take longer than small ones, the rest of the array gets small
         ones, and so does what is allocated in the next minute.
         """
-        base: Any = fresh.base  # of numpy, in some releases, a view of the memory
-        memory: mmap.mmap = getattr(base, "obj", base)
+        base: Any = fresh
+        while isinstance(base, np.ndarray):  # a view of a view
+            base = base.base
+        memory: mmap.mmap = getattr(base, "obj", base)  # numpy, in some releases, holds a memoryview
         for begin in range(0, len(fresh), _JUDGED_BYTES):
             stop, before = begin + _JUDGED_BYTES, time.thread_time()
             fresh[begin : stop : mmap.PAGESIZE].fill(0)
