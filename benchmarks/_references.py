@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-__all__ = ["REFERENCES", "References", "Unavailable", "ray_here"]
+__all__ = ["REFERENCES", "References", "Unavailable"]
 
 Work = Callable[[], Awaitable[Any]]
 MIB: Final = 1 << 20

@@ -1,23 +1,17 @@
-"""This transport beside TransferQueue's own key-value calls, on the same controller and storage units, in one run.
+"""TransferQueue through asyncdp beside TransferQueue's own key-value calls, on the same controller and storage units.
 
-    python -m benchmarks.transfer_queue [--rounds 15] [--largest-mb 256] [--backend mooncake_cpu]
-
-Both sides are asked in turn, round by round, the first one last in the next round. A ratio is the median of those of
-the rounds; below 1 means that asyncdp is faster. With ``mooncake_cpu`` both have their rows in one Mooncake.
-What asyncdp does more: tags before readiness, whole or absent, exact answers, each sample's life checked.
+With ``--backend mooncake_cpu`` both have their rows in one Mooncake. What asyncdp does more: tags before readiness,
+whole or absent, exact answers, each sample's life checked. Each get is compared with what was put.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
-import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TQ_NUM_THREADS", "2")
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
@@ -25,126 +19,108 @@ import torch
 from tensordict import TensorDict
 
 from asyncdp import stack
+from benchmarks._layouts import LAYOUTS, MIB, bytes_of
+from benchmarks._references import ray_here
 
 if TYPE_CHECKING:
-    from asyncdp.client import Client
+    from asyncdp import Client
+    from benchmarks._scenario import Bench
 
-#: (rows, bytes per row)
-SIZES = ((1, 1 << 10), (64, 8 << 10), (256, 64 << 10), (256, 1 << 20), (32, 16 << 20))
-
-
-def batch(rows: int, size: int) -> TensorDict:
-    """Make rows of float32."""
-    return TensorDict({"x": torch.rand(rows, size // 4)}, batch_size=[rows])
+CASES = (
+    "1 x 1 KiB", "1 x 64 KiB", "64 x 8 KiB", "256 x 64 KiB", "256 x 1 MiB", "32 x 16 MiB", "GRPO, 1,024 rows",
+)  # fmt: skip
+READY, TAKE = 10_000, 32
 
 
-async def once(call: Callable[[], Awaitable[Any]]) -> float:
-    """Return the milliseconds that a call took."""
-    began = time.perf_counter()
-    await call()
-    return (time.perf_counter() - began) * 1e3
+async def measure(
+    bench: Bench, *, cases: tuple[str, ...] = CASES, largest_mb: int = 512, backend: str = "simple"
+) -> None:
+    """Attach TransferQueue's own client to the servers of a plane, and compare."""
+    await bench.stack.enter_async_context(ray_here(num_cpus=4, store_bytes=75 * MIB))
+    from asyncdp.transports.transfer_queue import TQTransport
+
+    config = {
+        "enabled": True, "impl": "transfer_queue", "backend": backend, "storage_capacity": 1 << 20,
+        "num_storage_units": 2, "claim_meta_poll_interval_s": 0.02,
+        "global_segment_size": 1 << 30, "local_buffer_size": 64 << 20,  # of Mooncake
+    }  # fmt: skip
+    transport = await asyncio.to_thread(TQTransport, config)
+    client = await bench.stack.enter_async_context(stack(transport))
+    import transfer_queue as tq
+
+    await asyncio.to_thread(tq.init)  # attaches; never closed here: that would end the controller for everyone
+    await client.register_partition("ours", ["x"], 1, ["train"])
+    for case in cases:
+        data = LAYOUTS[case]()
+        if bytes_of(data) <= largest_mb * MIB:
+            await one_batch(bench, client, tq, case, data)
+    await claims(bench, client, tq)
 
 
-async def one_size(client: Client, raw: Any, rounds: int, rows: int, size: int) -> dict[str, float]:
-    """Return the median milliseconds, and ratios, of puts and gets of one size, both sides in turn."""
-    data = batch(rows, size)
-    ids = [f"r{at}" for at in range(rows)]
-    tags = [{"n": at} for at in range(rows)]
-    spent: dict[str, list[float]] = {}
-    for number in range(rounds + 2):
-        calls = {
-            "raw put": lambda: raw.async_kv_batch_put(ids, "raw", data, tags),
-            "our put": lambda: client.put_samples(ids, "ours", data, tags),
-            "raw get": lambda: raw.async_kv_batch_get(ids, "raw", ["x"]),
-            "our get": lambda: client.get_samples(ids, "ours", ["x"]),
-        }
-        raw_first = ["raw put", "our put", "raw get", "our get"]
-        order = raw_first if number % 2 else ["our put", "raw put", "our get", "raw get"]
-        times = {name: await once(calls[name]) for name in order}
-        await raw.async_kv_clear(ids, "raw")
-        await client.clear_samples(ids, "ours")
-        if number > 1:  # the first two are warm-up
-            for verb in ("put", "get"):
-                times[verb] = times[f"our {verb}"] / times[f"raw {verb}"]
-            for key, value in times.items():
-                spent.setdefault(key, []).append(value)
-    return {key: statistics.median(values) for key, values in spent.items()}
+async def one_batch(bench: Bench, client: Client, tq: Any, case: str, data: TensorDict) -> None:
+    """Compare puts and gets of a batch; what it takes to remove the last one does not count."""
+    ids, names = [f"r{at}" for at in range(len(data))], list(data.keys())
+    tags = [{"n": at} for at in range(len(data))]
+
+    def after(clear: Callable[[], Awaitable[Any]], put: Callable[[], Awaitable[Any]]) -> Callable[[], Awaitable[float]]:
+        async def work() -> float:
+            await clear()
+            began = time.perf_counter()
+            await put()
+            return time.perf_counter() - began
+
+        return work
+
+    def checked(get: Callable[[], Awaitable[Any]], what: str) -> Callable[[], Awaitable[float]]:
+        async def work() -> float:
+            began = time.perf_counter()
+            got = await get()
+            took = time.perf_counter() - began
+            same = all(torch.equal(flat(got[name]), flat(data[name])) for name in names)
+            bench.check(same, f"{what} returned other values than were put")
+            return took
+
+        return work
+
+    await client.put_samples(ids, "ours", data, tags)
+    await tq.async_kv_batch_put(ids, "raw", data, tags)
+    works = {
+        "put": after(lambda: client.clear_samples(ids, "ours"), lambda: client.put_samples(ids, "ours", data, tags)),
+        "TransferQueue put": after(
+            lambda: tq.async_kv_clear(ids, "raw"), lambda: tq.async_kv_batch_put(ids, "raw", data, tags)
+        ),
+        "get": checked(lambda: client.get_samples(ids, "ours", names), "asyncdp"),
+        "TransferQueue get": checked(lambda: tq.async_kv_batch_get(ids, "raw", names), "TransferQueue"),
+    }
+    read = await bench.measure(
+        case,
+        works,
+        beside=("TransferQueue put", "TransferQueue get"),
+        nbytes=bytes_of(data),
+        rounds=15 if bytes_of(data) < 128 * MIB else 7,
+    )
+    for verb in ("put", "get"):
+        read.ratio(verb, f"TransferQueue {verb}", at_most=0.6 if case == "256 x 1 MiB" else 1.0, must="5")
+    await tq.async_kv_clear(ids, "raw")
+    await client.clear_samples(ids, "ours")
 
 
-async def sizes(client: Client, raw: Any, rounds: int, largest: int) -> None:
-    """Compare puts and gets of several sizes."""
-    print(f"{'rows x bytes':>15} {'put raw':>8} {'ours':>8} {'ratio':>6} {'get raw':>9} {'ours':>8} {'ratio':>6}  (ms)")
-    for rows, size in SIZES:
-        if rows * size > largest:
-            continue
-        mid = await one_size(client, raw, rounds, rows, size)
-        print(
-            f"{rows:>5} x {size:>7} {mid['raw put']:>8.2f} {mid['our put']:>8.2f} {mid['put']:>6.2f}"
-            f" {mid['raw get']:>9.2f} {mid['our get']:>8.2f} {mid['get']:>6.2f}",
-            flush=True,
-        )
+def flat(values: torch.Tensor) -> torch.Tensor:
+    """Return the numbers of all rows one after another."""
+    return (values.values() if values.is_nested else values).reshape(-1)
 
 
-async def claims(client: Client, tq: Any, rounds: int, ready: int = 10_000, take: int = 32) -> None:
+async def claims(bench: Bench, client: Client, tq: Any) -> None:
     """Compare a claim of 32 where 10,000 samples are ready."""
-    ids = [f"c{at}" for at in range(ready)]
-    data = TensorDict({"x": torch.zeros(ready, 1)}, batch_size=[ready])
+    ids = [f"c{at}" for at in range(READY)]
+    data = TensorDict({"x": torch.zeros(READY, 1)}, batch_size=[READY])
     await client.put_samples(ids, "ours", data)
     await tq.async_kv_batch_put(ids, "claims", data, [{} for _ in ids])
     raw = tq.get_client()
-    fetch = lambda: raw.async_get_meta(["x"], take, "claims", mode="fetch", task_name="train")  # noqa: E731
-    ours = lambda: client.claim_meta("ours", "train", ["x"], take)  # noqa: E731
-    times = [(await once(fetch), await once(ours)) for _ in range(rounds + 2)][2:]
-    theirs, mine = (statistics.median(column) for column in zip(*times, strict=True))
-    print(f"claim {take} of {ready} ready: raw {theirs:.2f} ms, ours {mine:.2f} ms, ratio {mine / theirs:.2f}")
-
-
-def main() -> None:
-    """Start Ray and a plane, attach TransferQueue's own client to the same servers, and compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--largest-mb", type=int, default=512)
-    parser.add_argument("--backend", choices=("simple", "mooncake_cpu"), default="simple")
-    asked = parser.parse_args()
-    import ray
-
-    ray.init(
-        num_cpus=4,
-        include_dashboard=False,
-        object_store_memory=78643200,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.2",  # for 127.0.0.1 Ray takes the address of the network
-    )
-    from asyncdp.transports.transfer_queue import TQTransport
-
-    transport = TQTransport(
-        {
-            "enabled": True,
-            "impl": "transfer_queue",
-            "backend": asked.backend,
-            "storage_capacity": 1 << 20,
-            "num_storage_units": 2,
-            "claim_meta_poll_interval_s": 0.02,
-            "global_segment_size": 1 << 30,  # of Mooncake
-            "local_buffer_size": 64 << 20,
-        }
-    )
-    import transfer_queue as tq
-
-    tq.init()  # attaches; never closed here: that would end the controller for everyone
-
-    async def run() -> None:
-        client = stack(transport)
-        await client.register_partition("ours", ["x"], 1, ["train"])
-        try:
-            await sizes(client, tq, asked.rounds, asked.largest_mb << 20)
-            await claims(client, tq, asked.rounds)
-        finally:
-            await client.close()
-
-    asyncio.run(run())
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    main()
+    works = {
+        "claim": lambda: client.claim_meta("ours", "train", ["x"], TAKE),
+        "TransferQueue fetch": lambda: raw.async_get_meta(["x"], TAKE, "claims", mode="fetch", task_name="train"),
+    }
+    case = f"claim {TAKE} of {READY:,} ready"
+    read = await bench.measure(case, works, beside=("TransferQueue fetch",), rounds=15)
+    read.ratio("claim", "TransferQueue fetch")

@@ -34,7 +34,7 @@ async def measure(bench: Bench, *, most_mib: int = 2048) -> None:
     """Measure gets and puts of at most so many MiB."""
     os.environ["ASYNCDP_SECRET"] = SECRET
     most = min(most_mib, 64 if bench.quick else most_mib)
-    told, _ = bench.stack.enter_context(host(arena_bytes=(most + 1024) * MIB))
+    told, _ = bench.stack.enter_context(host(arena_bytes=(2 * most + 512) * MIB))
     engine = Engine(devices="lo")
     bench.stack.push_async_callback(engine.close)
     slots = Slots(told, engine)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["Accelerator", "Copy", "Staging", "on_host", "staging_of"]
+__all__ = ["Copy", "Staging", "on_host", "staging_of"]
 
 #: Bytes of pinned memory that one client has in use at a time; half of it for puts, half for reads.
 MOST_BYTES: Final = 512 << 20
