@@ -111,8 +111,8 @@ class Plane:
             self.hosts.append(Host(chosen, HostEntry(self.directory), secret))
             await self.hosts[-1].start()
 
-    def leftovers(self) -> dict[str, int]:
-        """Slots that are being written or read; by a put that was given up as well."""
+    async def leftovers(self) -> dict[str, int]:
+        """Slots that are being written or read, by a put that was given up as well; on the thread of the hosts."""
         found: dict[str, int] = {}
         for host in self.hosts:
             host.service.table.sweep(host.clock())
@@ -163,7 +163,7 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
 
             async def stop(self) -> None:
                 """End it; whoever is still connected is cut off."""
-                left.update(plane.leftovers())
+                left.update(thread.run(plane.leftovers()))
                 thread.run(cut_off())  # in one go: a cancelled close ends the plane too
 
         async def cut_off() -> None:
@@ -180,9 +180,9 @@ def _opener(lane: str, *, ucx: bool) -> contract.Opener:
             return UCXXTransport({**transport.attach_config(), **differing}, bootstrap=False)
 
         try:
-            yield contract.Plane(transport, attach, lambda: left or plane.leftovers())
+            yield contract.Plane(transport, attach, lambda: left or thread.run(plane.leftovers()))
         finally:
-            left.update(plane.leftovers())
+            left.update(thread.run(plane.leftovers()))
             thread.run(cut_off())
 
     return opened
