@@ -5,6 +5,9 @@
 Slot hosts, clients and directories of both checkouts run side by side, each with code of its own; ``_turns.py`` says
 how rows are measured and compared. A row is slower where all of the range of its median lies above 1.05; small reads
 (1 and 64 KiB) where the ratio itself does and the range lies above 1. The exit code is 1 where any is.
+
+A checkout from before the runner of benchmarks measures its works in another order, with other caches before each: rows
+of some microseconds, ``memcpy`` among them, are not comparable with such a checkout.
 """
 
 from __future__ import annotations
