@@ -1,4 +1,4 @@
-"""The runner: scenarios by name, each in a process of its own, and what is made of their results.
+"""Scenarios by name, each in a process of its own, and their results.
 
     asyncdp bench                        the scenarios there are
     asyncdp bench borrow layers          these two
@@ -7,7 +7,8 @@
     asyncdp bench --compare before.json now.json
     asyncdp bench --page docs/performance.md now.json more.json
 
-Ratios say how many times as long as the reference of the same round it took: below 1 is faster.
+Ratios say how many times as long as the reference of the same round it
+took: below 1 is faster.
 """
 
 from __future__ import annotations

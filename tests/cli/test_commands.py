@@ -273,7 +273,7 @@ def test_yaml_is_read(plane: SimpleNamespace, tmp_path: Path) -> None:
     assert run(f"depth p --config {file}").stdout == "2\n"
 
 
-def test_the_list_of_commands_fits_80_columns() -> None:
+def test_the_list_of_commands_fits_80_columns(capfd: pytest.CaptureFixture[str]) -> None:
     """No help is cut off; each command has one, with every option in it."""
     lines = run("--help").stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -283,7 +283,8 @@ def test_the_list_of_commands_fits_80_columns() -> None:
     assert len(commands) >= 16
     for name in commands:
         shown = run(f"{name} --help", columns=80)
-        assert (shown.exit_code, max(map(len, shown.stdout.splitlines())) <= 80) == (0, True), name
+        lines = (shown.stdout or capfd.readouterr().out).splitlines()  # another process shows that of bench
+        assert (shown.exit_code, max(map(len, lines)) <= 80) == (0, True), name
 
 
 # -- configs
