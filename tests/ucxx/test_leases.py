@@ -302,7 +302,7 @@ async def test_a_steady_put_asks_nothing_but_the_directory(seen: Seen) -> None:
 
 
 async def test_leases_end_with_the_client(seen: Seen) -> None:
-    """Nobody has to wait until they are late."""
+    """Closing the client frees the leased slots that no put has begun to use, before their leases expire."""
     await seen.client.close()
     with anyio.fail_after(30):
         while seen.states() != {"ready": 1}:  # noqa: ASYNC110 - nobody tells
