@@ -411,7 +411,7 @@ class Resolve(Call[Resolved]):
     """Find out the outcome of a mutation; if the mutation arrives later than this call, it is refused.
 
     A transport whose hosts are told of dead rows records the :class:`Invalidate` calls of a mutation that is done, as
-    it does when the mutation itself is answered.
+    it does when the mutation itself is answered, and under the mutation's op_id.
 
     Attributes:
         age_s: Seconds since the mutation's deadline: if the backend keeps records for a shorter time, the outcome is

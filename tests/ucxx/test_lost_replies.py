@@ -1,16 +1,20 @@
-"""Removals that found nothing, and whose reply was lost: sent again they must not find what came meanwhile."""
+"""Removals whose reply was lost: sent again they must not find what came meanwhile, and the hosts are told of them."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
+import torch
 
 from asyncdp.calls import RegisterPartition
 from asyncdp.calls.slots import Resolved
 from asyncdp.errors import DataPlaneBadRequest
+from tests.ucxx.seen_plane import seen_plane
 from tests.ucxx.test_directory import mutation, put, slots
 
 if TYPE_CHECKING:
-    from asyncdp.transports.ucxx.directory import Directory
+    from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
 
 pytestmark = pytest.mark.anyio
 
@@ -57,3 +61,38 @@ async def test_whole_groups_cannot_be_declared_where_a_group_is_larger(directory
     assert (there.grpo_group_size, there.consumer_tasks) == (None, ("t",))
     await directory.register(RegisterPartition("p", (), 10, (), 3))
     assert (await directory.claim(mutation(), "p", "t", ["x"], 9, 1, "me")).meta.size == 6
+
+
+@pytest.mark.parametrize("how", ["clear_samples", "pop", "evict", "drop_partition"])
+async def test_a_host_is_told_of_a_removal_of_which_a_claim_found_out(
+    server: "EmbeddedServer", namespace: str, connect: Callable[..., "Directory"], how: str
+) -> None:
+    """The claim's own answer settles only the claim: the removed row's slot is free after the next mutation."""
+    async with seen_plane(server, namespace, connect) as seen:
+        client = seen.client
+        for name in ("p", "q"):
+            await client.register_partition(name, ["x"], 8, ["t"])
+        await client.put_samples(["c"], "q", {"x": torch.zeros(1, 3)})
+        meta = await client.claim_meta("q", "t", ["x"], 1)
+        link: Any = seen.transport._directory._link
+        function, done = link.function, anyio.Event()
+
+        async def unanswered(*args: Any) -> None:
+            await function(*args)
+            done.set()
+            await anyio.sleep_forever()
+
+        link.function = unanswered
+        async with anyio.create_task_group() as group:
+            removal = client.drop_partition if how == "drop_partition" else getattr(client, how)
+            group.start_soon(removal, *{"drop_partition": ("q",), "pop": (meta, "q")}.get(how, (["c"], "q")))
+            await done.wait()
+            group.cancel_scope.cancel()
+        link.function = function
+        assert seen.states() == {"ready": 2}
+        await client.register_partition("q", ["x"], 8, ["t"])
+        async with seen.other() as other:
+            await other.put_samples(["d"], "q", {"x": torch.zeros(1, 3)})
+        assert (await client.claim_meta("q", "t", ["x"], 1)).sample_ids == ["d"]
+        await client.clear_samples(["nobody"], "p")
+        assert seen.states() == {"ready": 2}, "that of p and that of d"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import uuid
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from asyncdp import calls as c
@@ -200,7 +201,7 @@ class UCXXTransport(SlotCalls):
             self._resolver.leases.done(call.op_id)
         if call.of is not None and resolved.answer is not None:
             dead = await self._directory.dead_of(call.of, resolved.answer)
-            record(invalidations(dead, self._directory), ctx, call.of)
+            record(invalidations(dead, self._directory), replace(ctx, op_id=call.op_id), call.of)
         return resolved
 
     # -- declarations and recovery
