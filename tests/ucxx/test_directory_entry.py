@@ -3,13 +3,15 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from asyncdp.calls import RegisterPartition
-from asyncdp.calls.slots import Publish, SlotRef
+from asyncdp.calls.slots import HostRef, Publish, SlotRef
 from tests.ucxx.hosts import hosted, pool_of, put_over, ref_of, spawned
 from tests.ucxx.segments import rows
 
@@ -89,3 +91,31 @@ async def test_a_killed_host_comes_back_with_its_rows(
             async with pool.use("127.0.0.1", again.ref.ports[0]) as connection:
                 part = (await connection.read(again.ref, located.refs)).parts[0]
             assert part.block.columns["a"].values.eq(6.0).all()  # type: ignore[attr-defined]
+
+
+async def test_a_host_runs_without_torch(
+    connect: "Callable[..., Directory]", server: "EmbeddedServer", namespace: str
+) -> None:
+    """To ask which of its rows are live does not import torch, 128 MiB and seconds in which the host stands still."""
+    from asyncdp.transports.ucxx.directory import OperationId
+
+    directory = connect()
+    await register(directory)
+    here = HostRef("h", 3, ())
+    await publish(directory, (SlotRef(here, 5, 7, ("a",), range(2), range(2)),), ("s", "t"))
+    await directory.clear(OperationId("clear", 30.0), "p", ["s"])
+    program = f"""
+import asyncio, sys
+from asyncdp.transports.ucxx.client.directory_entry import HostEntry
+from asyncdp.transports.ucxx.directory import Directory, DirectorySettings
+import asyncdp.transports.ucxx.host.main
+async def main():
+    directory = Directory({server.url!r}, settings=DirectorySettings(namespace={namespace!r}))
+    print(await HostEntry(directory).live("h", 3), "torch" in sys.modules)
+    await directory.close()
+asyncio.run(main())
+"""
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "{(5, 7): {1}} False"

@@ -63,8 +63,7 @@ class HostEntry:
 
     async def live(self, host_id: str, epoch: int) -> Mapping[tuple[int, int], Collection[int]]:
         """Return the rows that are published and not cleared, by (slot, generation)."""
-        partitions = await _typed(self._directory.list_partitions())
-        names = [partition.partition_id for partition in partitions]
+        names = await _typed(self._directory.partition_names())
         return await _typed(self._directory.cells_of(host_id, epoch, names), timeout_s=None)
 
     async def shared_secret(self) -> str | None:

@@ -72,10 +72,14 @@ class Partitions(Base):
         self._known[partition_id] = self._link.epoch
         return self._info(partition_id, load(blob))
 
+    async def partition_names(self) -> list[str]:
+        """Return the names of all partitions, and of those that are registered or dropped just now."""
+        await self._open()
+        return [text(raw) for raw in await self._link.command("SMEMBERS", self._names)]
+
     async def list_partitions(self) -> list[PartitionInfo]:
         """Describe all partitions, oldest first."""
-        await self._open()
-        names = [text(raw) for raw in await self._link.command("SMEMBERS", self._names)]
+        names = await self.partition_names()
         calls = [("describe", self._key(name), ("", 0, b"", b"")) for name in names]
         replies = await self._link.functions(calls) if calls else []
         there = [(name, load(reply[1])) for name, reply in zip(names, replies, strict=True) if reply[0] == OK]
