@@ -66,6 +66,9 @@ class SlotStore:
         self._by_op: dict[bytes, dict[Slot, None]] = {}
         self._states: Counter[State] = Counter()
         self._read: set[Slot] = set()
+        self._attempts = 0
+        #: Puts whose later requests are refused, by the digest of their op_id, with the time of the refusal.
+        self._refused: dict[bytes, float] = {}
         #: Slots that would be free if nobody borrowed them.
         self.doomed: dict[Slot, None] = {}
         #: Slots that were leased ahead, as far as is known not in use yet; with who got the lease, and when.
