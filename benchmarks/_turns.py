@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -20,6 +19,8 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, Final
+
+from ._statistics import median_range
 
 __all__ = ["Rows", "Turn", "compare", "line", "pairs", "serve"]
 
@@ -88,23 +89,12 @@ def pairs(before: Path, module: str, what: str, turns: int) -> Rows:
     return rows
 
 
-def _range(ratios: list[float]) -> tuple[float, float]:
-    """Where the median lies with 95 %: between two of the values themselves (the sign test's interval)."""
-    ordered, n = sorted(ratios), len(ratios)
-    tail, beyond = 1 / 2**n, 0
-    while 2 * tail <= 0.05:
-        beyond += 1
-        tail += math.comb(n, beyond) / 2**n
-    cut = max(0, beyond - 1)
-    return ordered[cut], ordered[n - 1 - cut]
-
-
 def compare(rows: Rows, slower: Callable[[str, float, float], bool]) -> list[str]:
     """Print the rows; return those that are slower: ``slower(name, median, lower end of its range)``."""
     found = []
     for name, measured in rows.items():
         ratios = [new / old for old, new in measured]
-        middle, (low, high) = statistics.median(ratios), _range(ratios)
+        middle, (low, high) = statistics.median(ratios), median_range(ratios)
         medians = [_time(statistics.median(side)) for side in zip(*measured, strict=True)]
         bad = slower(name, middle, low)
         line(name, *medians, f"{middle:.3f}", f"{low:.3f} - {high:.3f}", "slower" if bad else "")

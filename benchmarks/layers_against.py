@@ -30,19 +30,18 @@ SLOWER: Final = 1.05
 #: Calls of each row in one round, and rounds in one turn; a turn is the median over its rounds.
 CALLS: Final = 25
 ROUNDS: Final = 8
-#: From below; Metrics and SlotMapping are in every stack. Reconcile was called Settle once.
+#: From below; Metrics and SlotMapping are in every stack.
 ORDER: Final = ("TypedErrors", "AttemptTimeout", "PortRotation", "SlotRetry", "Reconcile", "BatchRetry")
 OUTER: Final = ("Metrics", "BatchRetry", "SlotMapping", "Reconcile", *reversed(ORDER[:4]))
 
 
 def _stacks(transport: Any) -> dict[str, Any]:
     """Clients by name, each with one layer more than the one before."""
-    kinds = {name: getattr(asyncdp, name, None) or asyncdp.Settle for name in OUTER}
     out = {}
     for count in range(len(ORDER)):
         chosen = {"Metrics", "SlotMapping", *ORDER[:count]}
         name = f"get, + {ORDER[count - 1]}" if count else "get, Metrics+SlotMapping"
-        out[name] = asyncdp.stack(transport, [kinds[kind] for kind in OUTER if kind in chosen])
+        out[name] = asyncdp.stack(transport, [getattr(asyncdp, kind) for kind in OUTER if kind in chosen])
     out["default stack"] = asyncdp.stack(transport)
     return out
 
@@ -50,8 +49,7 @@ def _stacks(transport: Any) -> dict[str, Any]:
 async def _measure() -> None:
     torch.set_num_threads(1)
     transport = asyncdp.MemoryTransport()
-    kind = getattr(asyncdp, "Client", None)  # once a transport had the verbs itself
-    alone: Any = transport if kind is None else kind(transport)
+    alone = asyncdp.Client(transport)
     data = TensorDict({"x": torch.zeros(1, 8)}, [1])
     await alone.register_partition("p", ["x"], 1, ["t"])
     await alone.put_samples(["s"], "p", data)

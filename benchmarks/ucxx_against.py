@@ -5,19 +5,13 @@
 Slot hosts, clients and directories of both checkouts run side by side, each with code of its own; ``_turns.py`` says
 how rows are measured and compared. A row is slower where all of the range of its median lies above 1.05; small reads
 (1 and 64 KiB) where the ratio itself does and the range lies above 1. The exit code is 1 where any is.
-
-A checkout from before the runner of benchmarks measures its works in another order, with other caches before each: rows
-of some microseconds, ``memcpy`` among them, are not comparable with such a checkout.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
-import io
 import os
-import re
 import statistics
 import subprocess
 import sys
@@ -28,17 +22,12 @@ from typing import Final
 
 import torch
 
-try:
-    from asyncdp.transports.ucxx.wire.engine import Engine
-except ModuleNotFoundError:  # this file measures earlier releases too
-    from asyncdp.transports.ucxx.engine import Engine  # type: ignore[import-not-found, no-redef]
-
+from asyncdp.transports.ucxx.wire.engine import Engine
 from benchmarks._results import Result, this_machine
 from benchmarks._runner import ENVIRONMENT, NAMESPACE
 from benchmarks._scenario import Bench
 from benchmarks._turns import Turn, compare, line, pairs, serve
 from benchmarks._ucxx_plane import Plane
-from benchmarks._ucxx_raw import raw_peer
 from benchmarks._ucxx_slots import KIB, MIB, SECRET, Slots, host
 
 #: Rows, bytes of each, and rounds in one turn.
@@ -65,19 +54,13 @@ async def _slots(layouts: tuple[tuple[int, int, int], ...]) -> None:
     """Measure slots once for each line of standard input."""
     engine = Engine(devices="lo")
     with host() as (told, _):
-        before = hasattr(Slots, "layout")  # a checkout that has no runner yet
-        slots = Slots(told, engine, 0) if before else Slots(told, engine)  # type: ignore[call-arg]
-        async with raw_peer(engine) as raw, _bench() as bench:
+        slots = Slots(told, engine)
+        async with _bench() as bench:
 
             async def turn() -> Turn:
                 measured: Turn = {}
                 for n, size, bench.rounds in layouts:
-                    if before:
-                        slots.rounds = bench.rounds
-                        with contextlib.redirect_stdout(io.StringIO()):
-                            seconds = (await slots.layout(n, size, raw)).seconds
-                    else:
-                        seconds = (await slots.measure(bench, n, size)).table.seconds
+                    seconds = (await slots.measure(bench, n, size)).table.seconds
                     measured |= _medians(seconds, f"{n} x {size // KIB} KiB")
                 return measured
 
@@ -88,19 +71,12 @@ async def _slots(layouts: tuple[tuple[int, int, int], ...]) -> None:
 
 async def _calls() -> None:
     """Measure whole calls once for each line of standard input."""
-    before = hasattr(Plane, "shares")
-    plane = Plane(16) if before else Plane()  # type: ignore[call-arg]
+    plane = Plane()
     async with _bench() as bench:
-        if not before:
-            works = await plane.works(bench)
+        works = await plane.works(bench)
 
         async def turn() -> Turn:
-            if not before:
-                return _medians((await plane.measure(bench, works)).table.seconds, "256 x 64 KiB")
-            with contextlib.redirect_stdout(io.StringIO()) as out:
-                await plane.shares()
-            found = re.findall(r"^  (\w+, \w+) +([\d.]+) ms", out.getvalue(), re.MULTILINE)
-            return {f"{name}, 256 x 64 KiB": float(ms) / 1e3 for name, ms in found}
+            return _medians((await plane.measure(bench, works)).table.seconds, "256 x 64 KiB")
 
         try:
             await serve(turn)

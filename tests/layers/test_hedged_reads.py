@@ -27,6 +27,15 @@ class Empty:
         return False
 
 
+def silent_after_ten(p99_s: float) -> FaultPlan:
+    """All ports answer after 0.05 s (median); port 1 never again after its tenth call."""
+    plan = FaultPlan()
+    plan.on(host=H, port=1).silent(after=10)
+    for port in (1, 2, 3, 4):
+        plan.on(host=H, port=port).delay(p50_s=0.05, p99_s=p99_s)
+    return plan
+
+
 @virtual
 async def test_a_mute_port_costs_the_delay_from_the_first_read_on() -> None:
     """Not a whole attempt, and it is not blamed: nobody waited long enough to know. After three times it rests."""
@@ -95,11 +104,7 @@ async def test_a_quarantined_port_that_is_outrun_as_a_probe_rests() -> None:
 @virtual
 async def test_the_delay_follows_how_long_reads_take() -> None:
     """With a quantile: first hedge_after_s holds, then what the latest reads of as many rows took."""
-    plan = FaultPlan()
-    plan.on(host=H, port=1).silent(after=10)
-    for port in (1, 2, 3, 4):
-        plan.on(host=H, port=port).delay(p50_s=0.05, p99_s=0.06)
-    async with Rig(plan, hedge_after_s=3.0, hedge_quantile=0.95) as rig:
+    async with Rig(silent_after_ten(p99_s=0.06), hedge_after_s=3.0, hedge_quantile=0.95) as rig:
         ids = await rig.fill(16)
         await read(rig, ids, 40)
         assert rig.events["hedge"] <= 4  # those of the silent port, until it rests
@@ -208,11 +213,7 @@ async def test_no_port_is_used_as_a_last_resort_nor_beyond_the_budget() -> None:
 @virtual
 async def test_each_time_in_a_row_a_port_is_waited_for_twice_as_long() -> None:
     """Its connection was given up, and to open another one may take longer than a read; never longer than asked for."""
-    plan = FaultPlan()
-    plan.on(host=H, port=1).silent(after=10)
-    for port in (1, 2, 3, 4):
-        plan.on(host=H, port=port).delay(p50_s=0.05, p99_s=0.0501)
-    async with Rig(plan, hedge_after_s=0.35, hedge_quantile=0.9) as rig:
+    async with Rig(silent_after_ten(p99_s=0.0501), hedge_after_s=0.35, hedge_quantile=0.9) as rig:
         ids = await rig.fill(4)
         await read(rig, ids, 36)
         took = [seconds for seconds in await read(rig, ids, 40, every_s=0.01) if seconds > 0.07]

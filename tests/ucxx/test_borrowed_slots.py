@@ -36,19 +36,6 @@ HOST = HostRef("h", 7, (1,))
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture
-def table() -> Iterator[SlotTable]:
-    """Give the host's side of a fresh arena."""
-    with segments.arena() as made:
-        yield SlotTable(made, max_slot_bytes=1 << 19)
-
-
 @pytest.fixture
 def lane(table: SlotTable) -> Lane:
     """Give the client's side of it."""

@@ -60,12 +60,6 @@ pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Hosts are asyncio's."""
-    return "asyncio"
-
-
 @pytest.mark.parametrize(
     "message",
     [

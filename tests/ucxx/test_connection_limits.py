@@ -36,12 +36,6 @@ LOCAL = "127.0.0.1"
 LIBRARIES = ("asyncio", "ucx", "ucxx")
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Hosts are asyncio's."""
-    return "asyncio"
-
-
 @pytest.fixture
 def logged() -> Iterator[None]:
     """Leave logging as it was."""

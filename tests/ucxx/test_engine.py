@@ -16,12 +16,6 @@ from tests.ucxx.hosts import needs_ucx
 pytestmark = [pytest.mark.anyio, *needs_ucx()]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
 @pytest.fixture
 async def pair() -> AsyncIterator[tuple[Engine, Any, Any]]:
     """Give an engine with both ends of a connection to itself."""

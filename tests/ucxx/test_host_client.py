@@ -24,12 +24,6 @@ from tests.ucxx.segments import rows
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
 @asynccontextmanager
 async def reaching(host: Host, *, lane: bool = True) -> AsyncIterator[tuple[HostClient, HostRef, Route]]:
     """A client of a host, and where that is."""

@@ -19,12 +19,6 @@ from asyncdp.transports.ucxx.wire.handshake import Secret
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
 class Told:
     """Stands for the directory."""
 

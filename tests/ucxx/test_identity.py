@@ -22,12 +22,6 @@ pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """Hosts are asyncio's."""
-    return "asyncio"
-
-
 def process_of(pid: int) -> Process:
     """Return the life of a process."""
     return Process(pid, int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]))

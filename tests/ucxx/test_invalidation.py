@@ -24,12 +24,6 @@ HOST = HostRef("h", 1, (1, 2))
 Answer = Callable[[int], Exception | None]
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
 def refused(_: int) -> Exception:
     """Return the error of a port at which no process listens."""
     return DataPlaneUnavailable("refused", cause=ConnectionRefusedError())

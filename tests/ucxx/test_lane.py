@@ -16,41 +16,24 @@ from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneReadError, DataPlaneWriteError, StaleSlotError
 from asyncdp.process.buffer_pool import BufferPool
-from asyncdp.rows.block import PICKLE, Block
+from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import lane as lane_module
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.payload import payload as payload_module
-from asyncdp.transports.ucxx.slots.arena import Arena
 from asyncdp.transports.ucxx.slots.header import Outcome, State, read_outcome, read_state
 from asyncdp.transports.ucxx.slots.slot import Grant
 from asyncdp.transports.ucxx.slots.table import SlotTable
 from asyncdp.transports.ucxx.slots.writer_process import Process, this_process
-from tests.ucxx import segments
 from tests.ucxx.segments import put, rows
 
 ROOT = Path(__file__).parents[2]
 HOST = HostRef("h", 7, (1,))
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
 @pytest.fixture
-def table() -> Iterator[SlotTable]:
-    """Give the host's side of a fresh arena."""
-    with segments.arena(4 << 20) as made:
-        yield SlotTable(made, max_slot_bytes=2 << 20)
-
-
-@pytest.fixture
-def lane(table: SlotTable) -> Lane:
-    """Give the client's side of it."""
-    attached = Arena.attach(table.arena.name, "h", 7)
-    assert attached is not None
-    return Lane(attached, BufferPool(least_bytes=4096), PICKLE)
+def arena_bytes() -> int:
+    """Size of the arena."""
+    return 4 << 20
 
 
 def ref(grant: Grant, index: Any = None, fields: tuple[str, ...] = ("a",), first: int = 0) -> SlotRef:

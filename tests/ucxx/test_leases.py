@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -38,19 +38,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.anyio
 A = ("a",)
 GONE = Process(2**22 + 5, 1)
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    """Give a fresh arena."""
-    with segments.arena() as made:
-        yield made
-
-
-@pytest.fixture
-def table(arena: Arena) -> SlotTable:
-    """Give a table of it."""
-    return SlotTable(arena, max_slot_bytes=1 << 19)
 
 
 def leased(table: SlotTable, count: int = 1, **options: Any) -> list[Grant]:

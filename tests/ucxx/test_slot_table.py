@@ -1,6 +1,5 @@
 import zlib
 from collections import Counter
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -36,19 +35,6 @@ from tests.ucxx.segments import put, rows, values
 
 DEAD = Process(2**22 + 5, 1)
 A = ("a",)
-
-
-@pytest.fixture
-def arena() -> Iterator[Arena]:
-    """Give a fresh arena."""
-    with segments.arena() as made:
-        yield made
-
-
-@pytest.fixture
-def table(arena: Arena) -> SlotTable:
-    """Give a table of it."""
-    return SlotTable(arena, max_slot_bytes=1 << 19)
 
 
 def begin(table: SlotTable, grant: Any, index: Any = range(1)) -> ReadAttempt:

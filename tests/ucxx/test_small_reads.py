@@ -1,6 +1,5 @@
 """Reads of one slot on the lane: by the short way what the general one returns, and nothing of a slot that changed."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -9,14 +8,11 @@ import torch
 from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import StaleSlotError
-from asyncdp.process.buffer_pool import BufferPool
-from asyncdp.rows.block import PICKLE, Block, Dense
+from asyncdp.rows.block import Block, Dense
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.client.small_reads import SmallReads
-from asyncdp.transports.ucxx.slots.arena import Arena
 from asyncdp.transports.ucxx.slots.slot import Grant
 from asyncdp.transports.ucxx.slots.table import SlotTable
-from tests.ucxx import segments
 from tests.ucxx.segments import put
 
 pytestmark = pytest.mark.anyio
@@ -24,18 +20,9 @@ HOST = HostRef("h", 7, (1,))
 
 
 @pytest.fixture
-def table() -> Iterator[SlotTable]:
-    """Give the host's side of a fresh arena."""
-    with segments.arena(4 << 20) as made:
-        yield SlotTable(made, max_slot_bytes=2 << 20)
-
-
-@pytest.fixture
-def lane(table: SlotTable) -> Lane:
-    """Give the client's side of it."""
-    attached = Arena.attach(table.arena.name, "h", 7)
-    assert attached is not None
-    return Lane(attached, BufferPool(least_bytes=4096), PICKLE)
+def arena_bytes() -> int:
+    """Size of the arena."""
+    return 4 << 20
 
 
 def rows(n: int, fill: float = 0.0) -> Block:

@@ -44,12 +44,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 SMALL = {"arena_bytes": 16 << 20, "max_slot_bytes": 8 << 20, "ports": 2, "ucx": False, "beat_s": 0.2}
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The transport is asyncio's."""
-    return "asyncio"
-
-
 def config(**keys: Any) -> dict[str, Any]:
     """A config of a small embedded plane."""
     ucxx = {"host": SMALL, **keys.pop("ucxx", {})}

@@ -63,12 +63,6 @@ from tests.ucxx.segments import rows
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture(scope="module")
-def anyio_backend() -> str:
-    """The UCXX transport is asyncio's."""
-    return "asyncio"
-
-
 # -- frames
 
 
