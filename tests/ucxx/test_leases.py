@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Callable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -101,6 +102,26 @@ class _Words:
         self._count()
 
 
+class _Killed:
+    """The words of an arena whose host is killed before so many more stores."""
+
+    class Now(BaseException):
+        """It is killed now."""
+
+    def __init__(self, words: Any, left: int) -> None:
+        self._words, self._left = words, left
+
+    def __getitem__(self, at: int) -> int:
+        word: int = self._words[at]
+        return word
+
+    def __setitem__(self, at: int, word: int) -> None:
+        self._left -= 1
+        if not self._left:
+            raise self.Now
+        self._words[at] = word
+
+
 @pytest.mark.parametrize("after", range(1, 4))
 @pytest.mark.parametrize("first", ["host", "writer"])
 def test_a_lease_is_begun_or_taken_back_and_never_both(table: SlotTable, first: str, after: int) -> None:
@@ -131,6 +152,36 @@ def test_a_lease_is_begun_or_taken_back_and_never_both(table: SlotTable, first: 
     table.revoke()
     assert not table.slots
     assert not table.leased
+
+
+@pytest.mark.parametrize("after", range(1, 5))
+@pytest.mark.parametrize("other", ["put", "lease"])
+def test_a_writer_that_is_paused_while_it_begins_harms_nobody(table: SlotTable, other: str, after: int) -> None:
+    """Its lease was taken back, and the slot is another writer's by now: what that one said of it stays."""
+    (grant,) = leased(table)
+    given: list[Grant] = []
+
+    def act() -> None:
+        """Give the slot to another writer, which uses it, if it is free."""
+        if table.revoke():
+            told: Any = {"writer": this_process()}
+            given.extend(leased(table) if other == "lease" else table.reserve("other", A, [100], 0, 100.0, **told))
+            if other == "lease":
+                assert begin(table.arena, given[0].slot, given[0].generation)
+            segments.write(table, given[0], rows(1))
+            if other == "put":
+                write_outcome(table.arena, given[0].slot, given[0].generation, Outcome.WRITTEN)
+
+    paused: Any = SimpleNamespace(words=_Words(table.arena, after, act))
+    begun = begin(paused, grant.slot, grant.generation)
+    assert not (begun and given)
+    for slot in given:
+        assert slot.slot == grant.slot
+        assert table.revoke() == 0
+        if other == "lease":
+            write_outcome(table.arena, slot.slot, slot.generation, Outcome.WRITTEN)
+        table.sweep(0.0)
+        assert table.state(table.slots[slot.slot]) is State.READY
 
 
 def test_leases_make_room_for_who_needs_it(table: SlotTable) -> None:
@@ -200,6 +251,26 @@ def test_a_host_that_was_started_again_keeps_what_is_in_use(arena: Arena, table:
     assert recover_slots(anew) == {"kept": 1, "freed": 1, "damaged": 0}
     assert list(anew.slots) == [used.slot]
     assert put(anew, "op", rows(1))
+
+
+def test_a_host_that_is_killed_while_it_leases_or_takes_back_leaves_no_slot_in_use(arena: Arena) -> None:
+    """At whichever store: a client that lives on has begun none of these slots, and will begin none."""
+    real = arena.words
+    for count in itertools.count(1):
+        table = SlotTable(arena, max_slot_bytes=1 << 19)
+        arena.words = _Killed(real, count)
+        try:
+            leased(table, 2)
+            table.revoke()
+        except _Killed.Now:
+            arena.words = real
+            anew = SlotTable(arena, max_slot_bytes=1 << 19)
+            recover_slots(anew)
+            assert not anew.slots, count
+        else:
+            break
+        finally:
+            arena.words = real
 
 
 # -- the client

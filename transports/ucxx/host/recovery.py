@@ -12,7 +12,6 @@ from ..slots.header import (
     Header,
     Outcome,
     State,
-    is_leased,
     read_outcome,
     read_state,
     revoke,
@@ -76,6 +75,6 @@ def _still_written(arena: Arena, number: int, generation: int, header: Header) -
     """Return whether a slot that is not READY has a lane writer that has finished or still runs."""
     if header.writer is None:
         return False
-    if is_leased(arena, number, generation) and revoke(arena, number, generation):
-        return False  # its client was connected to the host that was killed, and gets another one
+    if revoke(arena, number, generation):  # a lease that was not begun, perhaps taken back when the host was killed
+        return False
     return header.writer.is_alive() or read_outcome(arena, number, generation) is Outcome.WRITTEN

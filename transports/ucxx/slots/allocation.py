@@ -106,7 +106,7 @@ class SlotAllocation(SlotStore):
                 raise self._full(total)
             yield slot
 
-    def _take(self, names: int, header: Header) -> Slot | None:
+    def _take(self, names: int, header: Header, *, leased: bool = False) -> Slot | None:
         arena = self.arena
         number = self.extents.take(header.units)
         if number is None:
@@ -117,6 +117,8 @@ class SlotAllocation(SlotStore):
         slot.live(arena)[:] = 1
         # Old content of this memory must not be taken for the payload of this generation.
         arena.slice(arena.payload_at(number), 32)[:] = 0
+        if leased:  # before the state, so that a host that is killed in between leaves no slot that nobody frees
+            lease(arena, number, generation)
         write_state(arena, number, State.WRITING, generation)
         self._add(slot)
         return slot
@@ -203,10 +205,9 @@ class SlotAllocation(SlotStore):
         grants: list[Grant] = []
         for op_id in () if more else op_ids[: max(0, room // units)]:
             header = Header(units, len(sizes), len(fields), writer, digest_of(op_id), not_after, 0, capacity)
-            slot = self._take(hash_of_names(fields), header)
+            slot = self._take(hash_of_names(fields), header, leased=True)
             if slot is None:
                 break
-            lease(self.arena, slot.number, slot.generation)
             self.leased[slot] = holder, now
             self._charge(slot, owner)
             grants.append(self._grant(slot))

@@ -1,12 +1,13 @@
 """The header of one slot, in shared memory: it survives the host's process, and lane readers check it.
 
-A header is sixteen words of 64 bits. ``STATE``, ``DEAD`` and ``LEASE`` are written by the host only, ``DONE`` by the
-writer only. A word is stored in one machine instruction, and x86 keeps stores in order and loads in order, so a reader
-that sees the same READY generation before and after its copy has copied that generation.
+A header is sixteen words of 64 bits. ``STATE``, ``DEAD`` and ``LEASE`` are written by the host only, ``DONE`` and
+``BEGUN`` by the writer only. A word is stored in one machine instruction, and x86 keeps stores in order and loads in
+order, so a reader that sees the same READY generation before and after its copy has copied that generation.
 
 A leased slot is begun by its writer, or revoked by its host: each stores its own word, and then loads that of the other
 one. x86 may load before an earlier store is seen, so there is a fence between the two; then one of them at least sees
-the other.
+the other. A writer that is paused before its store may store when the slot has another writer: ``BEGUN`` is a word of
+its own, so that it overwrites no outcome, and a lease whose word is not as the host has left it is not taken back.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ GENERATIONS: Final = 1 << 52
 #: Positions of the words. FIXED is the first of eight words that are fixed for one generation; CHECK is their CRC-32.
 STATE, DONE, DEAD, FIXED = range(4)
 CHECK: Final = FIXED + 8
-LEASE: Final = CHECK + 1
+LEASE, BEGUN = CHECK + 1, CHECK + 2
 _FIXED: Final = struct.Struct("<IIIIQ16sdQQ")
 
 
@@ -74,7 +75,7 @@ class Outcome(IntEnum):
     STOPPED = 2
 
 
-#: Code of the word ``DONE`` from when the writer of a leased slot begins until it records an outcome.
+#: Code of the word ``BEGUN`` once the writer of a leased slot begins, unless it was too late: then it is STOPPED.
 _BEGUN: Final = 3
 #: Codes of the word ``LEASE``.
 _LEASED, _REVOKED = 1, 2
@@ -143,13 +144,14 @@ class Header:
         )
 
     def write(self, arena: Arena, slot: int, generation: int) -> None:
-        """Write all words but the state; ``DONE``, ``DEAD`` and ``LEASE`` become 0."""
+        """Write all words but the state; ``DONE``, ``DEAD``, ``LEASE`` and ``BEGUN`` become 0."""
         data = self._packed()
         base = slot * WORDS
         words = arena.words
         words[base + DONE] = 0
         words[base + DEAD] = 0
         words[base + LEASE] = 0
+        words[base + BEGUN] = 0
         for at, word in enumerate(struct.unpack("<8Q", data), FIXED):
             words[base + at] = word
         words[base + CHECK] = _check_of(data, generation)
@@ -179,10 +181,11 @@ def write_state(arena: Arena, slot: int, state: State, generation: int) -> None:
 
 def read_outcome(arena: Arena, slot: int, generation: int) -> Outcome:
     """Return what the writer recorded for this generation; NONE where it recorded nothing."""
-    word = arena.words[slot * WORDS + DONE]
-    if word >> 2 != generation or not 0 < word & 3 <= Outcome.STOPPED:
-        return Outcome.NONE
-    return Outcome(word & 3)
+    for at in (DONE, BEGUN):
+        word = arena.words[slot * WORDS + at]
+        if word >> 2 == generation and 0 < word & 3 <= Outcome.STOPPED:
+            return Outcome(word & 3)
+    return Outcome.NONE
 
 
 def write_outcome(arena: Arena, slot: int, generation: int, outcome: Outcome) -> None:
@@ -205,16 +208,20 @@ def lease(arena: Arena, slot: int, generation: int) -> None:
 def is_leased(arena: Arena, slot: int, generation: int) -> bool:
     """Return whether a slot is leased and, as far as is seen, its writer has not begun."""
     base = slot * WORDS
-    leased = arena.words[base + LEASE] == generation << 2 | _LEASED
-    return bool(leased and arena.words[base + DONE] >> 2 != generation)
+    return bool(arena.words[base + LEASE] == generation << 2 | _LEASED and not arena.words[base + BEGUN])
 
 
 def revoke(arena: Arena, slot: int, generation: int) -> bool:
-    """End a lease, as its host; return whether the writer has not begun, so that it never will."""
+    """End a lease, as its host; return whether the writer has not begun, so that it never will.
+
+    Again, it returns the same; of a slot that was not leased False.
+    """
     base = slot * WORDS
+    if arena.words[base + LEASE] >> 2 != generation:
+        return False
     arena.words[base + LEASE] = generation << 2 | _REVOKED
     _fence()
-    return bool(arena.words[base + DONE] >> 2 != generation)
+    return not arena.words[base + BEGUN]
 
 
 def begin(arena: Arena, slot: int, generation: int) -> bool:
@@ -222,11 +229,11 @@ def begin(arena: Arena, slot: int, generation: int) -> bool:
     base = slot * WORDS
     if arena.words[base + LEASE] != generation << 2 | _LEASED:
         return False
-    arena.words[base + DONE] = generation << 2 | _BEGUN
+    arena.words[base + BEGUN] = generation << 2 | _BEGUN
     _fence()
     if arena.words[base + LEASE] == generation << 2 | _LEASED:
         return True
-    write_outcome(arena, slot, generation, Outcome.STOPPED)  # the host sees that, and frees the slot
+    arena.words[base + BEGUN] = generation << 2 | Outcome.STOPPED  # the host sees that, and frees the slot
     return False
 
 
