@@ -36,6 +36,10 @@ class RowHandle(NamedTuple):
     claim_id: str | None = None
     hint: Any = None
 
+    def __repr__(self) -> str:
+        """Leave out the hint, which is long and says nothing to people."""
+        return f"RowHandle(incarnation={self.incarnation}, claim_id={self.claim_id!r})"
+
 
 def _restore(self: Any, state: Any) -> None:
     """Restore the state of a pickle; attributes unknown to the release that made it get their defaults."""

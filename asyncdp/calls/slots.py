@@ -218,7 +218,11 @@ class Resolved:
 
 @dataclass(frozen=True, slots=True)
 class Locate(Call[Located]):
-    """Find the slots of samples; a row with another incarnation than its handle in ``handles`` is StaleSlotError."""
+    """Find the slots of samples; a row with another incarnation than its handle in ``handles`` is StaleSlotError.
+
+    A transport that knows from the hints of the handles where all rows lie may answer without asking anybody. If a slot
+    turns out to be stale, its rows are located again by handles without hints.
+    """
 
     sample_ids: tuple[str, ...]
     partition_id: str

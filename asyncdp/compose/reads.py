@@ -164,7 +164,8 @@ async def _read_again(
     """
     stale, stale_refs = gone
     ids = tuple(call.sample_ids[row] for row in stale)
-    handles = tuple(before.handles[row] for row in stale)
+    known = [before.handles[row] for row in stale]
+    handles = tuple(handle and handle._replace(hint=None) for handle in known)  # a hint led to the stale slot
     try:
         located = await send(Locate(ids, call.partition_id, call.fields, handles), ctx)
     except DataPlaneError as err:

@@ -39,7 +39,8 @@ class Stale(Contract):
         err = caught.value
         assert (err.op, err.retryable, err.blames_port) == ("get_data", False, False)
         assert err.attempts == 1
-        assert len(watch.seen) == 1
+        # A transport that remembers from the claim where the rows lie may look there first.
+        assert sum(isinstance(call, Locate) for call in watch.seen) <= 2
 
     async def test_a_meta_whose_row_lives_again_is_stale(self, rig: Rig) -> None:
         """Promise 6: an id that was put anew is another sample, which only a read by id returns, not the old meta."""

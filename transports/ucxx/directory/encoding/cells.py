@@ -20,9 +20,11 @@ if TYPE_CHECKING:
 __all__ = [
     "Cells",
     "DeadCells",
+    "Places",
     "SlotName",
     "cells_of",
     "dead_cells",
+    "hint_of",
     "homes_named",
     "pieces",
     "replaced_cells",
@@ -61,8 +63,15 @@ def pack_slot(ref: SlotRef) -> bytes:
 
 
 def slot_name(key: bytes) -> SlotName:
-    """Decode a key that :func:`pack_slot` encoded."""
-    return SlotName(*msgpack.unpackb(key, unicode_errors="surrogatepass"))
+    """Decode a key that :func:`pack_slot` encoded.
+
+    Raises:
+        ValueError, TypeError: It is none.
+    """
+    host, *numbers = msgpack.unpackb(key, unicode_errors="surrogatepass")
+    if type(host) is not str or any(type(number) is not int for number in numbers):
+        raise ValueError(f"{key!r:.80} names no slot")
+    return SlotName(host, *numbers)
 
 
 class Cells(NamedTuple):
@@ -172,3 +181,75 @@ def replaced_cells(dead: Iterable[Sequence[Any]], names: Sequence[str]) -> tuple
 def pieces(blob: bytes | None) -> list[Any]:
     """Decode the cells of one row: slot key, row index, field numbers and data bytes of each."""
     return load(blob) if blob else []
+
+
+def hint_of(version: bytes, cells: bytes) -> bytes:
+    """Return the hint of a row: the version of the schema whose field numbers its cells have, and the cells."""
+    return version + b" " + cells
+
+
+class Places:
+    """Collects where the rows of a request lie: by slot key and fields, row indices in the slot and in the request.
+
+    Args:
+        names: Fields to be read.
+        numbers: Their numbers; 0 for a field that no row has.
+        begin: What precedes the packed cells of each row.
+    """
+
+    def __init__(self, names: tuple[str, ...], numbers: Sequence[int], begin: bytes = b"") -> None:
+        """Start without rows."""
+        self.spots: dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]] = {}
+        self._names = names
+        self._numbers = numbers
+        self._begin = begin
+
+    def add(self, rows: Iterable[tuple[int, bytes | None]]) -> dict[int, str]:
+        """Add rows by their packed cells; return the first field that is not produced, by row, where one is not.
+
+        Raises:
+            ValueError: The bytes of a row are no cells.
+        """
+        absent: dict[int, str] = {}
+        # What a row of the same slot and fields as the last one begins with, and has behind its index in the slot.
+        head, fields, at = b"", b"", 0
+        spot: tuple[list[int], list[int]] = ([], [])
+        for row, blob in rows if self._names else ():
+            if at and blob and blob.startswith(head):
+                first = blob[at]
+                size = 1 if first < 0x80 else 2 if first == 0xCC else 3 if first == 0xCD else 0  # noqa: PLR2004 - msgpack
+                if size and blob.startswith(fields, at + size):
+                    spot[0].append(first if size == 1 else int.from_bytes(blob[at + 1 : at + size], "big"))
+                    spot[1].append(row)
+                    continue
+            mine = self._pieces(blob)
+            name = self._add(row, mine)
+            if name is not None:
+                absent[row] = name
+            elif len(mine) == 1:
+                key, _, numbers, _ = mine[0]
+                spot = self.spots[key, self._names]
+                head, fields = self._begin + b"\x91\x94" + pack(key), pack(numbers)
+                at = len(head)
+        return absent
+
+    def _pieces(self, blob: bytes | None) -> list[Any]:
+        if blob and not blob.startswith(self._begin):
+            raise ValueError(f"{blob!r:.80} does not begin with {self._begin!r}")
+        mine = pieces(blob and blob[len(self._begin) :])
+        if any(type(piece[1]) is not int for piece in mine):
+            raise ValueError(f"{blob!r:.80} are no cells")
+        return mine
+
+    def _add(self, row: int, mine: Sequence[Any]) -> str | None:
+        where = {number: at for at, piece in enumerate(mine) for number in piece[2]}
+        found: dict[int, list[str]] = {}
+        for name, number in zip(self._names, self._numbers, strict=True):
+            if number not in where:
+                return name
+            found.setdefault(where[number], []).append(name)
+        for at, names in found.items():
+            indices, rows = self.spots.setdefault((mine[at][0], tuple(names)), ([], []))
+            indices.append(mine[at][1])
+            rows.append(row)
+        return None

@@ -8,6 +8,7 @@ from asyncdp.calls.slots import ClaimTry
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 
+from ..encoding.cells import hint_of
 from ..encoding.msgpack_codec import load, pack, text
 from ..encoding.operation_ids import OperationId
 from ..encoding.rows import full_tags
@@ -91,7 +92,7 @@ class Claiming(Waiting):
             answer = await self._serve("claim", partition_id, make, op)
         reply = load(answer.blob)
         if reply[0]:
-            meta = _batch(partition_id, task, op.id, reply)
+            meta = _batch(partition_id, task, op.id, reply, answer.schema.version)
             return ClaimTry(meta, ready=meta.size), None
         _, ready, oldest, ids, ends, lacking = reply
         empty = KVBatchMeta(partition_id, task, [], list(fields), tags=[], handles=[])
@@ -180,19 +181,14 @@ def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
         yield page
 
 
-def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any]) -> KVBatchMeta:
+def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], version: bytes) -> KVBatchMeta:
     _, head, rids, rows = reply
     ids, tags = [], []
-    for blob in rows:
-        sample_id, _, size0, _, _, told, _, created, *_ = load(blob)
+    handles: list[RowHandle | None] = []
+    for rid, blob in zip(rids, rows, strict=True):
+        sample_id, _, size0, _, cells, told, _, created, *_ = load(blob)
         ids.append(text(sample_id))
         tags.append(full_tags(told or None, float(created), size0))
-    return KVBatchMeta(
-        partition_id,
-        task,
-        ids,
-        [text(name) for name in load(head)[2]],
-        lengths_of(tags),
-        tags=tags,
-        handles=[RowHandle(int(rid), claim_id) for rid in rids],
-    )
+        handles.append(RowHandle(int(rid), claim_id, hint_of(version, cells) if cells else None))
+    names = [text(name) for name in load(head)[2]]
+    return KVBatchMeta(partition_id, task, ids, names, lengths_of(tags), tags=tags, handles=handles)

@@ -10,7 +10,7 @@ from asyncdp.meta import RowHandle
 
 from ...joined import Joined
 from ...wire.messages import MOST_PICKED
-from ..encoding.cells import SlotName, pieces, slot_name
+from ..encoding.cells import Places, SlotName, hint_of, slot_name
 from ..encoding.msgpack_codec import load, pack
 from ..encoding.rows import CELLS
 from .hosts import Hosts
@@ -18,14 +18,13 @@ from .hosts import Hosts
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from asyncdp.rows.field_spec import FieldSpec
+
     from ..encoding.schema import Schema
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
 
 __all__ = ["Locating"]
-
-#: By slot key and fields to read: row indices in the slot, and positions in the request.
-Spots = dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]]
 
 
 class Found(NamedTuple):
@@ -74,12 +73,15 @@ class Locating(Hosts):
         Raises:
             DataPlaneBadRequest: The partition is unknown.
         """
+        names = tuple(fields)
+        if handles is not None:
+            by_hints = await self._by_hints(partition_id, names, handles)
+            if by_hints is not None:
+                return by_hints
         (rids, stored, schema), first = await self._joined.ask(partition_id, sample_ids)
         missing: dict[int, DataPlaneError] = {}
         found: list[RowHandle | None] = []
-        spots: Spots = {}
-        names = tuple(fields)
-        numbers = [schema.numbers.get(name, 0) for name in names]
+        cells: list[tuple[int, bytes | None]] = []
         for at, sample_id in enumerate(sample_ids):
             handle = None if handles is None else handles[at]
             rid = rids[first + at]
@@ -95,15 +97,38 @@ class Locating(Hosts):
                 missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,))
             else:
                 found.append(RowHandle(there))
-                absent = _spot(at, load(stored[first + at])[CELLS] or None, names, numbers, spots)
-                if absent is not None:
-                    msg = f"field {absent!r} of sample {sample_id!r} is not produced"
-                    missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_id,), field=absent)
-        specs = {name: schema.fields[name] for name in fields if name in schema.fields}
-        return Located(await self._refs_of(spots), missing, found, specs)
+                cells.append((at, load(stored[first + at])[CELLS] or None))
+        places = Places(names, [schema.numbers.get(name, 0) for name in names])
+        for at, absent in places.add(cells).items():
+            msg = f"field {absent!r} of sample {sample_ids[at]!r} is not produced"
+            missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_ids[at],), field=absent)
+        return Located(await self._refs_of(places), missing, found, _specs(schema, names))
 
-    async def _refs_of(self, spots: Spots) -> tuple[SlotRef, ...]:
-        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in spots}
+    async def _by_hints(
+        self, partition_id: str, names: tuple[str, ...], handles: Sequence[RowHandle | None]
+    ) -> Located | None:
+        """Find rows by what a claim said of them, without a request; None where one has to be made.
+
+        The slots say themselves whether they still hold these rows. If not, the rows are looked up without hints.
+        """
+        schema = self._schemas.get(partition_id)
+        numbers = [0] if schema is None else [schema.numbers.get(name, 0) for name in names]
+        if schema is None or 0 in numbers:
+            return None
+        hints = [handle and handle.hint for handle in handles]
+        if None in hints:
+            return None
+        places = Places(names, numbers, hint_of(schema.version, b""))
+        try:
+            if places.add(enumerate(hints)):
+                return None
+            refs = await self._refs_of(places)
+        except (ValueError, TypeError, LookupError, AttributeError):  # nothing that a claim of this schema said
+            return None
+        return Located(refs, {}, handles, _specs(schema, names))
+
+    async def _refs_of(self, places: Places) -> tuple[SlotRef, ...]:
+        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in places.spots}
         if not names:
             return ()
         hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()])
@@ -116,29 +141,10 @@ class Locating(Hosts):
                 index[first : first + MOST_PICKED],
                 rows[first : first + MOST_PICKED],
             )
-            for (key, fields), (index, rows) in spots.items()
+            for (key, fields), (index, rows) in places.spots.items()
             for first in range(0, len(index), MOST_PICKED)
         )
 
 
-def _spot(at: int, blob: bytes | None, names: tuple[str, ...], numbers: Sequence[int], spots: Spots) -> str | None:
-    """Add the places of one row's fields to ``spots``; return the first field that is not produced, or None."""
-    if not names:
-        return None
-    mine = pieces(blob)
-    if len(mine) == 1 and set(numbers).issubset(mine[0][2]):
-        by_piece = {0: names}
-    else:
-        where = {field: at for at, piece in enumerate(mine) for field in piece[2]}
-        absent = next((name for name, number in zip(names, numbers, strict=True) if number not in where), None)
-        if absent is not None:
-            return absent
-        found: dict[int, list[str]] = {}
-        for name, number in zip(names, numbers, strict=True):
-            found.setdefault(where[number], []).append(name)
-        by_piece = {number: tuple(chosen) for number, chosen in found.items()}
-    for number, chosen in by_piece.items():
-        spot = spots.setdefault((mine[number][0], chosen), ([], []))
-        spot[0].append(mine[number][1])
-        spot[1].append(at)
-    return None
+def _specs(schema: Schema, names: Sequence[str]) -> dict[str, FieldSpec]:
+    return {name: schema.fields[name] for name in names if name in schema.fields}
