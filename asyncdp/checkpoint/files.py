@@ -202,6 +202,8 @@ def alone(folder: Path, *, reads: bool = False) -> Iterator[None]:
             fcntl.flock(lock, (fcntl.LOCK_SH if reads else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError as err:
             raise CheckpointError(f"{folder}: another save or restore of this checkpoint is going on") from err
+        except OSError as err:
+            raise damaged(file, f"cannot be locked: {err.strerror or err}") from err
         yield
     finally:
         os.close(lock)

@@ -105,7 +105,7 @@ class Staging:
         #: Bytes in use from and to a device, and what finalizers gave back of each since the last look.
         self._used = {"from": 0, "to": 0}
         self._returned: deque[tuple[str, int]] = deque()
-        #: Copies under way with what they read and write; they stay here if nobody waits for them any more.
+        #: Copies under way with their pinned memory; they stay here if nobody waits for them any more.
         self._running: dict[int, tuple[Copy, Bytes]] = {}
         self._count = 0
 
@@ -119,7 +119,7 @@ class Staging:
         return host
 
     async def to_device(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-        """Return a tensor of host memory on a device, by one copy in pieces."""
+        """Return a copy on a device of a tensor of host memory; it goes there in pieces."""
         tensor = tensor.contiguous()
         out = self._accelerator.empty_like(tensor, device)
         if not tensor.nbytes:

@@ -162,7 +162,7 @@ def device(value: Any) -> torch.device | None:
         return None
     try:
         found = torch.device(value)
-    except (RuntimeError, TypeError) as err:
+    except (RuntimeError, TypeError, ValueError) as err:
         raise bad(f"device: torch knows no device {value!r:.80}", "device") from err
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if found.type == "cuda" and (found.index or 0) >= there:

@@ -198,7 +198,7 @@ class Target(Generic[K]):
         return self.until <= now and self.probe is None
 
     def rests(self, now: float) -> bool:
-        """Return whether the target needs a check only because it was slow at its first contact."""
+        """Return whether the target rests: it was slow at its first contact, or others have outrun it."""
         return self.needs_check and not self.quarantined and now < self.until
 
     def rank(self, now: float) -> tuple[float, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 from collections.abc import Callable
@@ -187,6 +189,20 @@ async def test_restores_share_a_folder_and_saves_do_not(tmp_path: Path) -> None:
                 await save(one, tmp_path)
         with alone(tmp_path), pytest.raises(CheckpointError, match="going on"):
             await restore(two, tmp_path, replace=True)
+
+
+async def test_a_file_system_without_locks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is saved to it, as two saves at once would damage each other."""
+
+    def flock(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    async with plane() as one:
+        await fill(one, 4)
+        with pytest.raises(CheckpointError, match=f"{tmp_path}/lock: cannot be locked: No locks available"):
+            await save(one, tmp_path)
+    assert not chunks(tmp_path)
 
 
 @pytest.mark.parametrize("lock", [True, False])

@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,32 @@ async def _reserve(connection: Any, here: Any, op_id: str, nbytes: int = 64, *, 
     return await connection.reserve(here, op_id, ("a",), [nbytes], 0, ttl_s=60.0, wait_s=0.0, lane=lane)
 
 
-async def test_space_is_reserved_in_the_name_of_who_has_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def other() -> Iterator[Process]:
+    """Another process, which lives."""
+    asleep = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process_of(asleep.pid)
+    asleep.communicate(b"\n")
+
+
+async def test_space_is_reserved_in_the_name_of_who_has_the_connection(
+    other: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A7: who says that it is another process, one that never ends, gets no slot for the lane in its name."""
-    asleep = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)  # noqa: ASYNC220 - it ends when told
-    start = process_of(asleep.pid).start
-    try:
-        async with hosted() as host:
-            here = ref_of(host.report())
-            with pool_of() as pool:
-                async with pool.use(LOCAL, here.ports[0]) as connection:
-                    assert (await _reserve(connection, here, "mine", lane=True)).lane
-            monkeypatch.setattr(connections, "this_process", lambda: Process(asleep.pid, start))
-            with pool_of() as pool:
-                async with pool.use(LOCAL, here.ports[0]) as connection:
-                    assert not (await _reserve(connection, here, "theirs", lane=True)).lane
-            writers = {slot.header.writer for slot in host.service.table.slots.values()}
-            assert writers == {this_process(), None}
-    finally:
-        asleep.communicate(b"\n")
+    async with hosted() as host:
+        here = ref_of(host.report())
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                assert (await _reserve(connection, here, "mine", lane=True)).lane
+        monkeypatch.setattr(connections, "this_process", lambda: other)
+        with pool_of() as pool:
+            async with pool.use(LOCAL, here.ports[0]) as connection:
+                assert not (await _reserve(connection, here, "theirs", lane=True)).lane
+        writers = {slot.header.writer for slot in host.service.table.slots.values()}
+        assert writers == {this_process(), None}
 
 
-async def test_a_process_is_looked_up_once_for_each_client(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_process_is_looked_up_once_for_each_client(other: Process, monkeypatch: pytest.MonkeyPatch) -> None:
     """A7: its other connections are known by what the client shows; that proves nothing of another process."""
     looked: list[Process] = []
 
@@ -67,11 +73,10 @@ async def test_a_process_is_looked_up_once_for_each_client(monkeypatch: pytest.M
                 async with pool.use(LOCAL, port) as connection:
                     assert (await _reserve(connection, here, f"mine{number}", lane=True)).lane
             assert looked == [this_process()]
-            parent = process_of(os.getppid())
-            monkeypatch.setattr(connections, "this_process", lambda: parent)
+            monkeypatch.setattr(connections, "this_process", lambda: other)
             async with pool.use(LOCAL, here.ports[2]) as connection:
                 assert not (await _reserve(connection, here, "theirs", lane=True)).lane
-            assert looked == [this_process(), parent]
+            assert looked == [this_process(), other]
 
 
 def test_a_socket_is_held_by_its_process_alone() -> None:

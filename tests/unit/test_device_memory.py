@@ -223,7 +223,7 @@ async def test_batches_go_to_a_device_by_staging(device: StandIn, monkeypatch: p
         assert len(device.copies) == 1
 
 
-@pytest.mark.parametrize("wrong", ["cuda:77", "cuda", 77, "nowhere", object()])
+@pytest.mark.parametrize("wrong", ["cuda:77", "cuda", 77, 1 << 70, "nowhere", object()])
 async def test_a_device_that_is_not_there_is_refused_before_anything_is_claimed(wrong: Any) -> None:
     """By name."""
     if wrong == "cuda" and torch.cuda.is_available():

@@ -171,11 +171,11 @@ class HostResolver:
             loop.call_soon_threadsafe(_end_now, pool, engine)
 
     def known(self, host: HostRef) -> HostAddress | None:
-        """Return the place of a host as far as it is cached, and the secret is known."""
+        """Return the address of a host as far as it is cached, and the secret is known."""
         return self._addresses.get((host.id, host.epoch)) if self._asked else None
 
     async def find(self, host: HostRef) -> HostAddress | None:
-        """Return the place of a host; None where it is not registered.
+        """Return the address of a host; None where it is not registered.
 
         Raises:
             StaleSlotError: A newer incarnation of the host is registered, so the contents of its slots are lost.
@@ -185,16 +185,16 @@ class HostResolver:
             self._asked = True
             if shared is not None:
                 self._secret = Secret(shared)
-        place = self._addresses.get((host.id, host.epoch))
-        if place is not None:
-            return place
+        address = self._addresses.get((host.id, host.epoch))
+        if address is not None:
+            return address
         self.know(await self._directory.hosts())
-        place = self._addresses.get((host.id, host.epoch))
-        if place is None and any(name == host.id and epoch > host.epoch for name, epoch in self._addresses):
+        address = self._addresses.get((host.id, host.epoch))
+        if address is None and any(name == host.id and epoch > host.epoch for name, epoch in self._addresses):
             raise StaleSlotError(
                 f"host {host.id!r} was started again with an empty arena; the data in its slots is lost", host=host.id
             )
-        return place
+        return address
 
     async def answers(self, host_id: str | None) -> bool:
         """Return whether a host answers again, or with None the directory; False where no restart is expected.
@@ -223,24 +223,24 @@ class HostResolver:
         return False
 
     def know(self, hosts: tuple[HostInfo, ...]) -> None:
-        """Replace the known places by the directory's current entries."""
+        """Replace the known addresses by the directory's current entries."""
         self._addresses = {(info.id, info.epoch): HostAddress(info) for info in hosts}
 
     def forget(self, host: HostRef) -> None:
-        """Drop the cached place of a host that did not answer; it may have other ports by now."""
+        """Drop the cached address of a host that did not answer; it may have other ports by now."""
         self._addresses.pop((host.id, host.epoch), None)
 
     async def serves(self, host: HostRef) -> bool:
         """Return whether a host may serve its slots: as far as is cached, else as the directory and its ports say."""
-        place = self._addresses.get((host.id, host.epoch))
-        if place is not None and place.info.alive:
+        address = self._addresses.get((host.id, host.epoch))
+        if address is not None and address.info.alive:
             return True
         self.forget(host)  # it may be alive again
         try:
-            place = await self.find(host)
+            address = await self.find(host)
         except StaleSlotError:
             return False
-        return place is not None and place.info.alive and await accepts(place.route.address, place.info.ports)
+        return address is not None and address.info.alive and await accepts(address.route.address, address.info.ports)
 
     async def while_alive(self, host: HostRef, request: Callable[[], Awaitable[None]]) -> bool:
         """Make a request to a host; return False if the directory counts the host as dead before it has answered.
@@ -254,12 +254,12 @@ class HostResolver:
                 await asyncio.sleep(LOOK_S)
                 self.forget(host)
                 try:
-                    place = await self.find(host)
+                    address = await self.find(host)
                 except StaleSlotError:
-                    place = None
+                    address = None
                 except (DataPlaneError, RedisError, OSError):
                     continue
-                if place is None or not place.info.alive:
+                if address is None or not address.info.alive:
                     scope.cancel()
                     return
 
@@ -276,17 +276,17 @@ class HostResolver:
         return not scope.cancelled_caught
 
     async def moved(self, host: HostRef, before: HostAddress) -> bool:
-        """Return whether a host at whose port another host answers has another place by now.
+        """Return whether a host at whose port another host answers has another address by now.
 
         A host that was killed and started again may have new ports, and another host may have its old ones.
         """
         self.forget(host)
         try:
-            place = await self.find(host)
+            address = await self.find(host)
         except StaleSlotError:
             return False
         known = (before.route.address, before.info.ports)
-        return place is not None and (place.route.address, place.info.ports) != known
+        return address is not None and (address.route.address, address.info.ports) != known
 
     async def close(self) -> None:
         """Close all connections, those of another loop as far as that is possible from here. Idempotent."""

@@ -76,18 +76,18 @@ class SlotCalls(Service):
     # -- slots
 
     async def _find(self, host: s.HostRef, port: int | None) -> HostAddress:
-        place = await self._resolver.find(host)
-        if place is None:
+        address = await self._resolver.find(host)
+        if address is None:
             msg = f"slot host {host.id!r} is not registered"
             raise DataPlaneUnavailable(msg, host=host.id, port=port, blames_port=False)
-        return place
+        return address
 
     async def _at(
         self, host: s.HostRef, port: int | None, work: Callable[[HostAddress, int | None], Awaitable[R]]
     ) -> R:
         """Run a request at a host.
 
-        Where no host answers, drop the cached place, so that the next attempt resolves the host again: it may have
+        Where no host answers, drop the cached address, so that the next attempt resolves the host again: it may have
         been restarted.
 
         Raises:
@@ -95,21 +95,21 @@ class SlotCalls(Service):
                 next attempt uses those.
             StaleSlotError: The contents of its slots are lost.
         """
-        place = await self._find(host, port)
+        address = await self._find(host, port)
         try:
-            return await work(place, place.port(port))
+            return await work(address, address.port(port))
         except (StaleSlotError, DataPlaneUnavailable) as err:
-            await self._lost(host, port, place, err)
+            await self._lost(host, port, address, err)
             raise
 
     async def _lost(
-        self, host: s.HostRef, port: int | None, place: HostAddress, err: StaleSlotError | DataPlaneUnavailable
+        self, host: s.HostRef, port: int | None, address: HostAddress, err: StaleSlotError | DataPlaneUnavailable
     ) -> None:
         """Note that a host did not answer, or is another one; raise an error if it has moved, see :meth:`_at`."""
         if isinstance(err, DataPlaneUnavailable):
             self._resolver.forget(host)
             return
-        if not await self._resolver.moved(host, place):
+        if not await self._resolver.moved(host, address):
             return
         msg = f"slot host {host.id!r} has moved: {err.message}"
         raise DataPlaneUnavailable(msg, host=host.id, port=port, cause=err) from err
@@ -119,12 +119,12 @@ class SlotCalls(Service):
         """Read as :meth:`_at` would, but with fewer coroutines and closures: there are many reads at a time."""
         del ctx
         try:
-            place = self._resolver.known(call.host) or await self._find(call.host, call.port)
+            address = self._resolver.known(call.host) or await self._find(call.host, call.port)
             try:
-                client, port = self._resolver.host_client, place.port(call.port)
-                return await client.read(call.host, place.route, call.refs, port, borrow=call.borrow)
+                client, port = self._resolver.host_client, address.port(call.port)
+                return await client.read(call.host, address.route, call.refs, port, borrow=call.borrow)
             except (StaleSlotError, DataPlaneUnavailable) as err:
-                await self._lost(call.host, call.port, place, err)
+                await self._lost(call.host, call.port, address, err)
                 raise
         except StaleSlotError as err:
             return s.ReadResult((), dict.fromkeys(range(len(call.refs)), err))
@@ -135,10 +135,10 @@ class SlotCalls(Service):
             _refuse_unwritable(name)
         left = ctx.remaining()
 
-        async def reserve(place: HostAddress, port: int | None) -> tuple[s.SlotRef, ...]:
+        async def reserve(address: HostAddress, port: int | None) -> tuple[s.SlotRef, ...]:
             return await self._resolver.host_client.reserve(
                 call.host,
-                place.route,
+                address.route,
                 ctx.op_id,
                 call.fields,
                 call.sizes,
@@ -162,9 +162,9 @@ class SlotCalls(Service):
 
     @handles(s.WriteSlots)
     async def _write(self, call: s.WriteSlots, ctx: CallContext) -> bool:
-        async def write(place: HostAddress, port: int | None) -> bool:
+        async def write(address: HostAddress, port: int | None) -> bool:
             told: dict[str, Any] = {"port": port, "checksum": self._checksum}
-            given = call.host, place.route, ctx.op_id, call.refs, call.block
+            given = call.host, address.route, ctx.op_id, call.refs, call.block
             return await self._resolver.host_client.write(*given, **told)
 
         try:
@@ -176,8 +176,8 @@ class SlotCalls(Service):
     async def _abort(self, call: s.Abort, ctx: CallContext) -> None:
         del ctx
 
-        async def abort(place: HostAddress, port: int | None) -> None:
-            await self._resolver.host_client.abort(call.host, place.route, call.op_id, port)
+        async def abort(address: HostAddress, port: int | None) -> None:
+            await self._resolver.host_client.abort(call.host, address.route, call.op_id, port)
 
         try:
             if await self._resolver.find(call.host) is None:  # an unregistered host frees expired reservations
@@ -195,11 +195,11 @@ class SlotCalls(Service):
         """
         rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
 
-        async def drop(place: HostAddress, port: int | None) -> None:
-            ports = place.info.ports
+        async def drop(address: HostAddress, port: int | None) -> None:
+            ports = address.info.ports
             if port is None and ports:  # the ports were not known when the call was made
                 port = ports[(ctx.attempt - 1) % len(ports)]
-            await self._resolver.host_client.drop(call.host, place.route, rows, port)
+            await self._resolver.host_client.drop(call.host, address.route, rows, port)
 
         try:
             if await self._resolver.serves(call.host):

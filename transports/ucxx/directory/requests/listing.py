@@ -22,7 +22,7 @@ __all__ = ["Listing"]
 
 #: Attempts of a listing during which rows vanish; the last one reads all rows in a single request.
 MOST_TRIES = 3
-#: Entry of the groups that is none, as in the Lua library.
+#: Name of an entry of the hash of groups that is no group, as in the Lua library.
 PAD = b"\xff" * 65
 #: Most rows of a shelf, the hash that rows are stored in.
 SHELF_ROWS = 1000
@@ -129,7 +129,7 @@ class Listing(Hosts):
     async def _seen(
         self, partition_id: str, limit: int
     ) -> tuple[list[Any], dict[bytes, bytes], dict[bytes, bytes] | None, Schema]:
-        """Return what identifies the state of a partition, and of one of at most ``limit`` rows groups and rows."""
+        """Return what identifies the state of a partition, and its groups and rows where ``limit`` allows it."""
         answer = await self._serve("rows", partition_id, lambda _: pack(limit))
         seen, *whole = load(answer.blob)
         groups, rows = (dict(zip(flat[::2], flat[1::2], strict=True)) for flat in whole or ((), ()))
