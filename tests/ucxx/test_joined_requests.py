@@ -108,6 +108,22 @@ async def test_a_request_that_nobody_waits_for_is_cancelled() -> None:
     assert await ask(joined, "later") == ("later.0", "later.1")
 
 
+@pytest.mark.parametrize("key", ["p", "q"])
+async def test_requests_that_hang_hold_up_no_other(key: str) -> None:
+    """Whatever they wait for: what comes later, of their key or of another one, is sent, and together."""
+    server = Server()
+    joined = Joined(server.send)
+    hanging = [asyncio.create_task(ask(joined, f"h{at}")) for at in range(2)]
+    await loop_passes()
+    tasks = [asyncio.create_task(ask(joined, f"c{at}", key)) for at in range(40)]
+    async with asyncio.timeout(20):
+        while len(server.asked) < 4:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert [len(ids) for _, ids in server.asked] == [2, 2, 64, 16]
+    server.open.set()
+    assert (await asyncio.gather(*hanging, *tasks))[-1] == ("c39.0", "c39.1")
+
+
 async def test_an_error_is_raised_to_each_caller_as_its_own() -> None:
     """Layers write into errors, so two callers never have the same one; its cause stays."""
     server = Server()

@@ -19,6 +19,8 @@ _ON_THE_WAY: Final = 2
 #: Most items of a request that is joined with others, and of a joined one: what is answered in a millisecond.
 SMALL: Final = 32
 _MOST: Final = 512
+#: Seconds for which requests wait for those on the way, at the most: one that takes long, or hangs, holds up no other.
+_PATIENCE_S: Final = 0.05
 #: Most callers whose requests are joined: with more, so many calls go on at once that Python's garbage collector, which
 #: counts the objects that come into being between two looks, runs ten times as often.
 _CALLERS: Final = 32
@@ -45,8 +47,8 @@ class Joined(Generic[K, Item, T]):
     """Sends requests that name items, several small ones of one key as one.
 
     A request that finds few others on the way is sent at once, in the caller's own task. Those that come while others
-    are on the way are sent together, per key, in the next turn of the event loop. A caller that is cancelled takes
-    nothing from the others; an error of the joined request is raised to each of them.
+    are on the way are sent together, per key, as soon as one of those has ended, or 50 ms later. A caller that is
+    cancelled takes nothing from the others; an error of the joined request is raised to each of them.
 
     Args:
         send: Sends the request of a key and items, and returns its answer.
@@ -62,6 +64,7 @@ class Joined(Generic[K, Item, T]):
         self._on_the_way = 0
         self._waiting: dict[K, list[tuple[Sequence[Item], asyncio.Future[tuple[T, int]]]]] = {}
         self._scheduled = False
+        self._late: asyncio.TimerHandle | None = None
         self._batches: set[_Batch] = set()
 
     async def ask(self, key: K, items: Sequence[Item]) -> tuple[T, int]:
@@ -90,16 +93,24 @@ class Joined(Generic[K, Item, T]):
                 self._schedule(loop)
 
     def _schedule(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send what waits in the next turn, when all callers of this turn have come."""
-        if not self._scheduled and self._on_the_way < _ON_THE_WAY:
+        """Send what waits in the next turn, when all callers of this turn have come; later where others go before."""
+        if self._scheduled:
+            return
+        if self._on_the_way < _ON_THE_WAY:
             self._scheduled = True
             loop.call_soon(self._join, loop)
+        elif self._late is None:
+            self._late = loop.call_later(_PATIENCE_S, self._join, loop, True)  # noqa: FBT003 - it takes no names
 
-    def _join(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _join(self, loop: asyncio.AbstractEventLoop, late: bool = False) -> None:  # noqa: FBT001, FBT002
         if loop is not self._loop:
             return
         self._scheduled = False
-        while self._waiting and self._on_the_way < _ON_THE_WAY:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+        most = self._on_the_way + len(self._waiting) if late else _ON_THE_WAY
+        while self._waiting and self._on_the_way < most:
             key = next(iter(self._waiting))
             callers, total = self._waiting.pop(key), 0
             callers = [caller for caller in callers if not caller[1].done()]
@@ -117,6 +128,8 @@ class Joined(Generic[K, Item, T]):
             batch.task = loop.create_task(self._run(key, batch, loop))
             for _, future in callers:
                 future.add_done_callback(batch.left)
+        if self._waiting:
+            self._schedule(loop)
 
     async def _run(self, key: K, batch: _Batch, loop: asyncio.AbstractEventLoop) -> None:
         try:
