@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from asyncdp.process.copying import copy_by_two
+
 from .layout import Layout, read_layout, schema_of
 
 if TYPE_CHECKING:
@@ -22,6 +24,8 @@ __all__ = ["PIECE_BYTES", "SUMMED_AT_ONCE", "Payload", "copy_pieces"]
 
 #: Largest single copy in bytes: 3-5 ms. Larger copies are also slower per byte (measured: 256 MB 3.1, 16 MB 5 GB/s).
 PIECE_BYTES: Final = 16 << 20
+#: Least bytes of a copy that a second thread helps with.
+HELPED_BYTES: Final = 64 << 20
 #: Most bytes whose checksum is computed on an event loop (2 GB/s); beyond that a thread does it.
 SUMMED_AT_ONCE: Final = 1 << 20
 
@@ -29,9 +33,10 @@ SUMMED_AT_ONCE: Final = 1 << 20
 def copy_pieces(out: Bytes, data: Bytes, piece_bytes: int | None = None) -> Iterator[int]:
     """Copy bytes as a generator, in pieces (None: of ``PIECE_BYTES``); yield the length of each piece."""
     piece_bytes = piece_bytes or PIECE_BYTES
+    copy = copy_by_two if len(data) >= HELPED_BYTES else np.copyto
     for begin in range(0, len(data), piece_bytes):
         end = min(begin + piece_bytes, len(data))
-        out[begin:end] = data[begin:end]
+        copy(out[begin:end], data[begin:end])
         yield end - begin
 
 
