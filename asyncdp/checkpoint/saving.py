@@ -73,7 +73,11 @@ async def save(
     with alone(folder):
         before: dict[str, Any] = {"generation": 0, "partitions": []}
         if MANIFEST in os.listdir(folder):  # noqa: PTH208
-            before = await anyio.to_thread.run_sync(read_manifest, folder)
+            try:
+                before = await anyio.to_thread.run_sync(read_manifest, folder)
+            except CheckpointError as err:
+                msg = f"{err}; nothing is written over it: save into another folder, or remove this file first"
+                raise CheckpointError(msg) from err
         earlier = {one["partition_id"]: one for one in before["partitions"]}
         number = before["generation"] + 1
         if partition_id is None:
