@@ -1,1 +1,1 @@
-"""The command line: one file for each command."""
+"""The command line: one file for each command, in folders by what they work on."""

@@ -12,20 +12,20 @@ import typer
 
 from asyncdp import __version__
 
-from .arena import arena
-from .bench import bench
-from .checkpoint import checkpoint
-from .claims import claims, release
-from .config import config
-from .demo import demo
-from .describe import depth, describe
-from .directory import directory
-from .doctor import doctor
-from .evict import evict
-from .hosts import hosts
-from .ls import ls
-from .ping import ping
-from .serve import serve
+from .check.arena import arena
+from .check.config import config
+from .check.directory import directory
+from .check.doctor import doctor
+from .plane.checkpoint import checkpoint
+from .plane.claims import claims, release
+from .plane.describe import depth, describe
+from .plane.evict import evict
+from .plane.hosts import hosts
+from .plane.ls import ls
+from .plane.ping import ping
+from .start.bench import bench
+from .start.demo import demo
+from .start.serve import serve
 from .top.command import top
 
 __all__ = ["app"]

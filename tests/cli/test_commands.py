@@ -19,7 +19,7 @@ from asyncdp import ClaimInfo, Client, DataPlaneGroupMeta, build_data_plane_clie
 from asyncdp.cli.app import app
 from asyncdp.cli.tables import age, cut, size
 
-arena_file = sys.modules["asyncdp.cli.arena"]  # the package's attribute is the command
+arena_file = sys.modules["asyncdp.cli.check.arena"]  # the package's attribute is the command
 ATTACHED = ("ping", "ls", "ls p", "describe p", "depth p", "claims p", "release p --owner x", "evict p --lost", "hosts")
 
 
@@ -205,7 +205,7 @@ def test_evict_spares_rows_that_were_put_anew_since_they_were_listed(
         await plane.client.evict(["g0_g0", "g0_g1"], "p")
         await plane.client.put_samples(["g0_g0", "g0_g1"], "p", {"x": torch.ones(2, 3)}, [{"weight_version": 9}] * 2)
 
-    monkeypatch.setattr("asyncdp.cli.evict.confirmed", lambda *_, **__: anyio.run(anew))
+    monkeypatch.setattr("asyncdp.cli.plane.evict.confirmed", lambda *_, **__: anyio.run(anew))
     assert run("evict p --older-than-version 1", **plane.env).exit_code == 0
     assert {group.group_id: group.weight_version for group in groups(plane)}["g0"] == 9
 

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from asyncdp import HostStatus
 from asyncdp.cli.app import app
-from asyncdp.cli.arena import Segment
-from asyncdp.cli.doctor import Finding, _look_at_hosts, _of_directory, of_config, of_machine
+from asyncdp.cli.check.arena import Segment
+from asyncdp.cli.check.doctor import Finding, _look_at_hosts, _of_directory, of_config, of_machine
 
-doctor_file = sys.modules["asyncdp.cli.doctor"]  # the package's attribute is the command
+doctor_file = sys.modules["asyncdp.cli.check.doctor"]  # the package's attribute is the command
 
 
 def found(findings: list[Finding], about: str) -> Finding:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 
 from asyncdp import Client, build_data_plane_client
 from asyncdp.cli.app import app
-from asyncdp.cli.doctor import of_config
+from asyncdp.cli.check.doctor import of_config
 from tests.cli import faulty_planes
 from tests.cli.faulty_planes import Said
 

@@ -298,7 +298,7 @@ def test_urls_that_can_be_used_are_taken(url: str) -> None:
 
 async def test_an_error_of_a_url_names_the_setting_of_whoever_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A slot host has it in its environment or as an option; ``controller_address`` is a key of clients."""
-    from asyncdp.cli.serving import CannotServe, Serving, serve_host
+    from asyncdp.cli.start.serving import CannotServe, Serving, serve_host
     from asyncdp.transports.ucxx.directory.server.acl import install_functions
     from asyncdp.transports.ucxx.host import main as host_main
     from asyncdp.transports.ucxx.host.settings import HostSettings

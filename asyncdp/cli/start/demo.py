@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .output_file import can_be_kept_private, can_be_plotted, can_be_written
+from ..output_file import can_be_kept_private, can_be_plotted, can_be_written
 
 if TYPE_CHECKING:
     from rich.console import Console

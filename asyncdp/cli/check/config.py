@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from .attached import MISTAKE, Json, fail, print_json, read_config
+from ..attached import MISTAKE, Json, fail, print_json, read_config
 
 if TYPE_CHECKING:
     from asyncdp.config import Config

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 import typer
 
-from .attached import ConfigFile, Json, Partition, TimeoutS, ask, print_json
-from .tables import count, print_table, size
+from ..attached import ConfigFile, Json, Partition, TimeoutS, ask, print_json
+from ..tables import count, print_table, size
 
 __all__ = ["depth", "describe"]
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .attached import MISTAKE, ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
-from .tables import age, count, print_table, size
+from ..attached import MISTAKE, ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
+from ..tables import age, count, print_table, size
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

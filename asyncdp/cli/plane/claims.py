@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .attached import ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
-from .tables import age, count, cut, print_table
+from ..attached import ConfigFile, Json, Partition, TimeoutS, Yes, ask, confirmed, fail, print_json
+from ..tables import age, count, cut, print_table
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

@@ -13,8 +13,8 @@ import typer
 
 from asyncdp.errors import DataPlaneUnavailable
 
-from .attached import MISTAKE, Json, Yes, confirmed, fail, print_json
-from .tables import age, print_table, size
+from ..attached import MISTAKE, Json, Yes, confirmed, fail, print_json
+from ..tables import age, print_table, size
 
 __all__ = ["arena", "segments"]
 

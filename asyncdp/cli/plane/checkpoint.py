@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .attached import ConfigFile, Json, ask, fail, print_json
-from .tables import age, count, print_table, size
+from ..attached import ConfigFile, Json, ask, fail, print_json
+from ..tables import age, count, print_table, size
 
 if TYPE_CHECKING:
     from asyncdp.checkpoint import Summary

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, print_json
-from .tables import age, console, count, print_table, size
+from ..attached import ConfigFile, Json, TimeoutS, ask, print_json
+from ..tables import age, console, count, print_table, size
 
 if TYPE_CHECKING:
     from asyncdp.meta import HostStatus

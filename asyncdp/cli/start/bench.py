@@ -11,7 +11,7 @@ import typer
 
 import asyncdp
 
-from .attached import fail
+from ..attached import fail
 
 __all__ = ["bench"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .output_file import can_be_kept_private
+from ..output_file import can_be_kept_private
 from .serving import CannotServe, Serving, serve_host, serve_plane
 
 __all__ = ["serve"]

@@ -21,10 +21,10 @@ import typer
 from asyncdp import __version__
 from asyncdp.errors import DataPlaneError, DataPlaneUnsupported
 
+from ..attached import ConfigFile, Json, TimeoutS, print_json, read_config
+from ..tables import age, console, size
 from .arena import SHM, segments
-from .attached import ConfigFile, Json, TimeoutS, print_json, read_config
 from .config import checked
-from .tables import age, console, size
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, print_json
+from ..attached import ConfigFile, Json, TimeoutS, ask, print_json
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

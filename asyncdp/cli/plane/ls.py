@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .attached import ConfigFile, Json, TimeoutS, ask, print_json
-from .tables import age, count, print_table, size
+from ..attached import ConfigFile, Json, TimeoutS, ask, print_json
+from ..tables import age, count, print_table, size
 
 if TYPE_CHECKING:
     from asyncdp.client import Client

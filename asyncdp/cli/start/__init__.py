@@ -1,0 +1,1 @@
+"""Commands that start something: slot hosts and planes, the demo, benchmarks."""
