@@ -24,6 +24,7 @@ from asyncdp.process.private_mapping import mapping_at
 from asyncdp.rows.block import PICKLE, Block
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.host.recovery import recover_slots
+from asyncdp.transports.ucxx.slots import borrows
 from asyncdp.transports.ucxx.slots.arena import Arena
 from asyncdp.transports.ucxx.slots.header import Outcome, write_outcome
 from asyncdp.transports.ucxx.slots.slot import Grant
@@ -361,6 +362,20 @@ async def test_an_arena_that_is_removed_stays_for_its_readers(table: SlotTable, 
         assert isinstance((await lane.read([ref(grant)], borrow=True)).errors[0], StaleSlotError)
     finally:
         made.unlink()
+
+
+def test_a_lock_to_the_end_of_the_file_is_found_as_such(table: SlotTable) -> None:
+    """Another program may lock all of an arena: the system reports its length as 0."""
+    fd = os.open(f"/dev/shm/{table.arena.name}", os.O_RDONLY)
+    other = os.open(f"/dev/shm/{table.arena.name}", os.O_RDONLY)
+    try:
+        borrows.lock(other, 4096, 0)
+        first, size = borrows.locked_range(fd, 0, 1 << 20) or (0, 0)
+        assert (first, first + size) == (4096, sys.maxsize)
+        assert borrows.locked_range(fd, 0, 4096) is None
+    finally:
+        os.close(fd)
+        os.close(other)
 
 
 async def test_an_arena_that_is_removed_keeps_the_memory_of_borrowed_slots_only(table: SlotTable, lane: Lane) -> None:

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 from typing import Final
 
 __all__ = ["is_locked", "lock", "locked_range"]
@@ -44,4 +45,4 @@ def locked_range(fd: int, begin: int, size: int) -> tuple[int, int] | None:
             raise
         return None  # a system without such locks, on which nobody holds one
     kind, _, first, length, _ = _FLOCK.unpack(found)
-    return None if kind == fcntl.F_UNLCK else (first, length)
+    return None if kind == fcntl.F_UNLCK else (first, length or sys.maxsize - first)  # 0: to the end of the file
