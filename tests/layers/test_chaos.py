@@ -1,6 +1,8 @@
 """Everything at once: many tasks, many kinds of faults, cancels at random; what must hold whatever happens."""
 
 import random
+from collections.abc import Coroutine
+from typing import Any
 
 import anyio
 import pytest
@@ -51,33 +53,26 @@ class Writer:
     async def put(self, ids: list[str]) -> None:
         """Put a value that was never there before."""
         self.value += 1.0
-        value, before = self.value, {i: set(self.may[i]) for i in ids}
-        for i in ids:
-            self.may[i].add(value)
-        try:
-            await self.client.put_samples(ids, "p", {"x": torch.full((len(ids), 2), value)}, timeout_s=5.0)
-        except DataPlaneError as err:
-            if not err.ambiguous:
-                for i in ids:
-                    self.may[i] = before[i]
-            return
-        for i in ids:
-            self.may[i] = {value}
+        fields = {"x": torch.full((len(ids), 2), self.value)}
+        await self._change(ids, self.value, self.client.put_samples(ids, "p", fields, timeout_s=5.0))
 
     async def clear(self, ids: list[str]) -> None:
         """Clear."""
+        await self._change(ids, None, self.client.clear_samples(ids, "p", timeout_s=5.0))
+
+    async def _change(self, ids: list[str], value: float | None, call: Coroutine[Any, Any, object]) -> None:
+        """Make a call after which the rows have a value, None: are gone; where it fails, they may have it."""
         before = {i: set(self.may[i]) for i in ids}
         for i in ids:
-            self.may[i].add(None)
+            self.may[i].add(value)
         try:
-            await self.client.clear_samples(ids, "p", timeout_s=5.0)
+            await call
         except DataPlaneError as err:
             if not err.ambiguous:
-                for i in ids:
-                    self.may[i] = before[i]
+                self.may.update(before)
             return
         for i in ids:
-            self.may[i] = {None}
+            self.may[i] = {value}
 
     async def get(self, ids: list[str]) -> None:
         """Read, and compare each row with what may be there; what is seen is what is there."""

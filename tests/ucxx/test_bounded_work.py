@@ -5,6 +5,7 @@ import struct
 import sys
 import threading
 import zlib
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -60,6 +61,28 @@ pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
 
 
+class Turns:
+    """How often the event loop ran."""
+
+    count = 0
+
+    async def run(self) -> None:
+        """Count until cancelled."""
+        while True:
+            self.count += 1
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
+    """The turns of the event loop, of which long work of a host takes one for each of its steps."""
+    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
+    counted = Turns()
+    beside = asyncio.ensure_future(counted.run())
+    yield counted
+    beside.cancel()
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -78,37 +101,25 @@ async def test_requests_that_would_cost_too_much_are_not_even_decoded(message: A
         unpack_body(pack_frame(message)[12:])
 
 
-async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(turns: Turns) -> None:
     """A4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
-    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     async with hosted(arena_bytes=64 << 20) as host:
         here = ref_of(host.report())
-        turns = 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
         with pool_of() as pool:
             async with pool.use(LOCAL, here.ports[0]) as connection:
                 (ref,) = await put_over(connection, here, "op", rows(1))
-            beside = asyncio.ensure_future(others())
             request = Read([("a",)], [SlotRows(ref.slot, ref.generation, 0, 0, 1)] * MOST_REFS, 1, here.epoch)
-            before = turns
+            before = turns.count
             with await host.service.read(request) as (reply, _):
                 assert reply.parts
-            assert turns - before >= MOST_REFS
-            before = turns
+            assert turns.count - before >= MOST_REFS
+            before = turns.count
             assert await host.service.drop(Drop([()], request.refs, here.epoch)) >= 1
-            assert turns - before >= MOST_REFS
-            beside.cancel()
+            assert turns.count - before >= MOST_REFS
 
 
-async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(turns: Turns) -> None:
     """A4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
-    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     async with hosted(arena_bytes=64 << 20, unit_bytes=4096, rows_per_slot=1) as host:
         service, epoch = host.service, host.arena.epoch
         free = service.table.free_bytes
@@ -116,18 +127,9 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(monkey
         def asks(op_id: str, count: int) -> Reserve:
             return Reserve(op_id, ("a",), [8] * count, 0, 60.0, 0.0, False, epoch)  # noqa: FBT003 - a message
 
-        ran = 0
-
-        async def others() -> None:
-            nonlocal ran
-            while True:
-                ran += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.ensure_future(others())
+        before = turns.count
         assert len(await service.reserve(asks("many", 4000), None)) == 4000
-        assert ran >= 4000
-        beside.cancel()
+        assert turns.count - before >= 4000
         with pytest.raises(DataPlaneNotReady):
             await service.reserve(asks("too many", 20_000), None)
         giving = asyncio.ensure_future(service.reserve(asks("given up", 4000), None))
@@ -156,61 +158,42 @@ class _NotWalked(dict[int, Any]):
     __iter__ = keys = values = items = _walk
 
 
-async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(turns: Turns) -> None:
     """A4: facts are counted as slots change; a put of many slots is reserved again and aborted with turns."""
-    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     async with hosted(arena_bytes=16 << 20, unit_bytes=4096, rows_per_slot=1) as host:
-        service, table, turns = host.service, host.service.table, 0
+        service, table = host.service, host.service.table
         every = Reserve("many", ("a",), [8] * 3000, 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
         one = msgspec.structs.replace(every, sizes=[8], first_row=7)
         granted = await service.reserve(every, None)
         table.slots = _NotWalked(table.slots)
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.ensure_future(others())
         assert service.facts()["writing"] == host.report().slots["writing"] == 3000
-        before = turns
+        before = turns.count
         assert await service.reserve(one, None) == [granted[7]]
-        assert turns - before >= 3000
-        before = turns
+        assert turns.count - before >= 3000
+        before = turns.count
         assert await service.reserve(every, None) == granted
-        assert turns - before >= 3000
-        before = turns
+        assert turns.count - before >= 3000
+        before = turns.count
         assert await service.abort(Abort("many", idle=True), None) == 0
-        assert turns - before >= 3 * 3000
-        beside.cancel()
+        assert turns.count - before >= 3 * 3000
         assert service.facts()["writing"] == 0
         table.slots = dict.copy(table.slots)
 
 
-async def test_the_oldest_rows_are_looked_for_with_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_oldest_rows_are_looked_for_with_turns(turns: Turns) -> None:
     """A4: a put that overwrites thousands of slots looks at them one by one; one that is read meanwhile is kept."""
-    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     keys: Any = {"arena_bytes": 4 << 20, "unit_bytes": 4096, "on_full": "overwrite_oldest"}
     async with hosted(**keys) as host:
-        table, turns = host.service.table, 0
+        table = host.service.table
         old = [put(table, f"old{number}", rows(1))[0] for number in range(1024)]
         assert table.free_bytes == 0
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.ensure_future(others())
         wide = Reserve("wide", ("a",), [1 << 20], 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
+        before = turns.count
         reserving = asyncio.ensure_future(host.service.reserve(wide, None))
         await asyncio.sleep(0)
         attempt = table.begin_read(old[0].slot, old[0].generation, ("a",), [0])
         await asyncio.gather(reserving, return_exceptions=True)
-        beside.cancel()
-        assert turns >= (1 << 20) // 4096
+        assert turns.count - before >= (1 << 20) // 4096
         assert table.find(old[0].slot, old[0].generation) is not None
         assert table.cleared(attempt, ("a",), [0]) is None  # type: ignore[arg-type]
         assert table.finish_read(attempt)  # type: ignore[arg-type]
@@ -362,28 +345,20 @@ async def test_rows_named_one_by_one_times_fields_are_bounded(monkeypatch: pytes
                 assert [code for _, code, _, _ in reply.errors] == told
 
 
-async def test_a_drop_of_many_cells_takes_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drop_of_many_cells_takes_turns(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: rows named again and again, and wide slots: in steps of bounded work; the right cells die, once each."""
     from asyncdp.transports.ucxx.slots import slot as slots
 
-    monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
     monkeypatch.setattr(slots, "_CELLS_AT_ONCE", 100)
     monkeypatch.setattr(slots, "_NAMED_AT_ONCE", 50)
     async with hosted() as host:
         ref, epoch = await _ragged(host, [1] * 40, fields=20), host.arena.epoch
-        held, turns = host.service.table.find(ref.slot, ref.generation), 0
+        held = host.service.table.find(ref.slot, ref.generation)
         assert held is not None
-
-        async def others() -> None:
-            nonlocal turns
-            while True:
-                turns += 1
-                await asyncio.sleep(0)
-
-        beside = asyncio.ensure_future(others())
         picked = SlotRows(ref.slot, ref.generation, 0, 0, 0, [3, 39, 1 << 39] * 200)
+        before = turns.count
         assert await host.service.drop(Drop([("f1", "f7", "none")], [picked], epoch)) == 1
-        assert turns >= 600 // 50 + 40 // 5
+        assert turns.count - before >= 600 // 50 + 40 // 5
         live = held.live(host.arena)
         assert live.sum() == 800 - 4
         assert not live[[3, 3, 39, 39], [1, 7, 1, 7]].any()
@@ -395,7 +370,6 @@ async def test_a_drop_of_many_cells_takes_turns(monkeypatch: pytest.MonkeyPatch)
         both = [SlotRows(ref.slot, ref.generation, 0, 0, 40)] * 2
         drops = [asyncio.ensure_future(host.service.drop(Drop([()], both, epoch))) for _ in range(3)]
         assert sum(await asyncio.gather(*drops)) >= 1
-        beside.cancel()
         assert host.service.table.counts()["ready"] == 0
         assert host.service.table.free_bytes == host.arena.units * host.arena.unit_bytes
 

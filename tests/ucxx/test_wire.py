@@ -3,7 +3,8 @@ import contextlib
 import os
 import pickle
 import random
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,6 +33,7 @@ from asyncdp.errors import (
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import connection as connections
 from asyncdp.transports.ucxx.client.connection import Connection
+from asyncdp.transports.ucxx.client.connection_pool import Pool
 from asyncdp.transports.ucxx.host import session as session_module
 from asyncdp.transports.ucxx.host.registration import HostReport, NoDirectory
 from asyncdp.transports.ucxx.host.session import Session
@@ -463,8 +465,9 @@ async def test_connections_of_a_burst_are_closed_once_they_idled_for_long() -> N
             assert pool.idle == 2
 
 
-async def test_a_cancelled_request_spends_its_connection() -> None:
-    """T2: the next request gets its own reply, on another connection."""
+@asynccontextmanager
+async def one_that_waits() -> AsyncIterator[tuple[HostRef, Pool, asyncio.Task[None]]]:
+    """Yield a full host, clients of it, and a task that waits until the host has space."""
     async with hosted(on_full="wait", drain_s=0.2) as host:
         here = ref_of(host.report())
         with pool_of() as pool:
@@ -478,12 +481,18 @@ async def test_a_cancelled_request_spends_its_connection() -> None:
 
             task = asyncio.ensure_future(waits())
             await asyncio.sleep(0.05)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert pool.idle == 0
-            async with pool.use("127.0.0.1", here.ports[0]) as connection:
-                assert (await connection.ask())["writing"] == 2
+            yield here, pool, task
+
+
+async def test_a_cancelled_request_spends_its_connection() -> None:
+    """T2: the next request gets its own reply, on another connection."""
+    async with one_that_waits() as (here, pool, task):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pool.idle == 0
+        async with pool.use("127.0.0.1", here.ports[0]) as connection:
+            assert (await connection.ask())["writing"] == 2
 
 
 async def test_all_places_are_usable_after_many_cancels() -> None:
@@ -510,27 +519,15 @@ async def test_all_places_are_usable_after_many_cancels() -> None:
 
 async def test_a_pool_that_is_closed_under_a_call_says_so() -> None:
     """X2: who waits gets a clean error at once, and so does who comes later."""
-    async with hosted(on_full="wait", drain_s=0.2) as host:
-        here = ref_of(host.report())
-        with pool_of() as pool:
-            async with pool.use("127.0.0.1", here.ports[0]) as connection:
-                for op in "ab":
-                    await connection.reserve(here, op, ("a",), [3 << 20], 0, ttl_s=60, wait_s=0, lane=False)
-
-            async def waits() -> None:
-                async with pool.use("127.0.0.1", here.ports[0]) as mine:
-                    await mine.reserve(here, "c", ("a",), [3 << 20], 0, ttl_s=60, wait_s=9, lane=False)
-
-            task = asyncio.ensure_future(waits())
-            await asyncio.sleep(0.05)
-            pool.close()
-            pool.close()
-            async with asyncio.timeout(60):
-                (err,) = await asyncio.gather(task, return_exceptions=True)
-            assert type(err) is DataPlaneClosed
-            with pytest.raises(DataPlaneClosed):
-                async with pool.use("127.0.0.1", here.ports[0]):
-                    pass
+    async with one_that_waits() as (here, pool, task):
+        pool.close()
+        pool.close()
+        async with asyncio.timeout(60):
+            (err,) = await asyncio.gather(task, return_exceptions=True)
+        assert type(err) is DataPlaneClosed
+        with pytest.raises(DataPlaneClosed):
+            async with pool.use("127.0.0.1", here.ports[0]):
+                pass
 
 
 async def test_nobody_there_is_unavailable_at_once() -> None:
