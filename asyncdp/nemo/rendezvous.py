@@ -168,7 +168,7 @@ def _records(plane: Plane) -> list[tuple[int, str]]:
 def _of_ancestor(records: list[tuple[int, str]]) -> list[str]:
     """Return the addresses that the nearest ancestor of this process announced."""
     pid = os.getpid()
-    while pid > 1:
+    while pid:  # a driver may be the first process of its container
         if mine := [address for owner, address in records if owner == pid]:
             return mine
         try:

@@ -85,6 +85,13 @@ def test_a_driver_is_found_by_itself_and_its_descendants(drivers: Any) -> None:
     assert find(UCXX) == "redis://other"
 
 
+def test_the_first_process_of_a_container_is_a_driver_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the pid 1, and no parent."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    assert rendezvous._of_ancestor([(2, "redis://other"), (1, "redis://mine")]) == ["redis://mine"]
+    assert rendezvous._of_ancestor([(2, "redis://other")]) == []
+
+
 def test_strangers_find_the_only_plane_of_the_machine(drivers: Any, folder: Path) -> None:
     """Of two, none is guessed; one whose process was killed does not count, and its record is removed."""
     drivers("redis://one")
