@@ -61,7 +61,7 @@ pytestmark = pytest.mark.anyio
 LOCAL = "127.0.0.1"
 
 
-class Turns:
+class LoopRuns:
     """How often the event loop ran."""
 
     count = 0
@@ -74,10 +74,10 @@ class Turns:
 
 
 @pytest.fixture
-async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
-    """The turns of the event loop, of which long work of a host takes one for each of its steps."""
+async def loop(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LoopRuns]:
+    """How often the event loop has run; long work of a host lets it run after each of its steps."""
     monkeypatch.setattr(time_slices, "SLICE_S", 0.0)
-    counted = Turns()
+    counted = LoopRuns()
     beside = asyncio.ensure_future(counted.run())
     yield counted
     beside.cancel()
@@ -101,7 +101,7 @@ async def test_requests_that_would_cost_too_much_are_not_even_decoded(message: A
         unpack_body(pack_frame(message)[12:])
 
 
-async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(turns: Turns) -> None:
+async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(loop: LoopRuns) -> None:
     """A4: other sessions have their turn meanwhile: the loop ran again and again while all refs were looked at."""
     async with hosted(arena_bytes=64 << 20) as host:
         here = ref_of(host.report())
@@ -109,16 +109,16 @@ async def test_a_read_of_as_many_refs_as_may_be_does_not_hold_up_the_loop(turns:
             async with pool.use(LOCAL, here.ports[0]) as connection:
                 (ref,) = await put_over(connection, here, "op", rows(1))
             request = Read([("a",)], [SlotRows(ref.slot, ref.generation, 0, 0, 1)] * MOST_REFS, 1, here.epoch)
-            before = turns.count
+            before = loop.count
             with await host.service.read(request) as (reply, _):
                 assert reply.parts
-            assert turns.count - before >= MOST_REFS
-            before = turns.count
+            assert loop.count - before >= MOST_REFS
+            before = loop.count
             assert await host.service.drop(Drop([()], request.refs, here.epoch)) >= 1
-            assert turns.count - before >= MOST_REFS
+            assert loop.count - before >= MOST_REFS
 
 
-async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(turns: Turns) -> None:
+async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(loop: LoopRuns) -> None:
     """A4: slot by slot, with turns; given up meanwhile, or without space for all, nothing stays reserved."""
     async with hosted(arena_bytes=64 << 20, unit_bytes=4096, rows_per_slot=1) as host:
         service, epoch = host.service, host.arena.epoch
@@ -127,9 +127,9 @@ async def test_a_reserve_of_many_slots_takes_turns_and_is_whole_or_absent(turns:
         def asks(op_id: str, count: int) -> Reserve:
             return Reserve(op_id, ("a",), [8] * count, 0, 60.0, 0.0, False, epoch)  # noqa: FBT003 - a message
 
-        before = turns.count
+        before = loop.count
         assert len(await service.reserve(asks("many", 4000), None)) == 4000
-        assert turns.count - before >= 4000
+        assert loop.count - before >= 4000
         with pytest.raises(DataPlaneNotReady):
             await service.reserve(asks("too many", 20_000), None)
         giving = asyncio.ensure_future(service.reserve(asks("given up", 4000), None))
@@ -158,7 +158,7 @@ class _NotWalked(dict[int, Any]):
     __iter__ = keys = values = items = _walk
 
 
-async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(turns: Turns) -> None:
+async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(loop: LoopRuns) -> None:
     """A4: facts are counted as slots change; a put of many slots is reserved again and aborted with turns."""
     async with hosted(arena_bytes=16 << 20, unit_bytes=4096, rows_per_slot=1) as host:
         service, table = host.service, host.service.table
@@ -167,20 +167,20 @@ async def test_no_request_walks_all_slots_nor_those_of_a_put_in_one_go(turns: Tu
         granted = await service.reserve(every, None)
         table.slots = _NotWalked(table.slots)
         assert service.facts()["writing"] == host.report().slots["writing"] == 3000
-        before = turns.count
+        before = loop.count
         assert await service.reserve(one, None) == [granted[7]]
-        assert turns.count - before >= 3000
-        before = turns.count
+        assert loop.count - before >= 3000
+        before = loop.count
         assert await service.reserve(every, None) == granted
-        assert turns.count - before >= 3000
-        before = turns.count
+        assert loop.count - before >= 3000
+        before = loop.count
         assert await service.abort(Abort("many", idle=True), None) == 0
-        assert turns.count - before >= 3 * 3000
+        assert loop.count - before >= 3 * 3000
         assert service.facts()["writing"] == 0
         table.slots = dict.copy(table.slots)
 
 
-async def test_the_oldest_rows_are_looked_for_with_turns(turns: Turns) -> None:
+async def test_the_oldest_rows_are_looked_for_with_turns(loop: LoopRuns) -> None:
     """A4: a put that overwrites thousands of slots looks at them one by one; one that is read meanwhile is kept."""
     keys: Any = {"arena_bytes": 4 << 20, "unit_bytes": 4096, "on_full": "overwrite_oldest"}
     async with hosted(**keys) as host:
@@ -188,12 +188,12 @@ async def test_the_oldest_rows_are_looked_for_with_turns(turns: Turns) -> None:
         old = [put(table, f"old{number}", rows(1))[0] for number in range(1024)]
         assert table.free_bytes == 0
         wide = Reserve("wide", ("a",), [1 << 20], 0, 60.0, 0.0, False, host.arena.epoch)  # noqa: FBT003 - a message
-        before = turns.count
+        before = loop.count
         reserving = asyncio.ensure_future(host.service.reserve(wide, None))
         await asyncio.sleep(0)
         attempt = table.begin_read(old[0].slot, old[0].generation, ("a",), [0])
         await asyncio.gather(reserving, return_exceptions=True)
-        assert turns.count - before >= (1 << 20) // 4096
+        assert loop.count - before >= (1 << 20) // 4096
         assert table.find(old[0].slot, old[0].generation) is not None
         assert table.cleared(attempt, ("a",), [0]) is None  # type: ignore[arg-type]
         assert table.finish_read(attempt)  # type: ignore[arg-type]
@@ -345,7 +345,7 @@ async def test_rows_named_one_by_one_times_fields_are_bounded(monkeypatch: pytes
                 assert [code for _, code, _, _ in reply.errors] == told
 
 
-async def test_a_drop_of_many_cells_takes_turns(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_drop_of_many_cells_takes_turns(loop: LoopRuns, monkeypatch: pytest.MonkeyPatch) -> None:
     """A4: rows named again and again, and wide slots: in steps of bounded work; the right cells die, once each."""
     from asyncdp.transports.ucxx.slots import slot as slots
 
@@ -356,9 +356,9 @@ async def test_a_drop_of_many_cells_takes_turns(turns: Turns, monkeypatch: pytes
         held = host.service.table.find(ref.slot, ref.generation)
         assert held is not None
         picked = SlotRows(ref.slot, ref.generation, 0, 0, 0, [3, 39, 1 << 39] * 200)
-        before = turns.count
+        before = loop.count
         assert await host.service.drop(Drop([("f1", "f7", "none")], [picked], epoch)) == 1
-        assert turns.count - before >= 600 // 50 + 40 // 5
+        assert loop.count - before >= 600 // 50 + 40 // 5
         live = held.live(host.arena)
         assert live.sum() == 800 - 4
         assert not live[[3, 3, 39, 39], [1, 7, 1, 7]].any()
