@@ -12,11 +12,15 @@ from typing import Any
 import numpy as np
 
 from asyncdp.transports.ucxx.wire.chunks import post_receives, send_all, wait_all
-from asyncdp.transports.ucxx.wire.engine import Engine
+from asyncdp.transports.ucxx.wire.engine import MESSAGE_BYTES, Engine
 
 __all__ = ["raw_peer"]
 
 SIZE, PAYLOAD, ACK = 1, 1000, 2
+
+
+def _messages(buffer: Any) -> list[Any]:
+    return [buffer[begin : begin + MESSAGE_BYTES] for begin in range(0, len(buffer), MESSAGE_BYTES)]
 
 
 class RawPeer:
@@ -35,7 +39,7 @@ class RawPeer:
         ack = engine.receive(endpoint, ACK, np.zeros(8, np.uint8))
         await engine.send(endpoint, SIZE, np.frombuffer(np.int64(nbytes).tobytes(), np.uint8)).wait()
         if nbytes:
-            await send_all(engine, endpoint, PAYLOAD, [buffer])
+            await send_all(engine, endpoint, PAYLOAD, _messages(buffer))
         await ack.wait()
 
     async def receive(self, nbytes: int) -> None:
@@ -83,7 +87,7 @@ async def serve() -> None:
         if nbytes:
             buffer = buffers.setdefault(abs(nbytes), np.zeros(abs(nbytes), np.uint8))
         if nbytes < 0:
-            await send_all(engine, endpoint, PAYLOAD, [buffer])
+            await send_all(engine, endpoint, PAYLOAD, _messages(buffer))
             continue
         if nbytes:
             await wait_all(post_receives(engine, endpoint, PAYLOAD, [buffer]))

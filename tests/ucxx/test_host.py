@@ -1,14 +1,20 @@
 import asyncio
+import itertools
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable, StaleSlotError
+from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable, StaleSlotError
 from asyncdp.rows.block import Block
 from asyncdp.testing.contract.rig import until
+from asyncdp.transports.ucxx.client import connection
 from asyncdp.transports.ucxx.host.registration import HostReport
+from asyncdp.transports.ucxx.payload.layout import Layout
 from asyncdp.transports.ucxx.wire.engine import Engine
 from tests.ucxx.clients import LOCAL, client, get, put, value
 from tests.ucxx.hosts import hosted, needs_ucx, ref_of
@@ -54,6 +60,29 @@ async def test_slots_of_all_sizes_in_one_put() -> None:
                 back = await get(pool, here, refs)
                 assert torch.equal(value(back), torch.cat(parts))
                 assert back.row_nbytes().tolist() == [4 * length for length in lengths]
+
+
+async def test_a_damaged_payload_is_told_once_all_are_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    """P1: a part of the first of several messages is none: an error, no slot is READY, and all can be freed."""
+    real = connection.segments_of
+    count = itertools.count()
+
+    def segments_of(part: Block, layout: Layout) -> Iterator[Any]:
+        return real(part, layout) if next(count) != 1 else iter([np.zeros(layout.nbytes, np.uint8)])
+
+    monkeypatch.setattr(connection, "segments_of", segments_of)
+    async with hosted(ucx=True, arena_bytes=64 << 20, rows_per_slot=1) as host:
+        here, table = ref_of(host.report()), host.service.table
+        async with client() as pool:
+            with pytest.raises(CorruptPayload):
+                await put(pool, here, "op", rows(32, 1 << 16, 1.0))
+            assert table.counts()["ready"] == 0
+            assert table.counts()["writing"] == 32
+            async with pool.use(LOCAL, here.ports[0]) as again:
+                assert await again.abort("op", idle=False) == 0
+            assert not table.slots
+            refs = await put(pool, here, "other", rows(32, 1 << 16, 2.0))
+            assert (value(await get(pool, here, refs)) == 2.0).all()
 
 
 async def test_a_cancelled_read_harms_nobody() -> None:

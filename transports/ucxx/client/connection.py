@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import numpy as np
@@ -25,11 +26,12 @@ from asyncdp.errors import (
     DataPlaneUnsupported,
 )
 
-from ..payload.blocks import block_of, layout_of, pack, rows_of
-from ..payload.cooperative_copy import copy_cooperatively, memory_for
-from ..payload.payload import Payload
+from ..payload.blocks import block_of, layouts_of, rows_of, segments_of
+from ..payload.cooperative_copy import memory_for
+from ..payload.layout import spans
+from ..payload.payload import Payload, messages_of
 from ..slots.writer_process import this_machine, this_process
-from ..wire.chunks import REPLY_BYTES, batches, post_receives, send_all, wait_all
+from ..wire.chunks import REPLY_BYTES, messages_of_write, post_receives, send_all, wait_all
 from ..wire.control import Control
 from ..wire.failures import restore
 from ..wire.handshake import Secret, UnprovedError, authenticate
@@ -78,6 +80,8 @@ __all__ = ["Connection", "Dropped"]
 
 #: Largest total payload of one reply, in bytes; a host splits larger replies.
 MAX_REPLY_BYTES: Final = 1 << 34
+#: Most bytes of a write that are copied before the event loop runs.
+_COPIED_AT_ONCE: Final = 4 << 20
 Dropped = tuple[int, int, Sequence[int], tuple[str, ...]]
 
 
@@ -335,31 +339,27 @@ class Connection:
             row = stop
 
     async def _write(self, host: HostRef, op_id: str, refs: Sequence[SlotRef], block: Block, *, checksum: bool) -> None:
-        parts, first = [], 0
-        for ref in refs:
-            parts.append(rows_of(block, first, first + len(ref.rows)))
-            first += len(ref.rows)
-        layouts = [layout_of(part) for part in parts]
-        messages, payloads = [], []
-        for begin, stop in batches([layout.nbytes for layout in layouts]):
-            whole, at = self._buffers.empty(sum(layout.nbytes for layout in layouts[begin:stop])), 0
-            for part, layout in zip(parts[begin:stop], layouts[begin:stop], strict=True):
-                out = whole[at : at + layout.nbytes]
-                await copy_cooperatively(pack(part, layout, out))
-                payloads.append(out)
-                at += layout.nbytes
-            messages.append(whole)
-        slots = [(ref.slot, ref.generation, layout.nbytes) for ref, layout in zip(refs, layouts, strict=True)]
-        sums = [Payload.read(data).checksum() for data in payloads] if checksum else None
-        if sum(map(len, messages)) <= self.welcome.inline_bytes:
-            inline = b"".join(data.tobytes() for data in messages)
+        counts = [len(ref.rows) for ref in refs]
+        layouts = layouts_of(block, counts)
+        sizes = [layout.nbytes for layout in layouts]
+        slots = [(ref.slot, ref.generation, size) for ref, size in zip(refs, sizes, strict=True)]
+        sums = [block.checksum(range(first, stop)) for first, stop in spans(counts)] if checksum else None
+        parts = (rows_of(block, first, stop) for first, stop in spans(counts))
+        segments = chain.from_iterable(map(segments_of, parts, layouts))
+        if sum(sizes) <= self.welcome.inline_bytes:
+            inline = b"".join(segment.data for segment in segments)
             await self._ask(Write(op_id, slots, host.epoch, sums, inline), Written)
             return
         engine, endpoint = await self._tied()
-        ready = await self._ask(Write(op_id, slots, host.epoch, sums), Ready | Written)
+        lengths, later = messages_of_write(sizes)
+        messages = messages_of(segments, lengths, self._buffers.empty, _COPIED_AT_ONCE)
+        await self._control.send(Write(op_id, slots, host.epoch, sums))
+        first_message = next(messages)  # made while the host makes ready
+        ready = await self._reply(Ready | Written)
         if isinstance(ready, Written):
             return  # an earlier attempt has written them; only its reply was lost
-        await send_all(engine, endpoint, ready.tag, messages, lambda: self._reply(More))
+        messages = chain((first_message,), messages)
+        await send_all(engine, endpoint, ready.tag, messages, lambda: self._reply(More), later)
         await self._reply(Written)
 
     async def abort(self, op_id: str, *, idle: bool) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from ..wire.chunks import AHEAD, batches, post_receives, wait_all
+from ..wire.chunks import AHEAD, batches, lengths_of, pieces_of, wait_all
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -57,17 +57,22 @@ class Incoming:
         first, stop = self._left.popleft()
         parts = self._places[first:stop]
         joined = None if len(parts) == 1 else self._buffers.empty(sum(map(len, parts)))
-        operations = post_receives(self._engine, self._endpoint, self._tag, parts if joined is None else [joined])
+        pieces = pieces_of(parts[0], lengths_of(len(parts[0]))) if joined is None else [joined]
+        operations = [self._engine.receive(self._endpoint, tag, piece) for tag, piece in enumerate(pieces, self._tag)]
         self._tag += len(operations)
         self.operations += operations
         self._under_way.append((operations, parts, joined))
 
-    async def receive(self, more: Callable[[], Awaitable[object]]) -> None:
+    async def receive(
+        self, more: Callable[[], Awaitable[object]], done: Callable[[int, int], Awaitable[object]]
+    ) -> None:
         """Wait until all payloads are in their slots; raise the first error.
 
         Args:
             more: Called each time that a further receive was posted; it tells the client to send the next message.
+            done: Called with the range of the payloads that are in their slots, while later ones are on the way.
         """
+        arrived = 0
         while self._under_way:
             operations, parts, joined = self._under_way.popleft()
             await wait_all(operations)
@@ -79,3 +84,5 @@ class Incoming:
                 for part in parts:
                     part[:] = joined[begin : begin + len(part)]
                     begin += len(part)
+            await done(arrived, arrived + len(parts))
+            arrived += len(parts)

@@ -263,8 +263,7 @@ class Service:
         self._own(request.epoch)
         if not request.slots:
             raise DataPlaneBadRequest("a write of no slots writes nothing")
-        done = [self.table.is_written(number, generation, request.op_id) for number, generation, _ in request.slots]
-        return all(done)
+        return all(self.table.is_written(number, generation, request.op_id) for number, generation, _ in request.slots)
 
     def begin_write(self, request: Write) -> list[tuple[Slot, Bytes]]:
         """Return the slots and the memory for each payload; mark the slots as receiving."""
@@ -284,19 +283,25 @@ class Service:
             slot.receiving, slot.size = True, len(place)
         return places
 
-    async def finish_write(self, request: Write, places: Sequence[tuple[Slot, Bytes]]) -> None:
-        """End the receive and make the slots READY; raise where a payload is damaged or a slot was given up."""
+    async def verify(self, request: Write, places: Sequence[tuple[Slot, Bytes]], first: int, stop: int) -> None:
+        """Look whether the payloads ``first`` to ``stop``, which were received, are whole.
+
+        Raises:
+            CorruptPayload: One is damaged, or not what its slot was reserved for.
+        """
         sums, work = request.checksums, self.turns.begin()
-        try:
-            for at, (slot, _) in enumerate(places):  # all are verified before any is READY: a put is whole or absent
-                if work.over:
-                    await work.next()
-                payload = self.table.look(slot)
-                if sums is not None and sums[at] != await _sum(payload):
-                    self.table.unlook(slot)
-                    raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
-        finally:
-            self.release(places)
+        for at in range(first, stop):
+            if work.over:
+                await work.next()
+            slot = places[at][0]
+            payload = self.table.look(slot)
+            if sums is not None and sums[at] != await _sum(payload):
+                self.table.unlook(slot)
+                raise CorruptPayload(f"the payload for slot {slot.number} does not match its checksum")
+
+    def finish_write(self, places: Sequence[tuple[Slot, Bytes]]) -> None:
+        """End the receive and make the slots READY, whose payloads are verified; raise where one was given up."""
+        self.release(places)
         for slot, _ in places:
             if self.table.find(slot.number, slot.generation) is None or not self.table.seal(slot, self.clock()):
                 raise StaleSlotError(f"slot {slot.number} was given up while it was written")
@@ -317,7 +322,12 @@ class Service:
         for _, out in places:
             out[:] = data[begin : begin + len(out)]
             begin += len(out)
-        await self.finish_write(request, places)
+        try:
+            await self.verify(request, places, 0, len(places))
+        except BaseException:
+            self.release(places)
+            raise
+        self.finish_write(places)
 
     async def abort(self, request: Abort, client: Process | None) -> int:
         """Free the slots that a put reserved and has not published; return how many stay occupied for now."""

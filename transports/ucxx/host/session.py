@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import structlog
 from msgspec.structs import replace
 
-from asyncdp.errors import DataPlaneError, DataPlaneUnavailable
+from asyncdp.errors import CorruptPayload, DataPlaneError, DataPlaneUnavailable
 
 from ..slots.writer_process import Machine, Process, holds_socket, this_machine
 from ..wire.chunks import send_messages
@@ -340,17 +340,29 @@ class Session:
         engine, endpoint = self._over_ucx()
         places = service.begin_write(request)
         incoming: Incoming | None = None
+        corrupt: CorruptPayload | None = None
+
+        async def verify(first: int, stop: int) -> None:
+            nonlocal corrupt
+            try:
+                await service.verify(request, places, first, stop)
+            except CorruptPayload as err:  # the client is told once it has sent all
+                corrupt = corrupt or err
+
         try:
             tag = engine.next_tag()
             incoming = Incoming(engine, endpoint, tag, [data for _, data in places], service.buffers)
             await self.control.send(Ready(tag))
-            await incoming.receive(lambda: self.control.send(More()))
+            await incoming.receive(lambda: self.control.send(More()), verify)
         except BaseException:
             # UCX may still be writing into the slots, so they are released only when its operations have ended.
             self._abandon()
             _when_ended([] if incoming is None else incoming.operations, lambda: service.release(places))
             raise
-        await service.finish_write(request, places)
+        if corrupt is not None:
+            service.release(places)
+            raise corrupt
+        service.finish_write(places)
         return Written()
 
 

@@ -25,6 +25,7 @@ from .layout import (
     ColumnMeta,
     Layout,
     dense_of,
+    spans,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["block_of", "layout_of", "pack", "packed", "rows_of"]
+__all__ = ["block_of", "layout_of", "layouts_of", "pack", "packed", "rows_of", "segments_of"]
 
 
 def layout_of(block: Block) -> Layout:
@@ -61,6 +62,18 @@ def layout_of(block: Block) -> Layout:
     layout = Layout.make(block.n, metas, offsets)
     layout.refuse_unreadable()
     return layout
+
+
+def layouts_of(block: Block, counts: Sequence[int]) -> list[Layout]:
+    """Return the layouts of the payloads that hold so many rows of a block each, one after the other.
+
+    Raises:
+        DataPlaneBadRequest: As :func:`layout_of`.
+    """
+    if all(isinstance(column, Dense) for column in block.columns.values()):
+        known = {count: layout_of(rows_of(block, 0, count)) for count in set(counts)}
+        return [known[count] for count in counts]
+    return [layout_of(rows_of(block, first, stop)) for first, stop in spans(counts)]
 
 
 def _meta_of(name: str, column: Column) -> ColumnMeta:
@@ -105,6 +118,33 @@ def pack(block: Block, layout: Layout, out: Bytes) -> Iterator[int]:
             yield size
         elif size:
             yield from _copy(column, meta, out[at : at + size])
+
+
+def segments_of(block: Block, layout: Layout) -> Iterator[Bytes]:
+    """Return the bytes of a block's payload, in order, in pieces as they lie; only strided tensors are copied."""
+    yield np.frombuffer(layout.head(), np.uint8)
+    gaps = dict(layout.gaps())
+    for column, at, size in zip(block.columns.values(), layout.data_at, layout.data_bytes, strict=True):
+        if size:
+            yield from _segments(column, size)
+        if at + size in gaps:
+            yield np.zeros(gaps[at + size] - at - size, np.uint8)
+
+
+def _segments(column: Column, size: int) -> Iterator[Bytes]:
+    """Return the bytes of the rows of one column."""
+    if isinstance(column, Objects):
+        yield np.frombuffer(b"".join(column.items), np.uint8)
+        return
+    assert isinstance(column, (Dense, Ragged))  # noqa: S101 - the layout was made from it
+    values = column.values
+    if values.is_contiguous():
+        yield _flat(values)
+        return
+    steps = values.shape[0]
+    step = max(1, payloads.PIECE_BYTES * steps // size)
+    for begin in range(0, steps, step):
+        yield _flat(values[begin : begin + step].contiguous())
 
 
 def rows_of(block: Block, first: int, stop: int) -> Block:

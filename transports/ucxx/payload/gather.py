@@ -16,7 +16,7 @@ from asyncdp.errors import CorruptPayload
 from asyncdp.rows.offsets import offsets_of
 
 from .layout import ColumnMeta, Layout, spans
-from .payload import PIECE_BYTES, Payload, copy_pieces
+from .payload import PIECE_BYTES, Payload, copy_pieces, messages_of
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -125,30 +125,10 @@ class Gather:
         return [len(pick.rows) for pick in self.picks]
 
     def messages(self, size: int, take: Callable[[int], Bytes], copied: int) -> Iterator[Bytes | None]:
-        """Return the payload as messages of ``size`` bytes, the last one shorter, as a generator.
-
-        A message that lies in one selection as a whole is a view of it. Others are copied, into arrays that ``take``
-        returns; None is yielded after each ``copied`` bytes of them.
-        """
-        left, message, at = self.layout.nbytes, None, 0
-        for segment in self._segments():
-            begin = 0
-            while begin < len(segment):
-                whole = min(size, left)
-                if not at and len(segment) - begin >= whole and segment.flags.writeable:
-                    yield segment[begin : begin + whole]
-                    begin, left = begin + whole, left - whole
-                    continue
-                if message is None:
-                    message = take(whole)
-                step = min(whole - at, len(segment) - begin, copied)
-                message[at : at + step] = segment[begin : begin + step]
-                begin, at = begin + step, at + step
-                if at == whole:
-                    yield message
-                    message, at, left = None, 0, left - whole
-                elif step == copied:
-                    yield None
+        """Return the payload as messages of ``size`` bytes, the last one shorter; as :func:`.payload.messages_of`."""
+        left = self.layout.nbytes
+        lengths = [min(size, left - begin) for begin in range(0, left, size)]
+        return messages_of(self._segments(), lengths, take, copied)
 
     def _segments(self) -> Iterator[Bytes]:
         """Return all bytes of the payload, in order, in pieces as they lie."""

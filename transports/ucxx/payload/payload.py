@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     Bytes = npt.NDArray[np.uint8]
 
-__all__ = ["PIECE_BYTES", "SUMMED_AT_ONCE", "Payload", "copy_pieces"]
+__all__ = ["PIECE_BYTES", "SUMMED_AT_ONCE", "Payload", "copy_pieces", "messages_of"]
 
 #: Largest single copy in bytes: 3-5 ms. Larger copies are also slower per byte (measured: 256 MB 3.1, 16 MB 5 GB/s).
 PIECE_BYTES: Final = 16 << 20
@@ -38,6 +38,37 @@ def copy_pieces(out: Bytes, data: Bytes, piece_bytes: int | None = None) -> Iter
         end = min(begin + piece_bytes, len(data))
         copy(out[begin:end], data[begin:end])
         yield end - begin
+
+
+def messages_of(
+    segments: Iterable[Bytes], lengths: Iterable[int], take: Callable[[int], Bytes], copied: int
+) -> Iterator[Bytes | None]:
+    """Return the bytes of segments as messages of these lengths, as a generator; it ends with either of them.
+
+    A message that lies in one segment as a whole is a view of it. Others are copied, into arrays that ``take``
+    returns; None is yielded after each ``copied`` bytes of a segment.
+    """
+    whole, message, at = 0, None, 0
+    left = iter(lengths)
+    for segment in segments:
+        begin = 0
+        while begin < len(segment):
+            if not at:
+                whole = next(left)
+                if len(segment) - begin >= whole and segment.flags.writeable:
+                    yield segment[begin : begin + whole]
+                    begin += whole
+                    continue
+                message = take(whole)
+            assert message is not None  # noqa: S101 - it was begun
+            step = min(whole - at, len(segment) - begin, copied)
+            message[at : at + step] = segment[begin : begin + step]
+            begin, at = begin + step, at + step
+            if at == whole:
+                yield message
+                message, at = None, 0
+            elif step == copied:
+                yield None
 
 
 class Payload:

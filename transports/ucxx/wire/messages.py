@@ -64,7 +64,7 @@ __all__ = [
 _HEAD: Final = struct.Struct("<4sB3sI")
 HEAD_BYTES: Final = _HEAD.size
 MAGIC: Final = b"ADPW"
-_VERSION: Final = 3
+_VERSION: Final = 4
 #: Largest body in bytes from a peer that has not authenticated.
 GREETING_BYTES: Final = 1024
 #: Largest body in bytes after authentication; enough for a request that names a million rows one by one.
