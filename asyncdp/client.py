@@ -544,7 +544,7 @@ def _plain_env(service: Service) -> Env:
 
 
 def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
-    """Return the rows of ``meta`` that a put by it wrote, with the task and claims of ``meta``."""
+    """Return the rows of ``meta`` that a put by it wrote, with the task and claims of ``meta``, and where they lie."""
     if written.size == meta.size:
         rows = meta.subset(range(meta.size))
     else:
@@ -559,6 +559,6 @@ def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
         fields=written.fields,
         sequence_lengths=written.sequence_lengths or rows.sequence_lengths,
         tags=tags,
-        handles=[old or new for old, new in zip(given, found, strict=True)],
+        handles=[old._replace(hint=new and new.hint) if old else new for old, new in zip(given, found, strict=True)],
         created=written.created,
     )

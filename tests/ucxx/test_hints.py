@@ -1,4 +1,4 @@
-"""Reads of claimed rows: the claim said where they lie, so that the directory is not asked for it again."""
+"""Reads of rows that were claimed or put: the meta says where they lie, so that the directory is not asked again."""
 
 from __future__ import annotations
 
@@ -52,6 +52,21 @@ async def test_a_claimed_batch_is_read_without_a_look_up(seen: Seen) -> None:
         for _ in range(2):
             assert (await other.get_data(there))["x"].tolist() == [[0.0] * 3] * 2
     assert "hint" not in repr(meta.handles)
+
+
+async def test_the_meta_of_a_put_says_where_its_rows_lie(seen: Seen) -> None:
+    """Of new rows, of some that exist, and of a field that rows get; what a put did not write is looked up."""
+    client = seen.client
+    meta = await client.put_samples(["b", "c"], "p", {"x": torch.full((2, 3), 2.0)})
+    there = pickle.loads(pickle.dumps(meta))
+    assert (await client.get_data(there))["x"].tolist() == [[2.0] * 3] * 2
+    scored = await client.put_samples(meta, "p", {"y": torch.tensor([4, 5])})
+    assert (await client.get_data(scored))["y"].tolist() == [4, 5]
+    assert seen.asked["locate"] == 0
+    assert (await client.get_data(scored, ["x", "y"]))["x"].tolist() == [[2.0] * 3] * 2
+    assert seen.asked["locate"] == 1
+    bare = await client.put_samples(["b"], "p", None, [{"seen": 1}])
+    assert (await client.get_data(bare, ["x"]))["x"].tolist() == [[2.0] * 3]
 
 
 async def test_what_was_put_after_the_claim_is_read(seen: Seen) -> None:

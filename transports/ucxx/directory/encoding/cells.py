@@ -25,6 +25,7 @@ __all__ = [
     "cells_of",
     "dead_cells",
     "hint_of",
+    "hints_of",
     "homes_named",
     "pieces",
     "replaced_cells",
@@ -186,6 +187,12 @@ def pieces(blob: bytes | None) -> list[Any]:
 def hint_of(version: bytes, cells: bytes) -> bytes:
     """Return the hint of a row: the version of the schema whose field numbers its cells have, and the cells."""
     return version + b" " + cells
+
+
+def hints_of(version: bytes, cells: Iterable[bytes | bool]) -> list[bytes | None]:
+    """Return the hints of the rows of a put; None for one without cells."""
+    begin = hint_of(version, b"")
+    return [begin + cell if isinstance(cell, bytes) else None for cell in cells]
 
 
 class Places:

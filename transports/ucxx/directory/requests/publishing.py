@@ -12,7 +12,7 @@ from asyncdp.calls.answers import living_rows, stale_rows
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.meta import RowHandle
 
-from ..encoding.cells import DeadCells, cells_of, replaced_cells
+from ..encoding.cells import DeadCells, cells_of, hints_of, replaced_cells
 from ..encoding.msgpack_codec import load, pack, text
 from ..encoding.rows import rid_of, row_parts
 from .base import no_name
@@ -206,11 +206,16 @@ class Publishing(Partitions, Hosts):
         if version and put.merged is not None and put.merged is not answer.schema:
             self._schemas[partition_id] = replace(put.merged, version=version)
         gone = replaced_cells(dead, tuple((put.merged or answer.schema).fields))
+        hints = hints_of(version or answer.schema.version, put.cells or [False] * n)
         if first:
-            handles = tuple(map(RowHandle, range(int(first) + 1, int(first) + 1 + n)))
+            lives = range(int(first) + 1, int(first) + 1 + n)
+            handles = tuple(RowHandle(life, None, hint) for life, hint in zip(lives, hints, strict=True))
             return Published(handles, (True,) * n, gone)
         created = set(new)
-        lived = tuple(RowHandle(int(rid)) if rid else None for rid in rids or (None,) * n)
+        lived = tuple(
+            RowHandle(int(rid), None, hint) if rid else None
+            for rid, hint in zip(rids or [None] * n, hints, strict=True)
+        )
         return Published(lived, tuple(at in created for at in range(1, n + 1)), gone)
 
     async def _name(self, partition_id: str) -> None:
@@ -270,11 +275,13 @@ class _Put:
 
     Attributes:
         merged: The schema after the put; None until :meth:`payload` was called.
+        cells: Per row its packed cells; False: the put has no fields for it. Empty where it has none for any.
     """
 
     def __init__(self, call: Publish, fixed: Mapping[str, Any], *, strict: bool) -> None:
         """Keep the parts that do not depend on the schema."""
         self.merged: Schema | None = None
+        self.cells: Sequence[bytes | bool] = ()
         self._call = call
         self._fixed = fixed
         self._strict = strict
@@ -303,6 +310,7 @@ class _Put:
             numbers = merged.numbers if clash is None else dict.fromkeys(call.specs, 0)
             made = cells_of(len(ids), call.refs, numbers, call.nbytes)
             cells, nbytes = made.cells, made.nbytes
+            self.cells = cells
             payload.update(shapes=made.shapes, homes=made.homes, shape=made.shape if len(made.shapes) > 1 else False)
         payload["bytes"] = nbytes if len(set(nbytes)) > 1 else nbytes[0]
         payload["parts"] = row_parts(ids, payload["groups"], nbytes, cells, call.tags)
