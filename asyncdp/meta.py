@@ -29,12 +29,25 @@ class RowHandle(NamedTuple):
     Attributes:
         incarnation: Number of the row's life. A request for a row that has another one by now is StaleSlotError.
         claim_id: Claim under which the holder of the meta has the row, or None.
-        hint: Where the transport may find the row, in a form of its own that can be pickled; checked before use.
+        hint: Where the transport may find the row, in a form of its own that can be pickled; checked before use. It
+            does not count where handles are compared.
     """
 
     incarnation: int
     claim_id: str | None = None
     hint: Any = None
+
+    def __eq__(self, other: object) -> bool:
+        """Compare the life and the claim."""
+        return isinstance(other, RowHandle) and self[:2] == other[:2]
+
+    def __ne__(self, other: object) -> bool:
+        """Compare the life and the claim."""
+        return not self == other
+
+    def __hash__(self) -> int:
+        """Return the hash of the life and the claim."""
+        return hash(self[:2])
 
     def __repr__(self) -> str:
         """Leave out the hint, which is long and says nothing to people."""

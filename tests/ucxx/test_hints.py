@@ -44,13 +44,18 @@ def hinted(meta: KVBatchMeta, *hints: Any) -> KVBatchMeta:
 async def test_a_claimed_batch_is_read_without_a_look_up(seen: Seen) -> None:
     """Also by who got the meta from another process, once he knows the types of the partition."""
     meta = await claimed(seen)
+    seen.asked.clear()
+    seen.transport._directory.forget_hosts()
     assert (await seen.client.get_data(meta))["x"].tolist() == [[0.0] * 3] * 2
     assert (await seen.client.get_data(meta.drop(["a"])))["x"].tolist() == [[0.0] * 3]
-    assert seen.asked["locate"] == 0
+    assert not seen.asked, "nor are the hosts listed anew"
     there = pickle.loads(pickle.dumps(meta))
     async with seen.other() as other:
         for _ in range(2):
             assert (await other.get_data(there))["x"].tolist() == [[0.0] * 3] * 2
+    bare = hinted(meta, None, None)
+    assert (bare.handles == meta.handles, bare.handles != meta.handles) == (True, False)
+    assert len({*(bare.handles or ()), *(meta.handles or ())}) == 2
     assert "hint" not in repr(meta.handles)
 
 

@@ -162,10 +162,15 @@ class Hosts(Base):
         """Return a HostRef as far as it is known without a request; the ports are empty where they are not."""
         return self._refs.get((host_id, epoch)) or HostRef(host_id, epoch, ())
 
-    async def _host_refs(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], HostRef]:
-        """Return one HostRef per (host, epoch); without ports where that incarnation is not registered any more."""
+    async def _host_refs(
+        self, wanted: Sequence[tuple[str, int]], age_s: float = LIST_AGE_S
+    ) -> dict[tuple[str, int], HostRef]:
+        """Return one HostRef per (host, epoch); without ports where that incarnation is not registered any more.
+
+        A list of hosts that is older than ``age_s`` seconds, or lacks one of them, is replaced by a request.
+        """
         missing = any(name not in self._refs for name in wanted)
-        if missing or self._link.now() - self._listed_at > LIST_AGE_S:
+        if missing or self._link.now() - self._listed_at > age_s:
             await self.hosts()
         out = {}
         for name in wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from asyncdp.calls.slots import Located, SlotRef
@@ -13,7 +14,7 @@ from ...wire.messages import MOST_PICKED
 from ..encoding.cells import Places, SlotName, hint_of, slot_name
 from ..encoding.msgpack_codec import load, pack
 from ..encoding.rows import CELLS
-from .hosts import Hosts
+from .hosts import LIST_AGE_S, Hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -122,16 +123,16 @@ class Locating(Hosts):
         try:
             if places.add(enumerate(hints)):
                 return None
-            refs = await self._refs_of(places)
+            refs = await self._refs_of(places, math.inf)
         except (ValueError, TypeError, LookupError, AttributeError):  # nothing that a claim of this schema said
             return None
         return Located(refs, {}, handles, _specs(schema, names))
 
-    async def _refs_of(self, places: Places) -> tuple[SlotRef, ...]:
+    async def _refs_of(self, places: Places, age_s: float = LIST_AGE_S) -> tuple[SlotRef, ...]:
         names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in places.spots}
         if not names:
             return ()
-        hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()])
+        hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()], age_s)
         return tuple(
             SlotRef(
                 hosts[names[key].host, names[key].epoch],
