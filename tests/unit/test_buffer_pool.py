@@ -103,6 +103,7 @@ def test_a_real_loop_gives_it_back() -> None:
         pool = BufferPool(huge_pages=False)
         pool.trim_in(asyncio.get_running_loop(), 0.01)
         pool.empty(4 * MIB)
+        assert pool.idle_bytes
         async with asyncio.timeout(60):
             while pool.idle_bytes:  # noqa: ASYNC110 - a timer is no event
                 await asyncio.sleep(0.01)
