@@ -34,7 +34,6 @@ __all__ = [
     "fullest",
     "hash_slot",
     "hosts_for",
-    "nodes_for",
     "parse",
     "partitions_for",
     "shares_of",
@@ -217,18 +216,6 @@ def fullest(partitions: int, nodes: int) -> float:
 
 
 # -- how many of what
-
-
-def nodes_for(busy_s: float, samples: int, row_bytes: float, node_bytes: float) -> int:
-    """Return how many primaries a load needs.
-
-    Args:
-        busy_s: Seconds of server time that a second of the load takes.
-        samples: Rows that are there at once.
-        row_bytes: What the directory keeps of a row.
-        node_bytes: Memory of a node, of which as much is used as of its time.
-    """
-    return max(1, math.ceil(busy_s / USED), math.ceil(samples * row_bytes / (node_bytes * USED)))
 
 
 def partitions_for(nodes: int, within: float = 1.25) -> int:

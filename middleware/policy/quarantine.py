@@ -64,14 +64,6 @@ class Quarantine(Generic[K]):
                 return Permit(state)
         return self._search(targets, now, exclude)
 
-    def next_release(self, targets: Sequence[K], now: float) -> float | None:
-        """Return the seconds until one of the targets can be used again; 0 if one can be used now.
-
-        None if that depends only on probes in flight, or if there are no targets.
-        """
-        waits = [self._wait_s(key, now) for key in targets]
-        return min((wait for wait in waits if wait is not None), default=None)
-
     def snapshot(self, now: float) -> dict[K, TargetSnapshot]:
         """Return the state of every remembered target, for metrics."""
         return {key: self._snapshot_one(state, now) for key, state in list(self._states.items())}
@@ -132,12 +124,6 @@ class Quarantine(Generic[K]):
             state = Target(key, self._rules, self._rng.randrange(count), now)
             self._states[key] = state
         return state
-
-    def _wait_s(self, key: K, now: float) -> float | None:
-        state = self._states.get(key)
-        if state is None or not state.needs_check or state.wants_probe(now) or state.rests(now):
-            return 0.0
-        return state.until - now if state.until > now else None
 
     def _snapshot_one(self, state: Target[K], now: float) -> TargetSnapshot:
         until = state.until if state.needs_check and not state.unused else None

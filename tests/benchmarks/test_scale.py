@@ -11,7 +11,6 @@ from benchmarks._scale import (
     fullest,
     hash_slot,
     hosts_for,
-    nodes_for,
     partitions_for,
     shares_of,
     simulate,
@@ -73,8 +72,5 @@ def test_partitions_spread_over_nodes() -> None:
 
 def test_what_is_needed_follows_from_time_and_memory() -> None:
     """Whichever asks for more."""
-    assert nodes_for(0.6, 1000, 1e3, 1e9) == 1
-    assert nodes_for(1.5, 1000, 1e3, 1e9) == math.ceil(1.5 / 0.7)
-    assert nodes_for(0.1, 10**7, 1e3, 1e9) == math.ceil(10 / 0.7)
     assert hosts_for(1000, 1e6, 10_000, 1e9, 1e10) == 10
     assert hosts_for(10_000, 1e6, 10, 1e9, 1e10) == math.ceil(2 / 0.7)

@@ -359,7 +359,6 @@ class TestFirstContact:
         refuse(quarantine, PORTS[3], 0.0)
         for port in PORTS[:3]:
             slow(quarantine, port, 0.0, 10.0)
-        assert quarantine.next_release(PORTS, 11.0) == 0.0
         permits = [quarantine.pick(PORTS, 11.0) for _ in range(9)]
         assert Counter(permit.target for permit in permits) == dict.fromkeys(PORTS[:3], 3)
         assert not any(permit.probe for permit in permits)
@@ -483,29 +482,6 @@ class TestRotation:
         refuse(quarantine, PORTS[1], 0.0)
         for _ in range(4):
             assert quarantine.pick(PORTS[:2], 1.0, exclude=PORTS).target == PORTS[0]
-
-
-class TestNextRelease:
-    """How long until a port takes a call."""
-
-    def test_it_says_how_long(self) -> None:
-        """The wait is that of the first port to be released, and nothing while one is healthy or may be probed."""
-        quarantine = make()
-        assert quarantine.next_release(PORTS[:2], 0.0) == 0.0
-        refuse(quarantine, PORTS[0], 0.0)
-        assert quarantine.next_release(PORTS[:2], 0.0) == 0.0
-        refuse(quarantine, PORTS[1], 10.0)
-        assert quarantine.next_release(PORTS[:2], 10.0) == 20.0
-        assert quarantine.next_release(PORTS[:2], 30.0) == 0.0
-
-    def test_a_probe_that_is_out_leaves_it_open(self) -> None:
-        """While the only port is being probed nobody knows; another one's release still counts."""
-        quarantine = make()
-        refuse(quarantine, PORTS[0], 0.0)
-        assert quarantine.pick(PORTS[:1], 30.0).probe
-        assert quarantine.next_release(PORTS[:1], 30.0) is None
-        refuse(quarantine, PORTS[1], 30.0)
-        assert quarantine.next_release(PORTS[:2], 40.0) == 20.0
 
 
 class TestMemory:
@@ -710,16 +686,6 @@ class QuarantineMachine(RuleBasedStateMachine):
             assert (state.health is Health.HALF_OPEN) == (believed.aside and believed.until <= self.now)
             assert (state.health is Health.RESTING) == believed.rests(self.now)
             assert state.failures == believed.failures_at(self.now)
-
-    @invariant()
-    def release_is_foretold(self) -> None:
-        """next_release is 0 exactly when some port would do, or only rests, and else the shortest quarantine."""
-        wait = self.quarantine.next_release(list(self.ports), self.now)
-        if any(self.fit(port) or believed.rests(self.now) for port, believed in self.ports.items()):
-            assert wait == 0.0
-        else:
-            left = [b.until - self.now for b in self.ports.values() if b.until > self.now]
-            assert wait == min(left, default=None)
 
     def teardown(self) -> None:
         """Whatever happened: once all permits have ended and time has passed, every port gets its chance."""
