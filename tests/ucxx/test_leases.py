@@ -390,6 +390,38 @@ async def test_a_cancelled_put_frees_its_leased_slot(seen: Seen, step: type) -> 
     assert not _refs(seen)._used
 
 
+@pytest.mark.parametrize("leases", [True, False])
+async def test_a_cancelled_put_frees_its_slot_on_a_host_that_has_left(
+    seen: Seen, connect: Callable[..., Directory], namespace: str, *, leases: bool
+) -> None:
+    """The host, which cannot be told, finds it in shared memory when it is back, though the client lives on."""
+    if not leases:
+        seen.host.service.table.revoke()
+        _refs(seen).clear()
+    execute, find = seen.transport.execute, seen.transport._resolver.find
+    before = seen.states()["ready"]
+
+    async def stuck(call: Any, ctx: Any) -> Any:
+        if isinstance(call, WriteSlots):
+            scope.cancel()
+            await anyio.sleep_forever()
+        return await execute(call, ctx)
+
+    async def found(host: HostRef) -> Any:
+        return None if host.id == seen.host.report().id else await find(host)
+
+    with anyio.CancelScope() as scope, mock.patch.object(seen.transport, "execute", stuck):
+        await seen.put(7.0)
+    assert seen.states()["writing"] == 1
+    async with hosted(HostEntry(connect()), plane=namespace) as spare:
+        await seen.transport._directory.hosts()
+        with mock.patch.object(seen.transport._resolver, "find", found):
+            await seen.client.put_samples(["c"], "p", {"x": torch.ones(1, 3)})
+        assert states_of(spare) == {"ready": 1}
+        assert not seen.states().get("writing")
+        assert seen.states()["ready"] == before
+
+
 async def test_a_host_that_is_gone_is_not_written_to(
     seen: Seen, connect: Callable[..., Directory], namespace: str
 ) -> None:

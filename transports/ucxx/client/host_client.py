@@ -245,6 +245,17 @@ class HostClient:
             self._granted.pop(name, None)
         return False
 
+    def stop(self, host: HostRef, op_id: str) -> None:
+        """Record in shared memory that no row of a put is copied any more, for a host that cannot be told."""
+        if op_id in self._copying:
+            return
+        for (name, epoch, slot, generation), op in list(self._granted.items()):
+            lane = self._lanes.get((name, epoch)) if (name, op) == (host.id, op_id) else None
+            if lane is not None:
+                lane.stop(slot, generation)
+                del self._granted[name, epoch, slot, generation]
+        self._leases.given_back(host, op_id)
+
     async def abort(self, host: HostRef, route: Route, op_id: str, port: int | None = None) -> int:
         """Abort a put; return how many of its slots stay occupied for now."""
         async with self._use(host, route, port) as connection:

@@ -303,6 +303,13 @@ class Lane:
         """Return whether a slot that was begun is still reserved, or written."""
         return self._mine(ref, State.WRITING) or self._mine(ref, State.READY)
 
+    def stop(self, slot: int, generation: int) -> None:
+        """Record that this process writes a slot no more; one that it has written stays so."""
+        state, current = read_state(self.arena, slot)
+        unfinished = current == generation and state in (State.WRITING, State.GIVEN_UP) and self._pid == os.getpid()
+        if unfinished and read_outcome(self.arena, slot, generation) is Outcome.NONE:
+            write_outcome(self.arena, slot, generation, Outcome.STOPPED)
+
     async def write(self, refs: Sequence[SlotRef], block: Block) -> None:
         """Copy rows into slots that were reserved for this process; ``block`` holds the rows of all refs in order.
 

@@ -180,7 +180,8 @@ class SlotCalls(Service):
             await self._resolver.host_client.abort(call.host, address.route, call.op_id, port)
 
         try:
-            if await self._resolver.find(call.host) is None:  # an unregistered host frees expired reservations
+            if await self._resolver.find(call.host) is None:  # it frees expired reservations when it is back
+                self._resolver.host_client.stop(call.host, call.op_id)
                 return
             await self._at(call.host, call.port, abort)
         except StaleSlotError:
