@@ -14,6 +14,7 @@ os.environ.setdefault("TQ_NUM_THREADS", "2")
 import psutil
 
 from asyncdp.transports.transfer_queue.endpoints import Endpoints, Server
+from tests.transfer_queue.ray_cluster import base_config
 
 __all__ = ["Servers", "config_for", "server_of"]
 
@@ -26,18 +27,7 @@ def server_of(info: Any) -> Server:
 def config_for(endpoints: Endpoints, namespace: str, **more: Any) -> dict[str, Any]:
     """Return a config for clients of these servers."""
     own = {"namespace": namespace, "endpoints": endpoints.to_config(), **more.pop("transfer_queue", {})}
-    return {
-        "enabled": True,
-        "impl": "transfer_queue",
-        "backend": "simple",
-        "storage_capacity": 1 << 20,
-        "num_storage_units": 2,
-        "claim_meta_poll_interval_s": 0.01,
-        "global_segment_size": 1,
-        "local_buffer_size": 1,
-        **more,
-        "transfer_queue": own,
-    }
+    return base_config(**more, transfer_queue=own)
 
 
 def _stay_here(module: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -16,7 +15,7 @@ from asyncdp.meta import ClaimInfo, DataPlaneGroupMeta, PartitionInfo, RowHandle
 from asyncdp.transports.directory.partition import Refused
 from asyncdp.transports.transfer_queue.directory.units import UnitDirectory
 from asyncdp.transports.transfer_queue.rows import spec_from_wire, spec_to_wire
-from tests.ucxx.test_directory_model import NAMES, PATTERN, STEPS, Twins
+from tests.ucxx.test_directory_model import PATTERN, Twins, play
 
 if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
@@ -236,16 +235,4 @@ class TwinsOnController(Twins):
 @given(data=st.data(), size=st.sampled_from([None, 2, 3]))
 def test_the_directory_answers_as_the_memory_plane_does(data: st.DataObject, size: int | None) -> None:
     """Ids in order, incarnations, tags with their types, claims, errors with their texts: all the same."""
-    twins = TwinsOnController("")
-    try:
-        twins.begin(size)
-        for _ in range(40):
-            name = data.draw(st.sampled_from(NAMES))
-            arguments = data.draw(st.fixed_dictionaries(STEPS[name][1]), label=name)
-            step = getattr(twins, name)
-            if "data" in inspect.signature(step).parameters:
-                arguments["data"] = data
-            step(**arguments)
-            twins.hosts_agree()
-    finally:
-        twins.teardown()
+    play(TwinsOnController(""), data, size)

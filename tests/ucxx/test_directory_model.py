@@ -547,15 +547,8 @@ STEPS: dict[str, tuple[int, dict[str, Any]]] = {
 NAMES = [name for name, (weight, _) in STEPS.items() for _ in range(weight)]
 
 
-@pytest.mark.slow
-# No shrinking: a failure then takes minutes to be told; the steps are printed as they were.
-@settings(max_examples=50, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
-@given(data=st.data(), size=st.sampled_from([None, 2, 3]))
-def test_the_directory_answers_as_the_memory_plane_does(
-    server: "EmbeddedServer", data: st.DataObject, size: int | None
-) -> None:
-    """Ids in order, incarnations, tags with their types, claims, freed cells, errors with their texts: all the same."""
-    twins = Twins(server.url)
+def play(twins: Twins, data: st.DataObject, size: int | None) -> None:
+    """Take 40 steps, after each of which both directories have to agree; ``size`` is that of groups."""
     try:
         twins.begin(size)
         for _ in range(40):
@@ -568,3 +561,14 @@ def test_the_directory_answers_as_the_memory_plane_does(
             twins.hosts_agree()
     finally:
         twins.teardown()
+
+
+@pytest.mark.slow
+# No shrinking: a failure then takes minutes to be told; the steps are printed as they were.
+@settings(max_examples=50, suppress_health_check=list(HealthCheck), phases=[Phase.reuse, Phase.generate])
+@given(data=st.data(), size=st.sampled_from([None, 2, 3]))
+def test_the_directory_answers_as_the_memory_plane_does(
+    server: "EmbeddedServer", data: st.DataObject, size: int | None
+) -> None:
+    """Ids in order, incarnations, tags with their types, claims, freed cells, errors with their texts: all the same."""
+    play(Twins(server.url), data, size)

@@ -43,7 +43,7 @@ def copy_pieces(out: Bytes, data: Bytes, piece_bytes: int | None = None) -> Iter
 def messages_of(
     segments: Iterable[Bytes], lengths: Iterable[int], take: Callable[[int], Bytes], copied: int
 ) -> Iterator[Bytes | None]:
-    """Return the bytes of segments as messages of these lengths, as a generator; it ends with either of them.
+    """Return the bytes of segments as messages of these lengths, as a generator; the lengths add up to theirs.
 
     A message that lies in one segment as a whole is a view of it. Others are copied, into arrays that ``take``
     returns; None is yielded after each ``copied`` bytes of a segment.
