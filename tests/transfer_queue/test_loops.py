@@ -10,9 +10,11 @@ import pytest
 import torch
 
 from asyncdp import Client, DataPlaneClosed, DataPlaneUnavailable, DataPlaneUnsupported, stack
+from asyncdp.rows.device_memory import Staging
 from asyncdp.transports.transfer_queue import TQTransport, private
 from asyncdp.transports.transfer_queue.endpoints import Endpoints
 from tests.transfer_queue.servers import Servers, config_for
+from tests.unit.test_device_memory import StandIn, on_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +45,19 @@ def test_one_client_in_two_loops_one_after_the_other(lasting: RayCluster) -> Non
     assert asyncio.run(use("a")) == 1
     assert asyncio.run(use("b")) == 2
     asyncio.run(client.close())
+
+
+@pytest.mark.anyio
+async def test_tensors_of_a_device_are_put_through_pinned_memory(
+    plane: Callable[..., Client], lasting: RayCluster
+) -> None:
+    """Each is copied once; a stand-in plays the device."""
+    client, device = plane(lasting), StandIn()
+    client.env.staging = Staging(device)
+    await client.register_partition("p", ["x", "h"], 64, ["train"])
+    await client.put_samples(["a", "b"], "p", {"x": on_device(torch.arange(2)), "h": torch.ones(2)})
+    assert len(device.copies) == 1
+    assert (await client.get_samples(["b", "a"], "p", ["x"]))["x"].tolist() == [1, 0]
 
 
 @pytest.mark.anyio

@@ -17,6 +17,7 @@ from asyncdp.errors import (
     DataPlaneWriteError,
 )
 from asyncdp.rows.block import Block, field_names, raw_leaf
+from asyncdp.rows.device_memory import on_host
 
 from .checksums import MARK, sums_of
 from .reading import Reading, maybe_in_a_thread, nbytes_of
@@ -61,7 +62,7 @@ class Transfers(Reading):
                 if placed[0] == "done":
                     return _meta(call, names, placed[1])
                 specs = {name: spec_from_wire(spec) for name, spec in placed[2].items()}
-                block = Block.from_fields(call.fields, n, specs, self.object_codec)
+                block = Block.from_fields(await on_host(call.fields, ctx.env), n, specs, self.object_codec)
                 shares = await self._send(block, placed[1], call, names, ctx)
             except DataPlaneError as err:
                 err.ambiguous = False  # nothing is visible before it is published
