@@ -60,8 +60,8 @@ class SlotCalls(Service):
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
         named = call.partition_id, call.sample_ids, call.fields, call.only
-        places = await self._directory.place(*named, by_specs=call.by_specs)
-        taking = [host for host in places.hosts if not host.draining]
+        given = await self._directory.place(*named, by_specs=call.by_specs)
+        taking = [host for host in given.hosts if not host.draining]
         hosts = self._placing.order(taking, self._boot_id, ctx.env.clock.now(), ctx.env.rng)
         if not hosts:
             silent = next(
@@ -71,7 +71,7 @@ class SlotCalls(Service):
             told: dict[str, Any] = {"host": silent, "blames_port": silent is not None}  # Probe waits for it
             raise DataPlaneUnavailable(msg, partition_id=call.partition_id, **told)
         shares, spare = ((hosts[0].ref, len(call.sample_ids)),), tuple(host.ref for host in hosts[1:])
-        return s.Placement(shares, spare, places.specs, current=places.new is not None)
+        return s.Placement(shares, spare, given.specs, current=given.new is not None)
 
     # -- slots
 

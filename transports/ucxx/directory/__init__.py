@@ -5,7 +5,7 @@ from .encoding.cells import DeadCells, SlotName
 from .encoding.operation_ids import OperationId
 from .requests.clearing import Cleared
 from .requests.hosts import HostInfo
-from .requests.publishing import Places, Published
+from .requests.publishing import Published, PutHosts
 from .server.embedded import EmbeddedServer
 from .server.error_table import ERROR_TABLE
 from .settings import DirectorySettings
@@ -19,7 +19,7 @@ __all__ = [
     "EmbeddedServer",
     "HostInfo",
     "OperationId",
-    "Places",
     "Published",
+    "PutHosts",
     "SlotName",
 ]

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Cells",
     "DeadCells",
-    "Places",
+    "RowLocations",
     "SlotName",
     "cells_of",
     "dead_cells",
@@ -195,7 +195,7 @@ def hints_of(version: bytes, cells: Iterable[bytes | bool]) -> list[bytes | None
     return [begin + cell if isinstance(cell, bytes) else None for cell in cells]
 
 
-class Places:
+class RowLocations:
     """Collects where the rows of a request lie: by slot key and fields, row indices in the slot and in the request.
 
     Args:

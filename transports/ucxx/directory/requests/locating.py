@@ -11,7 +11,7 @@ from asyncdp.meta import RowHandle
 
 from ...joined import Joined
 from ...wire.messages import MOST_PICKED
-from ..encoding.cells import Places, SlotName, hint_of, slot_name
+from ..encoding.cells import RowLocations, SlotName, hint_of, slot_name
 from ..encoding.msgpack_codec import load, pack
 from ..encoding.rows import CELLS
 from .hosts import LIST_AGE_S, Hosts
@@ -99,16 +99,16 @@ class Locating(Hosts):
             else:
                 found.append(RowHandle(there))
                 cells.append((at, load(stored[first + at])[CELLS] or None))
-        places = Places(names, [schema.numbers.get(name, 0) for name in names])
-        for at, absent in places.add(cells).items():
+        locations = RowLocations(names, [schema.numbers.get(name, 0) for name in names])
+        for at, absent in locations.add(cells).items():
             msg = f"field {absent!r} of sample {sample_ids[at]!r} is not produced"
             missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_ids[at],), field=absent)
-        return Located(await self._refs_of(places), missing, found, _specs(schema, names))
+        return Located(await self._refs_of(locations), missing, found, _specs(schema, names))
 
     async def _by_hints(
         self, partition_id: str, names: tuple[str, ...], handles: Sequence[RowHandle | None]
     ) -> Located | None:
-        """Find rows by what a claim said of them, without a request; None where one has to be made.
+        """Find rows by what a claim or a put said of them, without a request; None where one has to be made.
 
         The slots say themselves whether they still hold these rows. If not, the rows are looked up without hints.
         """
@@ -119,17 +119,17 @@ class Locating(Hosts):
         hints = [handle and handle.hint for handle in handles]
         if None in hints:
             return None
-        places = Places(names, numbers, hint_of(schema.version, b""))
+        locations = RowLocations(names, numbers, hint_of(schema.version, b""))
         try:
-            if places.add(enumerate(hints)):
+            if locations.add(enumerate(hints)):
                 return None
-            refs = await self._refs_of(places, math.inf)
-        except (ValueError, TypeError, LookupError, AttributeError):  # nothing that a claim of this schema said
+            refs = await self._refs_of(locations, math.inf)
+        except (ValueError, TypeError, LookupError, AttributeError):  # nothing that was said of this schema
             return None
         return Located(refs, {}, handles, _specs(schema, names))
 
-    async def _refs_of(self, places: Places, age_s: float = LIST_AGE_S) -> tuple[SlotRef, ...]:
-        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in places.spots}
+    async def _refs_of(self, locations: RowLocations, age_s: float = LIST_AGE_S) -> tuple[SlotRef, ...]:
+        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in locations.spots}
         if not names:
             return ()
         hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()], age_s)
@@ -142,7 +142,7 @@ class Locating(Hosts):
                 index[first : first + MOST_PICKED],
                 rows[first : first + MOST_PICKED],
             )
-            for (key, fields), (index, rows) in places.spots.items()
+            for (key, fields), (index, rows) in locations.spots.items()
             for first in range(0, len(index), MOST_PICKED)
         )
 

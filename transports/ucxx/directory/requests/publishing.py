@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
 
-__all__ = ["Places", "Published", "Publishing"]
+__all__ = ["Published", "Publishing", "PutHosts"]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class PutHosts:
     """The hosts that a put may go to, and what the partition knows about it.
 
     Attributes:
@@ -126,7 +126,7 @@ class Publishing(Partitions, Hosts):
         only: Only | None = None,
         *,
         by_specs: bool = True,
-    ) -> Places:
+    ) -> PutHosts:
         """Return the hosts for a put, and the partition's definitions of its fields.
 
         A put of existing rows (``only`` is ``"existing"``) needs no further capacity. Where the definitions do not
@@ -140,7 +140,7 @@ class Publishing(Partitions, Hosts):
         known = {} if by_specs else self._remembered_specs(partition_id, fields)
         if known:
             await self._open()
-            return Places(await self._taking(), known, None)
+            return PutHosts(await self._taking(), known, None)
 
         def make(schema: Schema) -> bytes:
             if self._strict and schema.version != b"0":
@@ -154,7 +154,7 @@ class Publishing(Partitions, Hosts):
             if held + new > self._capacity:
                 raise self._full(held, new, partition_id)
         specs = {name: answer.schema.fields[name] for name in fields if name in answer.schema.fields}
-        return Places(await self._taking(), specs, new)
+        return PutHosts(await self._taking(), specs, new)
 
     def _remembered_specs(self, partition_id: str, fields: Sequence[str]) -> dict[str, FieldSpec]:
         """Return the definitions of the fields as this client knows them; empty where it does not know one."""
