@@ -39,10 +39,10 @@ Work = Callable[[], Awaitable[float | None]]
 
 
 @contextmanager
-def host(**keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
+def host(name: str = "bench", **keys: Any) -> Iterator[tuple[dict[str, Any], int]]:
     """Run a slot host; yields its readiness line and its pid."""
     given: dict[str, Any] = {"arena_bytes": 512 * MIB, "rows_per_slot": 1, "keep_arena": False, "devices": "lo"}
-    settings = HostSettings(f"bench-{os.getpid()}", **{**given, **keys})
+    settings = HostSettings(f"{name}-{os.getpid()}", **{**given, **keys})
     command = [sys.executable, "-m", "asyncdp.transports.ucxx.host.main", "--watch-stdin"]
     pipe, env = subprocess.PIPE, {**os.environ, "ASYNCDP_SECRET": SECRET}
     process = subprocess.Popen(

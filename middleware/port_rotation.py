@@ -91,9 +91,11 @@ class PortRotation(Layer):
         if quarantine is None:
             quarantine = self._quarantine = Quarantine(ctx.env.rng, self.rules)
         permit = quarantine.pick(targets, ctx.env.clock.now(), ctx.tried)
-        tried = [permit.target]
+        first = permit.target
+        tried: list[Key] | None = None
         try:
             if self.hedge_after_s and isinstance(call, ReadSlots):
+                tried = [first]
                 return await self._hedged(permit, targets, tried, call, ctx)
             return await self._through(permit, call, ctx)
         except DataPlaneError as err:
@@ -104,11 +106,12 @@ class PortRotation(Layer):
             if not ctx.env.budget.withdraw(now):
                 ctx.emit("budget_refused", verb=ctx.verb, what="port_rotation")
                 raise
+            tried = tried or [first]
             permit = quarantine.pick(targets, now, (*ctx.tried, *tried))
             if permit.target in tried:
                 permit.released()
                 raise
-            ctx.emit("rotation", reason=type(err).__name__, host=tried[0][0], port=tried[0][1])
+            ctx.emit("rotation", reason=type(err).__name__, host=first[0], port=first[1])
             try:
                 return await self._through(permit, call, ctx)
             except DataPlaneError as second:

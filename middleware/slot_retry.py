@@ -111,10 +111,13 @@ class SlotRetry(Layer):
         except DataPlaneError as err:
             if not err.retryable:
                 raise
-            return await self._again(call, ctx, err, lambda unsure: _may_resend(call, self.capabilities, unsure=unsure))
+            return await self._again(call, ctx, err, self._allowed(call))
         if isinstance(call, ReadSlots) and result.errors:  # type: ignore[attr-defined]
             return await self._reread(call, ctx, result)  # type: ignore[arg-type,return-value]
         return result
+
+    def _allowed(self, call: Call[Any]) -> Callable[[bool], bool]:
+        return lambda unsure: _may_resend(call, self.capabilities, unsure=unsure)
 
     async def _watched(self, call: Call[R], ctx: CallContext) -> R:
         """Send a mutation to a backend that cannot tell a repetition of it from a newer mutation.

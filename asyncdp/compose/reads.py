@@ -50,21 +50,20 @@ Gone = tuple[Sequence[int], set[RefKey]]
 REREADS = 4
 
 
-async def _ask(send: Send, refs: Sequence[SlotRef], ctx: CallContext, *, borrow: bool) -> list[tuple[ReadSlots, Any]]:
+async def _ask_all(
+    send: Send, refs: Sequence[SlotRef], ctx: CallContext, *, borrow: bool
+) -> list[tuple[ReadSlots, Any]]:
     """Send one request per host; return each request with its result or its error."""
-    if len(refs) == 1 or all(ref.host is refs[0].host for ref in refs):
-        calls = [ReadSlots(refs[0].host, tuple(refs), borrow=borrow)]
-    else:
-        by_host: dict[tuple[str, int], list[SlotRef]] = {}
-        for ref in refs:
-            by_host.setdefault((ref.host.id, ref.host.epoch), []).append(ref)
-        calls = [ReadSlots(group[0].host, tuple(group), borrow=borrow) for group in by_host.values()]
-    if len(calls) > 1:
-        return list(zip(calls, await fan_out(send, calls, ctx), strict=True))
-    try:
-        return [(calls[0], await send(calls[0], ctx))]
-    except DataPlaneError as err:
-        return [(calls[0], err)]
+    by_host: dict[tuple[str, int], list[SlotRef]] = {}
+    for ref in refs:
+        by_host.setdefault((ref.host.id, ref.host.epoch), []).append(ref)
+    calls = [ReadSlots(group[0].host, tuple(group), borrow=borrow) for group in by_host.values()]
+    return list(zip(calls, await fan_out(send, calls, ctx), strict=True))
+
+
+def _at_one_host(refs: Sequence[SlotRef]) -> bool:
+    host = refs[0].host
+    return len(refs) == 1 or all(ref.host is host for ref in refs)
 
 
 async def _read_refs(
@@ -74,10 +73,26 @@ async def _read_refs(
 
     Returns the blocks with the positions of their rows, an error per row that failed, and the keys of stale refs.
     """
+    # Many callers wait here at a time, so what is made before the wait is kept small: Python's garbage collector runs
+    # by how many more objects there are.
+    if not _at_one_host(refs):
+        return _taken_apart(await _ask_all(send, refs, ctx, borrow=borrow))
+    call = ReadSlots(refs[0].host, tuple(refs), borrow=borrow)
+    try:
+        answer = await send(call, ctx)
+    except DataPlaneError as err:
+        return _taken_apart([(call, err)])
+    return _taken_apart([(call, answer)])
+
+
+def _taken_apart(
+    answers: Sequence[tuple[ReadSlots, Any]],
+) -> tuple[list[Read], dict[int, DataPlaneError], set[RefKey]]:
+    """Return what the answers to requests hold, as :func:`_read_refs` does."""
     reads: list[Read] = []
     failed: dict[int, DataPlaneError] = {}
     stale: set[RefKey] = set()
-    for call, answer in await _ask(send, refs, ctx, borrow=borrow):
+    for call, answer in answers:
         if isinstance(answer, Exception) and not isinstance(answer, DataPlaneError):
             raise answer
         if isinstance(answer, ReadResult):
@@ -123,11 +138,13 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
     """
     n = len(call.sample_ids)
     located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles), ctx)
-    failed: dict[int, DataPlaneError] = dict(located.missing)
-    reads: list[Read] = []
     specs: Mapping[str, FieldSpec] = located.specs
-    if located.refs:
+    if not located.refs:
+        reads: list[Read] = []
+        failed: dict[int, DataPlaneError] = dict(located.missing)
+    else:
         reads, broken, stale_refs = await _read_refs(send, located.refs, ctx, borrow=call.borrow)
+        failed = dict(located.missing)
         if broken:
             stale: Sequence[int] = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
             reads = _without(reads, broken)

@@ -2,10 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from asyncdp.errors import DataPlaneUnavailable
+from asyncdp.rows.field_spec import FieldSpec
+from asyncdp.transports.ucxx.directory.encoding.schema import Schema
 from asyncdp.transports.ucxx.joined import Joined
 
 pytestmark = pytest.mark.anyio
@@ -158,3 +161,15 @@ def test_another_loop_waits_for_nothing_of_the_first() -> None:
 
     joined = asyncio.run(hang())
     assert asyncio.run(again(joined)) == [(f"d{at}.0", f"d{at}.1") for at in range(4)]
+
+
+async def test_the_definitions_of_fields_are_kept_together() -> None:
+    """Many callers that read the same fields share one mapping; unknown fields are left out; a bound on how many."""
+    specs = {name: FieldSpec("object") for name in "ab"}
+    schema = Schema(b"1", specs)
+    assert schema.specs_of(("a", "c")) == {"a": specs["a"]}
+    assert schema.specs_of(("a", "c")) is schema.specs_of(("a", "c"))
+    for number in range(200):
+        schema.specs_of((f"f{number}",))
+    assert len(schema._specs) <= 64
+    assert replace(schema, fields={}).specs_of(("a",)) == {}

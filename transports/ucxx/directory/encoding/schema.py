@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from asyncdp.calls import RegisterPartition
 
 __all__ = ["ABSENT", "Schema"]
+
+#: Most choices of fields whose definitions a schema keeps together.
+_MOST_SPECS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,18 @@ class Schema:
     num_samples: int = 0
     group_size: int | None = None
     numbers: Mapping[str, int] = field(default_factory=dict)
+    _specs: dict[tuple[str, ...], dict[str, FieldSpec]] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def specs_of(self, names: tuple[str, ...]) -> Mapping[str, FieldSpec]:
+        """Return the definitions of those of these fields that there are; the same mapping for the same names."""
+        known = self._specs.get(names)
+        if known is None:
+            if len(self._specs) >= _MOST_SPECS:
+                self._specs.clear()
+            known = self._specs[names] = {name: self.fields[name] for name in names if name in self.fields}
+        return known
 
     @classmethod
     def load(cls, version: bytes, doc: bytes) -> Schema:

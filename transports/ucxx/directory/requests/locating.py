@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
@@ -17,15 +18,16 @@ from ..encoding.rows import CELLS
 from .hosts import LIST_AGE_S, Hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from asyncdp.rows.field_spec import FieldSpec
+    from collections.abc import Mapping, Sequence
 
     from ..encoding.schema import Schema
     from ..server.link import DirectoryLink
     from ..settings import DirectorySettings
 
 __all__ = ["Locating"]
+
+#: What is missing where nothing is.
+_NONE_MISSING: Final[Mapping[int, DataPlaneError]] = MappingProxyType({})
 
 
 class Found(NamedTuple):
@@ -103,7 +105,7 @@ class Locating(Hosts):
         for at, absent in locations.add(cells).items():
             msg = f"field {absent!r} of sample {sample_ids[at]!r} is not produced"
             missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_ids[at],), field=absent)
-        return Located(await self._refs_of(locations), missing, found, _specs(schema, names))
+        return Located(await self._refs_of(locations), missing or _NONE_MISSING, found, schema.specs_of(names))
 
     async def _by_hints(
         self, partition_id: str, names: tuple[str, ...], handles: Sequence[RowHandle | None]
@@ -126,7 +128,7 @@ class Locating(Hosts):
             refs = await self._refs_of(locations, math.inf)
         except (ValueError, TypeError, LookupError, AttributeError):  # nothing that was said of this schema
             return None
-        return Located(refs, {}, handles, _specs(schema, names))
+        return Located(refs, _NONE_MISSING, handles, schema.specs_of(names))
 
     async def _refs_of(self, locations: RowLocations, age_s: float = LIST_AGE_S) -> tuple[SlotRef, ...]:
         names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in locations.spots}
@@ -139,13 +141,14 @@ class Locating(Hosts):
                 names[key].slot,
                 names[key].generation,
                 fields,
-                index[first : first + MOST_PICKED],
-                rows[first : first + MOST_PICKED],
+                _some(index, first),
+                _some(rows, first),
             )
             for (key, fields), (index, rows) in locations.spots.items()
             for first in range(0, len(index), MOST_PICKED)
         )
 
 
-def _specs(schema: Schema, names: Sequence[str]) -> dict[str, FieldSpec]:
-    return {name: schema.fields[name] for name in names if name in schema.fields}
+def _some(numbers: Sequence[int], first: int) -> Sequence[int]:
+    """Return at most ``MOST_PICKED`` of these numbers; a range, which the garbage collector does not count, of one."""
+    return range(numbers[0], numbers[0] + 1) if len(numbers) == 1 else numbers[first : first + MOST_PICKED]
