@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
+import signal
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from asyncdp import stack
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, StaleSlotError
+from asyncdp.testing.contract.rig import BASE
+from asyncdp.transports.ucxx import UCXXTransport
 from tests.ucxx.seen_plane import IDS, Seen, seen_plane
 
 if TYPE_CHECKING:
@@ -119,6 +125,41 @@ async def test_rows_that_are_gone_are_stale(seen: Seen) -> None:
         await other.put_samples(IDS, "p", {"y": torch.tensor([8, 9]), "x": torch.ones(2, 3)})
     with pytest.raises(StaleSlotError):
         await seen.client.get_data(meta)
+
+
+async def test_hosts_are_listed_anew_before_one_may_count_as_dead(seen: Seen) -> None:
+    """By the time of its last heartbeat: whoever removes rows tells no host that counts as dead."""
+    meta = await claimed(seen)
+    directory, began = seen.transport._directory, time.monotonic()
+    await directory.hosts()
+    seen.asked.clear()
+    directory._link.now = lambda: began + 2.0
+    await seen.client.get_data(meta)
+    assert not seen.asked
+    directory._link.now = lambda: began + directory._settings.host_timeout_s
+    await seen.client.get_data(meta)
+    assert seen.asked == {"hosts": 1}
+
+
+@pytest.mark.parametrize("end", [signal.SIGSTOP])
+async def test_rows_that_were_cleared_are_gone_from_a_host_that_was_not_told(end: signal.Signals) -> None:
+    """It is paused, and counts as dead: who has its memory mapped reads nothing there that was cleared."""
+    own = {"host": {"arena_bytes": 1 << 20, "ucx": False, "beat_s": 0.2}, "directory": {"host_timeout_s": 1.5}}
+    owner = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own})
+    reader: Any = stack(UCXXTransport(owner.attach_config(), bootstrap=False))
+    async with reader, stack(owner) as other:
+        await reader.register_partition("p", ["x"], 8, ["t"])
+        await reader.put_samples(IDS, "p", {"x": torch.zeros(2, 3)})
+        meta = await reader.claim_meta("p", "t", ["x"], 2)
+        assert (await reader.get_data(meta))["x"].tolist() == [[0.0] * 3] * 2
+        assert owner.plane is not None
+        os.kill(owner.plane.pids[0], end)
+        try:
+            await other.clear_samples(IDS, "p", timeout_s=60)
+            with pytest.raises(StaleSlotError):
+                await reader.get_data(meta)
+        finally:
+            os.kill(owner.plane.pids[0], signal.SIGCONT)
 
 
 async def test_damaged_hints_are_worth_nothing(seen: Seen) -> None:

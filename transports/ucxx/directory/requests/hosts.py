@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -94,6 +94,8 @@ class Hosts(Base):
         self._found: tuple[HostInfo, ...] = ()
         self._refs: dict[tuple[str, int], HostRef] = {}
         self._alive: set[tuple[str, int]] = set()
+        #: When hosts count as dead at the earliest: a heartbeat may have come since it was last heard of.
+        self._dead_from: dict[tuple[str, int], float] = {}
 
     async def _host_call(self, verb: str, payload: Any) -> list[Any]:
         await self._open()
@@ -137,6 +139,7 @@ class Hosts(Base):
         """List all registered hosts, sorted by id; a list that is at most ``age_s`` seconds old will do."""
         if self._link.now() - self._listed_at <= age_s:
             return self._found
+        sent = self._link.now()
         now, up, flat = load((await self._host_call("hosts", 0))[1])
         limit = self._settings.host_timeout_s
         found = []
@@ -150,9 +153,23 @@ class Hosts(Base):
             if known is None or known.ports != host.ports:
                 self._refs[host.id, host.epoch] = host.ref
         self._alive = {(host.id, host.epoch) for host in found if host.alive}
+        self._dead_from = {(host.id, host.epoch): sent - host.age_s + limit for host in found}
         self._listed_at = self._link.now()
         self._found = tuple(found)
         return self._found
+
+    async def _surely_alive(self, wanted: Collection[tuple[str, int]]) -> bool:
+        """Return whether nobody counts one of these hosts as dead yet; the hosts are listed anew where that is open.
+
+        Whoever removes or replaces rows tells their host before the call returns, unless it counts as dead.
+        """
+        for listed_anew in (False, True):
+            if listed_anew:
+                await self.hosts()
+            now = self._link.now()
+            if all(self._dead_from.get(name, now) > now for name in wanted):
+                return True
+        return False
 
     def forget_hosts(self) -> None:
         """Have the next listing ask the server: a host did not do what the last one says of it."""
