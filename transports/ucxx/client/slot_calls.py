@@ -192,7 +192,8 @@ class SlotCalls(Service):
         """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself.
 
         So does one that is paused. No caller waits for it longer than until the directory counts it as dead: from then
-        on its rows are lost to all clients, and if it goes on, it compares its slots with the directory.
+        on its rows are lost to all clients, and if it goes on, it compares its slots with the directory. Until then no
+        client reads rows of it without asking the directory for them.
         """
         rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
 
@@ -202,9 +203,10 @@ class SlotCalls(Service):
                 port = ports[(ctx.attempt - 1) % len(ports)]
             await self._resolver.host_client.drop(call.host, address.route, rows, port)
 
+        told = False
         try:
             if await self._resolver.serves(call.host):
-                await self._resolver.while_alive(call.host, lambda: self._at(call.host, call.port, drop))
+                told = await self._resolver.while_alive(call.host, lambda: self._at(call.host, call.port, drop))
         except StaleSlotError:
             return
         except DataPlaneUnavailable:
@@ -213,6 +215,8 @@ class SlotCalls(Service):
         except BaseException:
             self._resolver.forget(call.host)  # it did not answer in time, so the next attempt asks the directory
             raise
+        if not told:
+            await self._directory.note_untold(call.host.id, call.host.epoch)
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:

@@ -24,6 +24,9 @@ __all__ = ["HostInfo", "Hosts"]
 LIST_AGE_S = 1.0
 #: Age in seconds up to which a listing serves to place a put; hosts renew what it says of them once a second.
 PLACE_AGE_S = 0.25
+#: Seconds for which it is remembered that a host was not told of removed rows. It frees them by itself once it has
+#: compared its slots with the directory, ``grace_s`` after they were written: about an hour.
+UNTOLD_S = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +97,10 @@ class Hosts(Base):
         self._found: tuple[HostInfo, ...] = ()
         self._refs: dict[tuple[str, int], HostRef] = {}
         self._alive: set[tuple[str, int]] = set()
-        #: When hosts count as dead at the earliest: a heartbeat may have come since it was last heard of.
+        #: When hosts count as dead at the earliest, by the last listing.
         self._dead_from: dict[tuple[str, int], float] = {}
+        #: Until when it is known of hosts that they are told of all rows that are removed.
+        self._told_until: dict[tuple[str, int], float] = {}
 
     async def _host_call(self, verb: str, payload: Any) -> list[Any]:
         await self._open()
@@ -158,18 +163,36 @@ class Hosts(Base):
         self._found = tuple(found)
         return self._found
 
-    async def _surely_alive(self, wanted: Collection[tuple[str, int]]) -> bool:
-        """Return whether nobody counts one of these hosts as dead yet; the hosts are listed anew where that is open.
+    def _untold(self, host_id: str, epoch: int) -> bytes:
+        return f"{self._settings.namespace}:untold:{epoch}:{host_id}".encode("utf-8", "surrogatepass")
 
-        Whoever removes or replaces rows tells their host before the call returns, unless it counts as dead.
+    async def note_untold(self, host_id: str, epoch: int) -> None:
+        """Note, for all clients, that a host was not told of rows that were removed or replaced, as it does not answer.
+
+        It may serve them still, so nobody reads rows of it any more that he has not looked up.
         """
-        for listed_anew in (False, True):
-            if listed_anew:
-                await self.hosts()
-            now = self._link.now()
-            if all(self._dead_from.get(name, now) > now for name in wanted):
-                return True
-        return False
+        await self._open()
+        await self._link.command("SET", self._untold(host_id, epoch), 1, "EX", UNTOLD_S)
+
+    async def _are_told(self, wanted: Collection[tuple[str, int]]) -> bool:
+        """Return whether these hosts have been told of all rows that were removed or replaced; they are asked rarely.
+
+        Whoever removes rows tells their host before the call returns, or notes that it was not told. It does so at the
+        earliest when the host counts as dead, so what was seen holds until then.
+        """
+        now = self._link.now()
+        if all(self._told_until.get(name, now) > now for name in wanted):
+            return True
+        await self.hosts(LIST_AGE_S)
+        names = [name for name in wanted if self._dead_from.get(name, now) > self._link.now()]
+        if len(names) < len(wanted):
+            return False
+        noted = await self._link.pipeline([("GET", self._untold(*name)) for name in names])
+        for name, reply in zip(names, noted, strict=True):
+            if reply is not None:
+                return False
+            self._told_until[name] = self._dead_from[name]
+        return True
 
     def forget_hosts(self) -> None:
         """Have the next listing ask the server: a host did not do what the last one says of it."""

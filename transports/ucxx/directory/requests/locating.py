@@ -112,8 +112,8 @@ class Locating(Hosts):
     ) -> Located | None:
         """Find rows by what a claim or a put said of them, without a request; None where one has to be made.
 
-        The slots say themselves whether they still hold these rows, except on a host that counts as dead, which nobody
-        tells of rows that are removed. If not, the rows are looked up without hints.
+        The slots say themselves whether they still hold these rows. If not, or where a host was not told of all rows
+        that were removed, the rows are looked up without hints.
         """
         schema = self._schemas.get(partition_id)
         numbers = [0] if schema is None else [schema.numbers.get(name, 0) for name in names]
@@ -127,7 +127,7 @@ class Locating(Hosts):
             if locations.add(enumerate(hints)):
                 return None
             names_of_slots = [slot_name(key) for key, _ in locations.spots]
-            if not await self._surely_alive({(name.host, name.epoch) for name in names_of_slots}):
+            if not await self._are_told({(name.host, name.epoch) for name in names_of_slots}):
                 return None
             refs = await self._refs_of(locations, math.inf)
         except (ValueError, TypeError, LookupError, AttributeError):  # nothing that was said of this schema
