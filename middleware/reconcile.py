@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -66,6 +67,7 @@ class Reconcile(Layer):
         try:
             if len(pending_outcomes):
                 await self.resolve_due(call, ctx)
+                await self._resolve_late(ctx)
             result = await self.inner.execute(call, ctx)
         except DataPlaneError as err:
             if err.ambiguous:
@@ -87,6 +89,17 @@ class Reconcile(Layer):
         for outcome in ctx.env.pending_outcomes.due(getattr(call, "partition_id", None), ids, task):
             if outcome.op_id != ctx.op_id:  # the next poll of the same claim gets the same batch as the earlier one
                 await self._resolve(outcome, ctx)
+
+    async def _resolve_late(self, ctx: CallContext) -> None:
+        """Resolve one outcome that the call does not depend on: those of ids that never come again would add up.
+
+        It changes nothing for the call, so an error leaves it to a later one.
+        """
+        outcome = ctx.env.pending_outcomes.late(ctx.env.clock.now(), ctx.op_id)
+        within = None if outcome is None else clean_up_context(ctx)
+        if outcome is not None and within is not None:
+            with suppress(DataPlaneError):
+                await self._resolve(outcome, within)
 
     def _is_silent(self, call: Call[Any], ctx: CallContext) -> bool:
         """Return whether the call is a clean-up at a host that did not answer one recently."""

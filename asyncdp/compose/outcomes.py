@@ -1,9 +1,10 @@
 """The open outcomes of mutations that were cancelled or not answered.
 
 A cancelled call must not wait for I/O, so its open outcome is recorded here, synchronously, and resolved before the
-next mutation that concerns the same ids, or in close(). An open outcome is a call to be sent: ``Resolve`` finds out
-whether a put or clear happened, and has it refused if it arrives later; ``AbandonClaim`` releases a claim that was not
-received; ``Abort`` frees reserved slots; ``Invalidate`` tells a host which of its rows were removed or replaced.
+next mutation that concerns the same ids, after its deadline by any other one, or in close(). An open outcome is a call
+to be sent: ``Resolve`` finds out whether a put or clear happened, and has it refused if it arrives later;
+``AbandonClaim`` releases a claim that was not received; ``Abort`` frees reserved slots; ``Invalidate`` tells a host
+which of its rows were removed or replaced.
 """
 
 from __future__ import annotations
@@ -119,6 +120,13 @@ class PendingOutcomes:
             if outcome.op_id not in self._under_way
             and (isinstance(outcome.call, Invalidate) or outcome.concerns(partition_id, ids, task_name))
         ]
+
+    def late(self, now: float, op_id: str) -> PendingOutcome | None:
+        """Return an open outcome of a user call, other than ``op_id``, whose deadline has passed, if there is one."""
+        for outcome in self._open.values():
+            if 0.0 < outcome.deadline < now and outcome.op_id != op_id and outcome.op_id not in self._under_way:
+                return outcome
+        return None
 
     @contextmanager
     def under_way(self, op_id: str) -> Iterator[None]:

@@ -107,6 +107,23 @@ async def test_a_cancelled_put_that_had_arrived_is_done() -> None:
 
 
 @virtual
+async def test_outcomes_of_ids_that_never_come_again_do_not_add_up() -> None:
+    """Cancelled puts of other ids are resolved after their deadlines, one by each mutation, which frees their slots."""
+    plan = FaultPlan().on(call="Publish").silent(times=3)
+    async with Rig(plan) as rig:
+        for name in "abc":
+            with anyio.move_on_after(1.0):
+                await rig.client.put_samples([name], "p", {"x": rows(1, 3)}, timeout_s=10.0)
+        assert len(rig.client.env.pending_outcomes) == 3
+        await anyio.sleep(10)
+        for left in (2, 1, 0, 0):
+            await rig.client.put_samples(["d"], "p", {"x": rows(1, 4)})
+            assert len(rig.client.env.pending_outcomes) == left
+        assert rig.slots() == {**rig.slots(), "ready": 1, "writing": 0}
+        assert await value(rig, "a") is None
+
+
+@virtual
 async def test_a_put_that_was_cancelled_before_its_publish_counts_no_bytes() -> None:
     """The Abort that frees its slots says that it did not happen."""
     plan = FaultPlan().on(call="WriteSlots").silent(times=1)
