@@ -31,7 +31,8 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture
 async def seen(server: EmbeddedServer, namespace: str, connect: Callable[..., Directory]) -> AsyncIterator[Seen]:
     """Give a plane, and in it a partition of which two rows of ``x`` were put."""
-    async with seen_plane(server, namespace, connect) as made:
+    ucxx = {"namespace": namespace, "devices": "lo", "directory": {"read_by_meta": True}}
+    async with seen_plane(server, namespace, connect, ucxx=ucxx) as made:
         yield made
 
 
@@ -65,6 +66,19 @@ async def test_a_claimed_batch_is_read_without_a_look_up(seen: Seen) -> None:
     assert (bare.handles == meta.handles, bare.handles != meta.handles) == (True, False)
     assert len({*(bare.handles or ()), *(meta.handles or ())}) == 2
     assert "hint" not in repr(meta.handles)
+
+
+async def test_by_default_the_directory_is_asked(
+    server: EmbeddedServer, namespace: str, connect: Callable[..., Directory]
+) -> None:
+    """Rows that a cut off call has removed are gone for all at once, and metas stay small."""
+    async with seen_plane(server, namespace, connect) as seen:
+        meta = await claimed(seen)
+        assert [handle and handle.hint for handle in meta.handles or ()] == [None, None]
+        written = await seen.client.put_samples(["c"], "p", {"x": torch.ones(1, 3)})
+        assert [handle and handle.hint for handle in written.handles or ()] == [None]
+        await seen.client.get_data(meta)
+        assert seen.asked["locate"] == 1
 
 
 async def test_the_meta_of_a_put_says_where_its_rows_lie(seen: Seen) -> None:
@@ -145,7 +159,10 @@ async def test_hosts_are_listed_anew_before_one_may_count_as_dead(seen: Seen) ->
 
 async def test_rows_that_were_cleared_are_gone_from_a_host_that_was_not_told() -> None:
     """It is paused, and counts as dead: nobody reads there what was cleared, not even when it goes on."""
-    own = {"host": {"arena_bytes": 1 << 20, "ucx": False, "beat_s": 0.2}, "directory": {"host_timeout_s": 1.5}}
+    own = {
+        "host": {"arena_bytes": 1 << 20, "ucx": False, "beat_s": 0.2},
+        "directory": {"host_timeout_s": 1.5, "read_by_meta": True},
+    }
     owner = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own})
     reader: Any = stack(UCXXTransport(owner.attach_config(), bootstrap=False))
     async with reader, stack(owner) as other:

@@ -92,7 +92,8 @@ class Claiming(Waiting):
             answer = await self._serve("claim", partition_id, make, op)
         reply = load(answer.blob)
         if reply[0]:
-            meta = _batch(partition_id, task, op.id, reply, answer.schema.version)
+            version = answer.schema.version if self._settings.read_by_meta else None
+            meta = _batch(partition_id, task, op.id, reply, version)
             return ClaimTry(meta, ready=meta.size), None
         _, ready, oldest, ids, ends, lacking = reply
         empty = KVBatchMeta(partition_id, task, [], list(fields), tags=[], handles=[])
@@ -181,7 +182,7 @@ def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
         yield page
 
 
-def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], version: bytes) -> KVBatchMeta:
+def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], version: bytes | None) -> KVBatchMeta:
     _, head, rids, rows = reply
     ids, tags = [], []
     handles: list[RowHandle | None] = []
@@ -189,6 +190,6 @@ def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], versio
         sample_id, _, size0, _, cells, told, _, created, *_ = load(blob)
         ids.append(text(sample_id))
         tags.append(full_tags(told or None, float(created), size0))
-        handles.append(RowHandle(int(rid), claim_id, hint_of(version, cells) if cells else None))
+        handles.append(RowHandle(int(rid), claim_id, hint_of(version, cells) if version and cells else None))
     names = [text(name) for name in load(head)[2]]
     return KVBatchMeta(partition_id, task, ids, names, lengths_of(tags), tags=tags, handles=handles)

@@ -77,7 +77,7 @@ class Locating(Hosts):
             DataPlaneBadRequest: The partition is unknown.
         """
         names = tuple(fields)
-        if handles is not None:
+        if handles is not None and self._settings.read_by_meta:
             by_hints = await self._by_hints(partition_id, names, handles)
             if by_hints is not None:
                 return by_hints

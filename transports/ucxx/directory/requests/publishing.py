@@ -206,7 +206,8 @@ class Publishing(Partitions, Hosts):
         if version and put.merged is not None and put.merged is not answer.schema:
             self._schemas[partition_id] = replace(put.merged, version=version)
         gone = replaced_cells(dead, tuple((put.merged or answer.schema).fields))
-        hints = hints_of(version or answer.schema.version, put.cells or [False] * n)
+        cells = put.cells if self._settings.read_by_meta else ()
+        hints = hints_of(version or answer.schema.version, cells or [False] * n)
         if first:
             lives = range(int(first) + 1, int(first) + 1 + n)
             handles = tuple(RowHandle(life, None, hint) for life, hint in zip(lives, hints, strict=True))
