@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+import anyio
 import torch
 
 from asyncdp import stack
@@ -51,6 +52,23 @@ class Seen:
     async def put(self, value: float = 1.0, **options: Any) -> None:
         """Put two rows of ``x``."""
         await self.client.put_samples(IDS, "p", {"x": torch.full((2, 3), float(value))}, **options)
+
+    async def cut(self, verb: Callable[..., Any], *args: Any) -> None:
+        """Make a call, and cancel it after the directory has executed it, before its answer comes."""
+        link: Any = self.transport._directory._link
+        function, done = link.function, anyio.Event()
+
+        async def unanswered(*args: Any) -> None:
+            await function(*args)
+            done.set()
+            await anyio.sleep_forever()
+
+        link.function = unanswered
+        async with anyio.create_task_group() as group:
+            group.start_soon(verb, *args)
+            await done.wait()
+            group.cancel_scope.cancel()
+        link.function = function
 
     def other(self) -> Any:
         """Return another client."""

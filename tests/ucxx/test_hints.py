@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from asyncdp import stack
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, StaleSlotError
+from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.testing.contract.rig import BASE
 from asyncdp.transports.ucxx import UCXXTransport
 from tests.ucxx.seen_plane import IDS, Seen, seen_plane
@@ -79,6 +79,12 @@ async def test_by_default_the_directory_is_asked(
         assert [handle and handle.hint for handle in written.handles or ()] == [None]
         await seen.client.get_data(meta)
         assert seen.asked["locate"] == 1
+        await seen.cut(seen.client.clear_samples, ["a"], "p")
+        async with seen.other() as other:
+            with pytest.raises(SampleNotFound):
+                await other.get_samples(["a"], "p", ["x"])
+            with pytest.raises(StaleSlotError):
+                await other.get_data(meta.drop(["b"]))
 
 
 async def test_the_meta_of_a_put_says_where_its_rows_lie(seen: Seen) -> None:

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import anyio
 import pytest
 import torch
 
@@ -74,21 +73,8 @@ async def test_a_host_is_told_of_a_removal_of_which_a_claim_found_out(
             await client.register_partition(name, ["x"], 8, ["t"])
         await client.put_samples(["c"], "q", {"x": torch.zeros(1, 3)})
         meta = await client.claim_meta("q", "t", ["x"], 1)
-        link: Any = seen.transport._directory._link
-        function, done = link.function, anyio.Event()
-
-        async def unanswered(*args: Any) -> None:
-            await function(*args)
-            done.set()
-            await anyio.sleep_forever()
-
-        link.function = unanswered
-        async with anyio.create_task_group() as group:
-            removal = client.drop_partition if how == "drop_partition" else getattr(client, how)
-            group.start_soon(removal, *{"drop_partition": ("q",), "pop": (meta, "q")}.get(how, (["c"], "q")))
-            await done.wait()
-            group.cancel_scope.cancel()
-        link.function = function
+        removal = client.drop_partition if how == "drop_partition" else getattr(client, how)
+        await seen.cut(removal, *{"drop_partition": ("q",), "pop": (meta, "q")}.get(how, (["c"], "q")))
         assert seen.states() == {"ready": 2}
         await client.register_partition("q", ["x"], 8, ["t"])
         async with seen.other() as other:
