@@ -106,12 +106,14 @@ class Located:
         missing: ``{position in the request: error}`` of the rows that cannot be read.
         handles: Handle of each row, with its incarnation; None for a missing one.
         specs: Specs of the requested fields, as the partition has fixed them.
+        read: Requests that together read all ``refs``, and their results, where the transport has read them already.
     """
 
     refs: tuple[SlotRef, ...]
     missing: Mapping[int, DataPlaneError]
     handles: Sequence[RowHandle | None]
     specs: Mapping[str, FieldSpec]
+    read: tuple[tuple[ReadSlots, ReadResult], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,14 +222,15 @@ class Resolved:
 class Locate(Call[Located]):
     """Find the slots of samples; a row with another incarnation than its handle in ``handles`` is StaleSlotError.
 
-    A transport that knows from the hints of the handles where all rows lie may answer without asking anybody. If a slot
-    turns out to be stale, its rows are located again by handles without hints.
+    A transport that knows from the hints of the handles where all rows lay may read them while it asks whether they lie
+    there still. ``borrow`` is as in :class:`~asyncdp.calls.GetSamples`.
     """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     fields: tuple[str, ...]
     handles: tuple[RowHandle | None, ...] | None = None
+    borrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

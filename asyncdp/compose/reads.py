@@ -137,13 +137,17 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
         PartialReadError: Some rows, or all, could not be read; its ``errors`` have the reasons.
     """
     n = len(call.sample_ids)
-    located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles), ctx)
+    located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles, call.borrow), ctx)
     specs: Mapping[str, FieldSpec] = located.specs
     if not located.refs:
         reads: list[Read] = []
         failed: dict[int, DataPlaneError] = dict(located.missing)
     else:
-        reads, broken, stale_refs = await _read_refs(send, located.refs, ctx, borrow=call.borrow)
+        reads, broken, stale_refs = (
+            _taken_apart(located.read)
+            if located.read
+            else await _read_refs(send, located.refs, ctx, borrow=call.borrow)
+        )
         failed = dict(located.missing)
         if broken:
             stale: Sequence[int] = sorted(row for row, err in broken.items() if isinstance(err, StaleSlotError))
@@ -181,8 +185,7 @@ async def _read_again(
     """
     stale, stale_refs = gone
     ids = tuple(call.sample_ids[row] for row in stale)
-    known = [before.handles[row] for row in stale]
-    handles = tuple(handle and handle._replace(hint=None) for handle in known)  # a hint led to the stale slot
+    handles = tuple(before.handles[row] for row in stale)
     try:
         located = await send(Locate(ids, call.partition_id, call.fields, handles), ctx)
     except DataPlaneError as err:

@@ -41,13 +41,13 @@ class Seen:
         self.client: Any = stack(self.transport)
         self.asked: Counter[str] = Counter()
         link: Any = self.transport._directory._link
-        function = link.function
+        call_of = link.call_of
 
-        async def counted(verb: str, *args: Any) -> Any:
+        def counted(verb: str, *args: Any) -> Any:
             self.asked[verb] += 1
-            return await function(verb, *args)
+            return call_of(verb, *args)
 
-        link.function = counted
+        link.call_of = counted
 
     async def put(self, value: float = 1.0, **options: Any) -> None:
         """Put two rows of ``x``."""

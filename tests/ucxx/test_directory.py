@@ -18,7 +18,6 @@ from asyncdp.errors import (
     SampleNotFound,
     StaleSlotError,
 )
-from asyncdp.meta import RowHandle
 from asyncdp.rows.block import FieldSpec
 
 if TYPE_CHECKING:
@@ -202,8 +201,7 @@ async def test_claimable_again_only_after_a_clear(plane: "Directory") -> None:
     assert anew.sample_ids == ["a"]
     assert meta.handles is not None
     assert anew.handles is not None
-    known = [RowHandle(one.incarnation) for one in meta.handles if one]  # without the hint of the claim
-    old = await plane.locate("p", ["a"], ["x"], known)
+    old = await plane.locate("p", ["a"], ["x"], meta.handles)
     assert isinstance(old.missing[0], StaleSlotError)
     assert not (await plane.locate("p", ["a"], ["x"], anew.handles)).missing
 

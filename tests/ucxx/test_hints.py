@@ -1,12 +1,9 @@
-"""Reads of rows that were claimed or put: the meta says where they lie, so that the directory is not asked again."""
+"""Reads of rows that were claimed or put: the meta says where they lay, and the directory whether they do still."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import random
-import signal
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,10 +12,10 @@ import anyio
 import pytest
 import torch
 
-from asyncdp import stack
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
-from asyncdp.testing.contract.rig import BASE
-from asyncdp.transports.ucxx import UCXXTransport
+from asyncdp.transports.ucxx.client.lane import Lane
+from asyncdp.transports.ucxx.client.slot_calls import MOST_AT_ONCE
+from asyncdp.transports.ucxx.directory.requests import locating
 from tests.ucxx.seen_plane import IDS, Seen, seen_plane
 
 if TYPE_CHECKING:
@@ -29,10 +26,12 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def seen(server: EmbeddedServer, namespace: str, connect: Callable[..., Directory]) -> AsyncIterator[Seen]:
-    """Give a plane, and in it a partition of which two rows of ``x`` were put."""
-    ucxx = {"namespace": namespace, "devices": "lo", "directory": {"read_by_meta": True}}
-    async with seen_plane(server, namespace, connect, ucxx=ucxx) as made:
+async def seen(
+    server: EmbeddedServer, namespace: str, connect: Callable[..., Directory], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[Seen]:
+    """Give a plane, and in it a partition of which two rows of ``x`` were put; no row is too few to be read at once."""
+    monkeypatch.setattr(locating, "SMALL", 0)
+    async with seen_plane(server, namespace, connect) as made:
         yield made
 
 
@@ -57,34 +56,108 @@ async def test_a_claimed_batch_is_read_without_a_look_up(seen: Seen) -> None:
     seen.transport._directory.forget_hosts()
     assert (await seen.client.get_data(meta))["x"].tolist() == [[0.0] * 3] * 2
     assert (await seen.client.get_data(meta.drop(["a"])))["x"].tolist() == [[0.0] * 3]
-    assert not seen.asked, "nor are the hosts listed anew"
+    assert seen.asked == {"unmoved": 2}, "nor are the hosts listed anew"
     there = pickle.loads(pickle.dumps(meta))
     async with seen.other() as other:
         for _ in range(2):
             assert (await other.get_data(there))["x"].tolist() == [[0.0] * 3] * 2
+    borrowed = await seen.client.get_data(meta, borrow=True)
+    assert borrowed["x"].tolist() == [[0.0] * 3] * 2
     bare = hinted(meta, None, None)
     assert (bare.handles == meta.handles, bare.handles != meta.handles) == (True, False)
     assert len({*(bare.handles or ()), *(meta.handles or ())}) == 2
     assert "hint" not in repr(meta.handles)
 
 
-async def test_by_default_the_directory_is_asked(
+async def test_of_few_rows_the_request_is_joined_with_others(
     server: EmbeddedServer, namespace: str, connect: Callable[..., Directory]
 ) -> None:
-    """Rows that a cut off call has removed are gone for all at once, and metas stay small."""
+    """Up to 32 rows are looked up; more are read at once."""
     async with seen_plane(server, namespace, connect) as seen:
-        meta = await claimed(seen)
-        assert [handle and handle.hint for handle in meta.handles or ()] == [None, None]
-        written = await seen.client.put_samples(["c"], "p", {"x": torch.ones(1, 3)})
-        assert [handle and handle.hint for handle in written.handles or ()] == [None]
-        await seen.client.get_data(meta)
-        assert seen.asked["locate"] == 1
-        await seen.cut(seen.client.clear_samples, ["a"], "p")
-        async with seen.other() as other:
-            with pytest.raises(SampleNotFound):
-                await other.get_samples(["a"], "p", ["x"])
-            with pytest.raises(StaleSlotError):
-                await other.get_data(meta.drop(["b"]))
+        ids = [f"s{at}" for at in range(33)]
+        await seen.client.register_partition("q", ["x"], 64, ["t"])
+        meta = await seen.client.put_samples(ids, "q", {"x": torch.arange(33)})
+        assert (await seen.client.get_data(meta.drop(["s32"])))["x"].tolist() == list(range(32))
+        assert (seen.asked["locate"], seen.asked["unmoved"]) == (1, 0)
+        assert (await seen.client.get_data(meta))["x"].tolist() == list(range(33))
+        assert (seen.asked["locate"], seen.asked["unmoved"]) == (1, 1)
+
+
+async def test_what_a_cut_off_call_has_removed_is_gone_for_all(seen: Seen) -> None:
+    """Its host was not told, and would serve the rows still."""
+    meta = await claimed(seen)
+    await seen.client.get_data(meta)
+    await seen.cut(seen.client.clear_samples, ["a"], "p")
+    async with seen.other() as other:
+        with pytest.raises(SampleNotFound):
+            await other.get_samples(["a"], "p", ["x"])
+        for client in (other, seen.client):
+            with pytest.raises(DataPlaneError) as caught:
+                await client.get_data(meta)
+            assert isinstance(caught.value.errors[0], StaleSlotError)
+    await seen.cut(seen.client.put_samples, ["b"], "p", {"x": torch.full((1, 3), 7.0)})
+    assert (await seen.client.get_data(meta.drop(["a"])))["x"].tolist() == [[7.0] * 3]
+
+
+async def test_handles_of_other_rows_are_no_hints(seen: Seen) -> None:
+    """Whose ids and handles do not belong together gets an error, never the other row."""
+    meta = await claimed(seen)
+    await seen.client.get_data(meta)
+    with pytest.raises(StaleSlotError):
+        await seen.client.get_data(replace(meta, sample_ids=IDS[::-1]))
+
+
+async def test_metas_of_several_claims(seen: Seen) -> None:
+    """They are read at once where nothing moved in between; else they are looked up."""
+    client = seen.client
+    later = await client.put_samples(["c", "d"], "p", {"x": torch.full((2, 3), 2.0)})
+    for moved in (False, True):
+        first = await client.put_samples(IDS, "p", {"x": torch.ones(2, 3)}) if moved else await claimed(seen)
+        both = replace(first, task_name=None).concat(later)
+        seen.asked.clear()
+        assert (await client.get_data(both, ["x"]))["x"][:, 0].tolist() == [float(moved)] * 2 + [2.0] * 2
+        assert seen.asked["locate"] == moved
+
+
+async def test_a_read_that_is_cancelled_keeps_no_connection(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of the directory is never taken for that of the next request."""
+    meta = await claimed(seen)
+    await seen.client.get_data(meta)
+    link: Any = seen.transport._directory._link
+    before = len(link._transports)
+    with monkeypatch.context() as patch:
+        patch.setattr(Lane, "read", lambda *_, **__: anyio.sleep_forever())
+        with anyio.move_on_after(0.2) as scope:
+            await seen.client.get_data(meta)
+        assert scope.cancelled_caught
+        assert len(link._transports) == before - 1
+        assert not link._idle
+    assert (await seen.client.get_data(meta))["x"].tolist() == [[0.0] * 3] * 2
+
+
+async def test_reads_at_once_leave_connections_for_others(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a few keep one until their copy has ended."""
+    meta = await claimed(seen)
+    await seen.client.get_data(meta)
+    read, going, go = Lane.read, 0, anyio.Event()
+    link: Any = seen.transport._directory._link
+    before = len(link._transports) - len(link._idle)
+
+    async def waits(self: Lane, *args: Any, **options: Any) -> Any:
+        nonlocal going
+        going += 1
+        await go.wait()
+        return await read(self, *args, **options)
+
+    monkeypatch.setattr(Lane, "read", waits)
+    async with anyio.create_task_group() as group:
+        for _ in range(40):
+            group.start_soon(seen.client.get_data, meta)
+        with anyio.fail_after(20):
+            while going < 40:  # noqa: ASYNC110 - counted in a patched method
+                await anyio.sleep(0.01)
+        assert len(link._transports) - len(link._idle) == before + MOST_AT_ONCE
+        go.set()
 
 
 async def test_the_meta_of_a_put_says_where_its_rows_lie(seen: Seen) -> None:
@@ -149,62 +222,22 @@ async def test_rows_that_are_gone_are_stale(seen: Seen) -> None:
         await seen.client.get_data(meta)
 
 
-async def test_hosts_are_listed_anew_before_one_may_count_as_dead(seen: Seen) -> None:
-    """By the time of its last heartbeat: whoever removes rows tells no host that counts as dead."""
-    meta = await claimed(seen)
-    directory, began = seen.transport._directory, time.monotonic()
-    await seen.client.get_data(meta)
-    seen.asked.clear()
-    directory._link.now = lambda: began + 2.0
-    await seen.client.get_data(meta)
-    assert not seen.asked
-    directory._link.now = lambda: began + directory._settings.host_timeout_s
-    await seen.client.get_data(meta)
-    assert seen.asked == {"hosts": 1}
-
-
-async def test_rows_that_were_cleared_are_gone_from_a_host_that_was_not_told() -> None:
-    """It is paused, and counts as dead: nobody reads there what was cleared, not even when it goes on."""
-    own = {
-        "host": {"arena_bytes": 1 << 20, "ucx": False, "beat_s": 0.2},
-        "directory": {"host_timeout_s": 1.5, "read_by_meta": True},
-    }
-    owner = UCXXTransport({**BASE, "impl": "ucxx", "backend": "valkey", "num_storage_units": 1, "ucxx": own})
-    reader: Any = stack(UCXXTransport(owner.attach_config(), bootstrap=False))
-    async with reader, stack(owner) as other:
-        await reader.register_partition("p", ["x"], 8, ["t"])
-        await reader.put_samples(IDS, "p", {"x": torch.zeros(2, 3)})
-        meta = await reader.claim_meta("p", "t", ["x"], 2)
-        assert (await reader.get_data(meta))["x"].tolist() == [[0.0] * 3] * 2
-        assert owner.plane is not None
-        os.kill(owner.plane.pids[0], signal.SIGSTOP)
-        try:
-            await other.clear_samples(["a"], "p", timeout_s=60)  # waits until the host counts as dead
-            await other.clear_samples(["b"], "p", timeout_s=60)
-            with pytest.raises(StaleSlotError):
-                await reader.get_data(meta)
-        finally:
-            os.kill(owner.plane.pids[0], signal.SIGCONT)
-        with anyio.fail_after(60):
-            while not (await reader.list_hosts())[0].alive:  # noqa: ASYNC110 - in another process
-                await anyio.sleep(0.05)
-        with pytest.raises(StaleSlotError):
-            await reader.get_data(meta.drop(["a"]))
-
-
 async def test_damaged_hints_are_worth_nothing(seen: Seen) -> None:
     """What is no hint is ignored; damaged ones lead to a row or to a typed error."""
     meta = await claimed(seen)
     rng = random.Random(1)
     good = [handle and handle.hint for handle in meta.handles or ()]
-    for strange in (None, b"", b"?", "text", 7, ("a",), good[0][:-9], good[0].partition(b" ")[0]):
-        assert (await seen.client.get_data(hinted(meta, good[0], strange)))["x"].tolist() == [[0.0] * 3] * 2
+    name, mark, cells = good[0]
+    for strange in (None, b"", "text", 7, ("a",), (), good[1], (name, mark, cells[:-9]), (name, b"", cells),
+                    (name, mark, None), (name, b"no " + mark, cells), (name, mark + b"1", cells)):  # fmt: skip
+        assert (await seen.client.get_data(hinted(meta, strange, good[1])))["x"].tolist() == [[0.0] * 3] * 2
     for _ in range(60):
-        damaged = bytearray(rng.choice(good))
+        damaged = bytearray(cells)
         for _ in range(rng.randint(1, 3)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        broken = hinted(meta, (name, mark, bytes(damaged)), good[1])
         try:
-            got = await seen.client.get_data(hinted(meta, good[0], bytes(damaged)), timeout_s=0.2)
+            got = await seen.client.get_data(broken, timeout_s=0.2)
         except DataPlaneError:
             continue
         assert got["x"].shape == (2, 3)

@@ -36,8 +36,6 @@ class Transport(SlotCalls):
         super().__init__()
         self.infos, self.answer, self.looked = infos, answer, 0
         self.told: list[tuple[str, Any, int | None]] = []
-        self.untold: list[tuple[str, int]] = []
-        self._directory = SimpleNamespace(note_untold=self.note_untold)  # type: ignore[assignment]
         resolver = self._resolver = HostResolver.__new__(HostResolver)
         resolver._addresses, resolver._asked = {}, True
         resolver._directory = SimpleNamespace(hosts=self.hosts)  # type: ignore[assignment]
@@ -48,10 +46,6 @@ class Transport(SlotCalls):
         """What is registered."""
         self.looked += 1
         return self.infos
-
-    async def note_untold(self, host_id: str, epoch: int) -> None:
-        """Note it."""
-        self.untold.append((host_id, epoch))
 
     async def drop(self, host: HostRef, route: Any, rows: Any, port: int | None) -> None:
         """Answer."""
@@ -95,7 +89,6 @@ async def test_a_host_is_told_slots_generations_and_rows() -> None:
         await transport._invalidate(invalidate(port), CTX)
     assert transport.told == [("here", [(7, 3, (0,), ())], 1), ("here", [(7, 3, (0,), ())], 2)]
     assert transport.looked == 1
-    assert not transport.untold
 
 
 async def test_a_host_whose_ports_were_not_known_is_found() -> None:
@@ -114,7 +107,6 @@ async def test_a_host_that_cannot_serve_is_not_asked(info: HostInfo | None) -> N
     transport = Transport(lambda _: None, *([info] if info else []))
     await transport._invalidate(invalidate(), CTX)
     assert not transport.told
-    assert transport.untold == [("h", 1)]
 
 
 async def test_a_host_that_refuses_everywhere_holds_nobody_up(listens: dict[int, bool]) -> None:

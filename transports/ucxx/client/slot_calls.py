@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncdp.calls import CallContext, handles
@@ -30,6 +31,8 @@ __all__ = ["SlotCalls", "op_of"]
 
 R = TypeVar("R")
 
+#: Most reads of a client during which the directory is asked: each keeps a connection to it until its copy has ended.
+MOST_AT_ONCE: Final = 4
 #: Limits of the time that a full host may keep a put waiting: a share of the call's remaining time, and seconds.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
@@ -49,13 +52,46 @@ class SlotCalls(Service):
     _directory: Directory
     _resolver: HostResolver
     _placing: Placing
+    _reading_at_once = 0
 
     # -- where
 
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
         del ctx
+        if call.handles is not None and self._reading_at_once < MOST_AT_ONCE:
+            noted = self._directory.noted(call.partition_id, call.sample_ids, call.fields, call.handles)
+            if noted is not None:
+                self._reading_at_once += 1
+                try:
+                    read = await self._read_at_once(call, *noted)
+                finally:
+                    self._reading_at_once -= 1
+                if read is not None:
+                    return read
         return await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+
+    async def _read_at_once(self, call: s.Locate, located: s.Located, mark: bytes) -> s.Located | None:
+        """Read rows over the lane where they lay at ``mark``, while the directory says whether they lie there still.
+
+        None where they do not, or another host's memory or anything else stands in the way: they are looked up then.
+        """
+        by_host: dict[s.HostRef, list[s.SlotRef]] = {}
+        for ref in located.refs:
+            by_host.setdefault(ref.host, []).append(ref)
+        calls = [s.ReadSlots(host, tuple(refs), borrow=call.borrow) for host, refs in by_host.items()]
+        lanes = []
+        for host in by_host:
+            address = self._resolver.known(host)
+            lane = None if address is None else self._resolver.host_client.lane_of(host, address.route)
+            if lane is None:
+                return None
+            lanes.append(lane)
+        async with self._directory.unmoved(call.partition_id, mark) as unmoved:
+            results = [await lane.read(one.refs, borrow=one.borrow) for lane, one in zip(lanes, calls, strict=True)]
+            if not await unmoved() or any(result.errors for result in results):
+                return None
+        return replace(located, read=tuple(zip(calls, results, strict=True)))
 
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
@@ -192,8 +228,7 @@ class SlotCalls(Service):
         """Tell a host; one that is down, or began anew, cannot serve the rows, and frees them itself.
 
         So does one that is paused. No caller waits for it longer than until the directory counts it as dead: from then
-        on its rows are lost to all clients, and if it goes on, it compares its slots with the directory. Until then no
-        client reads rows of it without asking the directory for them.
+        on its rows are lost to all clients, and if it goes on, it compares its slots with the directory.
         """
         rows = [(ref.slot, ref.generation, tuple(ref.index), ref.fields) for ref in call.refs]
 
@@ -203,10 +238,9 @@ class SlotCalls(Service):
                 port = ports[(ctx.attempt - 1) % len(ports)]
             await self._resolver.host_client.drop(call.host, address.route, rows, port)
 
-        told = False
         try:
             if await self._resolver.serves(call.host):
-                told = await self._resolver.while_alive(call.host, lambda: self._at(call.host, call.port, drop))
+                await self._resolver.while_alive(call.host, lambda: self._at(call.host, call.port, drop))
         except StaleSlotError:
             return
         except DataPlaneUnavailable:
@@ -215,8 +249,6 @@ class SlotCalls(Service):
         except BaseException:
             self._resolver.forget(call.host)  # it did not answer in time, so the next attempt asks the directory
             raise
-        if not told:
-            await self._directory.note_untold(call.host.id, call.host.epoch)
 
     @handles(s.Publish)
     async def _publish(self, call: s.Publish, ctx: CallContext) -> s.Published:

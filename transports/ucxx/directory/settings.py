@@ -31,9 +31,6 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
         list_rows: Rows per page of a listing; between pages the server handles other requests.
         wake_s: Longest interval in seconds at which a waiting claim polls: a notice can be lost with its connection,
             and the end of a lease sends none.
-        read_by_meta: Whether metas say where their rows lie, and ``get_data`` reads them there without asking the
-            directory. Rows that another client has removed or replaced without having told their slot host yet, as its
-            call was cut off, can then still be read, though others do not find them any more.
     """
 
     namespace: Namespace = "asyncdp"
@@ -47,7 +44,6 @@ class DirectorySettings(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
     capacity_age_s: float = 1.0
     list_rows: Positive = 4096
     wake_s: Seconds = 0.5
-    read_by_meta: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a ``host_forget_s`` below ``host_timeout_s``, which would remove hosts that still count as alive."""

@@ -24,9 +24,9 @@ __all__ = [
     "SlotName",
     "cells_of",
     "dead_cells",
-    "hint_of",
     "hints_of",
     "homes_named",
+    "mark_of",
     "pieces",
     "replaced_cells",
     "slot_name",
@@ -184,15 +184,19 @@ def pieces(blob: bytes | None) -> list[Any]:
     return load(blob) if blob else []
 
 
-def hint_of(version: bytes, cells: bytes) -> bytes:
-    """Return the hint of a row: the version of the schema whose field numbers its cells have, and the cells."""
-    return version + b" " + cells
+def mark_of(version: bytes, moved: bytes) -> bytes:
+    """Return when the places of rows were noted: the version of the schema, and when rows of it last moved."""
+    return version + b" " + moved
 
 
-def hints_of(version: bytes, cells: Iterable[bytes | bool]) -> list[bytes | None]:
-    """Return the hints of the rows of a put; None for one without cells."""
-    begin = hint_of(version, b"")
-    return [begin + cell if isinstance(cell, bytes) else None for cell in cells]
+def hints_of(
+    sample_ids: Sequence[str], mark: bytes, cells: Sequence[bytes | bool]
+) -> list[tuple[str, bytes, bytes] | None]:
+    """Return the hints of rows: the id, when their places were noted, and their cells; None for one without cells."""
+    return [
+        (sample_id, mark, cell) if isinstance(cell, bytes) else None
+        for sample_id, cell in zip(sample_ids, cells, strict=True)
+    ]
 
 
 class RowLocations:
@@ -201,15 +205,13 @@ class RowLocations:
     Args:
         names: Fields to be read.
         numbers: Their numbers; 0 for a field that no row has.
-        begin: What precedes the packed cells of each row.
     """
 
-    def __init__(self, names: tuple[str, ...], numbers: Sequence[int], begin: bytes = b"") -> None:
+    def __init__(self, names: tuple[str, ...], numbers: Sequence[int]) -> None:
         """Start without rows."""
         self.spots: dict[tuple[bytes, tuple[str, ...]], tuple[list[int], list[int]]] = {}
         self._names = names
         self._numbers = numbers
-        self._begin = begin
 
     def add(self, rows: Iterable[tuple[int, bytes | None]]) -> dict[int, str]:
         """Add rows by their packed cells; return the first field that is not produced, by row, where one is not.
@@ -229,24 +231,18 @@ class RowLocations:
                     spot[0].append(first if size == 1 else int.from_bytes(blob[at + 1 : at + size], "big"))
                     spot[1].append(row)
                     continue
-            mine = self._pieces(blob)
+            mine = pieces(blob)
+            if any(type(piece[1]) is not int for piece in mine):
+                raise ValueError(f"{blob!r:.80} are no cells")
             name = self._add(row, mine)
             if name is not None:
                 absent[row] = name
             elif len(mine) == 1:
                 key, _, numbers, _ = mine[0]
                 spot = self.spots[key, self._names]
-                head, fields = self._begin + b"\x91\x94" + pack(key), pack(numbers)
+                head, fields = b"\x91\x94" + pack(key), pack(numbers)
                 at = len(head)
         return absent
-
-    def _pieces(self, blob: bytes | None) -> list[Any]:
-        if blob and not blob.startswith(self._begin):
-            raise ValueError(f"{blob!r:.80} does not begin with {self._begin!r}")
-        mine = pieces(blob and blob[len(self._begin) :])
-        if any(type(piece[1]) is not int for piece in mine):
-            raise ValueError(f"{blob!r:.80} are no cells")
-        return mine
 
     def _add(self, row: int, mine: Sequence[Any]) -> str | None:
         where = {number: at for at, piece in enumerate(mine) for number in piece[2]}

@@ -49,7 +49,7 @@ local function expire(P)
 end
 
 local function batch(P, head, rids, blobs)
-  return { OK, pack({ true, pack(head), rids, blobs or load_rows(P.K, rids) }) }
+  return { OK, pack({ true, pack(head), rids, blobs or load_rows(P.K, rids), moved_at(P) }) }
 end
 
 -- How many of the rows that wait, of the oldest 1000, lack which field: {field number, count}.

@@ -115,6 +115,7 @@ local function clear(K, P, args)
   end
   for name, left in pairs(leaving) do leave(P, groups[name], name, left[1], left[2]) end
   P.gone = P.gone + #rids
+  moves(P)
   many('HDEL', K .. 'i', names)
   remove_rows(K, rids)
   save_groups(P, groups)

@@ -4,7 +4,7 @@
 -- one node. ARGV: op_id ('' for what changes nothing), not_after (microseconds of this server's clock), the version of the
 -- schema that the caller knows, a msgpack payload. The answer is {code, blob} or {code, blob, blob}.
 --
---   p  hash: ver doc gsize nt (schema) inc seq bytes gone (counters) ix ixn (ready indexes)
+--   p  hash: ver doc gsize nt (schema) inc seq bytes gone (counters) ix ixn (ready indexes) moved (see `moves`)
 --   i  hash: id -> rid, the row's incarnation in 16 digits
 --   r:<shelf> hash: rid -> row (see ID below), of all rids that begin with the same 13 digits     s  zset: shelves
 --   g  hash: group -> group (see EXPECT below); without whole groups, a row alone in the group of its own name has none
@@ -61,13 +61,13 @@ local function split(rids)
 end
 
 local function open(K, now)
-  local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn', 'gone')
+  local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn', 'gone', 'moved')
   if not v[1] then return nil end
   local gsize = tonumber(v[2])
   return {
     K = K, now = now, ver = v[1], gsize = gsize > 0 and gsize or nil, nt = tonumber(v[3]), inc = tonumber(v[4]),
     seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]),
-    gone = tonumber(v[9]), stale = {}, whole = {}, places = {},
+    gone = tonumber(v[9]), moved = tonumber(v[10] or 0), stale = {}, whole = {}, places = {},
   }
 end
 
@@ -76,16 +76,22 @@ local function fresh(K, now)
   local last = tonumber(redis.call('GET', K .. 'z') or '0')
   return {
     K = K, now = now, ver = '0', nt = 0, inc = math.max(now, last), seq = 0, bytes = 0, ix = {}, ixn = 0,
-    gone = 0, stale = {}, whole = {}, places = {},
+    gone = 0, moved = now, stale = {}, whole = {}, places = {},
   }
 end
+
+-- Notes that rows, or fields of rows, are not where they were. It is of the clock, so none comes again where a server was
+-- restarted with older data.
+local function moves(P) P.moved = math.max(P.now, P.moved + 1) end
+local function moved_at(P) return string.format('%.0f', P.moved) end
 
 -- Notes that `n` more groups are complete whose rows lie on these homes.
 local function count_whole(P, homes, n) P.whole[homes] = (P.whole[homes] or 0) + n end
 
 local function save(P)
   redis.call('HSET', P.K .. 'p', 'inc', string.format('%d', P.inc), 'seq', string.format('%d', P.seq),
-    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%d', P.gone))
+    'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%d', P.gone),
+    'moved', moved_at(P))
   local ask, set, del = {}, {}, {}
   for homes, n in pairs(P.whole) do if n ~= 0 then ask[#ask + 1] = homes end end
   for j, old in ipairs(hmget(P.K .. 'd', ask)) do

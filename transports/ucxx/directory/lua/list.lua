@@ -14,6 +14,11 @@ local function locate(K, P, args)
   return { OK, pack({ rids, out }) }
 end
 
+-- Payload: `moved_at` of an answer that said where rows lie. Whether they, and all their fields, lie there still.
+local function unmoved(K, P, args)
+  return { OK, P and P.ver == args[3] and moved_at(P) == args[4] and '1' or '' }
+end
+
 -- Payload: limit. What tells a scan of the partition that it was whole: when it was made, how many rows have gone, the last
 -- incarnation; and of a partition of at most `limit` rows groups and rows.
 local function rows(K, P, args)

@@ -212,8 +212,8 @@ end
 
 -- The answer of a put of n rows: their incarnations, from `first` on where all are new, and which of them are new; the
 -- version of the schema, where it may have changed.
-local function published(n, first, rids, new, dead, ver)
-  return { OK, pack({ first and string.format('%.0f', first) or false, n, rids, new, dead, ver }) }
+local function published(P, n, first, rids, new, dead, ver)
+  return { OK, pack({ first and string.format('%.0f', first) or false, n, rids, new, dead, ver, moved_at(P) }) }
 end
 
 -- Payload: columns over the rows (absent where they say nothing), see publishing.py. Checked first, then changed.
@@ -238,7 +238,7 @@ local function publish(K, P, args, now)
       for j, i in ipairs(keep) do rids[j] = found[i] end
     end
     -- Remembered: a row that lives by the time when this is sent again is left out as well.
-    if #a.ids == 0 then return published(total, false, {}, {}, dead, false), false end
+    if #a.ids == 0 then return published(P, total, false, {}, {}, dead, false), false end
     if a.clash then return { ERROR, pack({ 'clash' }) } end
   end
   local n, new = #a.ids, {}
@@ -311,6 +311,7 @@ local function publish(K, P, args, now)
     end
   end
   P.seq = seq
+  if #dead > 0 then moves(P) end
   P.bytes = P.bytes + added
   if #new > 0 then set_i[#set_i + 1] = PAD; set_i[#set_i + 1] = '' end
   many('HSET', K .. 'i', set_i)
@@ -318,12 +319,12 @@ local function publish(K, P, args, now)
   save_groups(P, groups)
   touch(P, rids, list, groups_of, is_new, groups, nil, before)
   save(P)
-  if #new == total then return published(total, first, false, false, dead, P.ver), true end
+  if #new == total then return published(P, total, first, false, false, dead, P.ver), true end
   if at then
     local written = rids
     rids = {}
     for i = 1, total do rids[i] = false end
     for j, i in ipairs(at) do rids[i] = written[j] end
   end
-  return published(total, false, rids, new, dead, P.ver), true
+  return published(P, total, false, rids, new, dead, P.ver), true
 end

@@ -14,6 +14,7 @@ redis.register_function('publish_@VERSION@', mutation(publish))
 redis.register_function{ function_name = 'clear_@VERSION@', callback = mutation(clear), flags = { 'allow-oom' } }
 redis.register_function{ function_name = 'resolve_@VERSION@', callback = resolve, flags = { 'allow-oom' } }
 redis.register_function{ function_name = 'locate_@VERSION@', callback = read(locate), flags = { 'no-writes' } }
+redis.register_function{ function_name = 'unmoved_@VERSION@', callback = read(unmoved), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'rows_@VERSION@', callback = read(rows), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'depth_@VERSION@', callback = read(depth), flags = { 'no-writes' } }
 redis.register_function{ function_name = 'claim_@VERSION@', callback = claim, flags = { 'allow-oom' } }

@@ -8,7 +8,7 @@ from asyncdp.calls.slots import ClaimTry
 from asyncdp.errors import ClaimLost, DataPlaneBadRequest
 from asyncdp.meta import ClaimInfo, KVBatchMeta, RowHandle, lengths_of
 
-from ..encoding.cells import hint_of
+from ..encoding.cells import hints_of, mark_of
 from ..encoding.msgpack_codec import load, pack, text
 from ..encoding.operation_ids import OperationId
 from ..encoding.rows import full_tags
@@ -92,8 +92,7 @@ class Claiming(Waiting):
             answer = await self._serve("claim", partition_id, make, op)
         reply = load(answer.blob)
         if reply[0]:
-            version = answer.schema.version if self._settings.read_by_meta else None
-            meta = _batch(partition_id, task, op.id, reply, version)
+            meta = _batch(partition_id, task, op.id, reply, answer.schema.version)
             return ClaimTry(meta, ready=meta.size), None
         _, ready, oldest, ids, ends, lacking = reply
         empty = KVBatchMeta(partition_id, task, [], list(fields), tags=[], handles=[])
@@ -182,14 +181,15 @@ def _pages(sizes: Mapping[bytes, int], most: int) -> Iterator[list[bytes]]:
         yield page
 
 
-def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], version: bytes | None) -> KVBatchMeta:
-    _, head, rids, rows = reply
-    ids, tags = [], []
-    handles: list[RowHandle | None] = []
-    for rid, blob in zip(rids, rows, strict=True):
-        sample_id, _, size0, _, cells, told, _, created, *_ = load(blob)
+def _batch(partition_id: str, task: str, claim_id: str, reply: list[Any], version: bytes) -> KVBatchMeta:
+    _, head, rids, rows, moved = reply
+    ids, tags, cells = [], [], []
+    for blob in rows:
+        sample_id, _, size0, _, cell, told, _, created, *_ = load(blob)
         ids.append(text(sample_id))
         tags.append(full_tags(told or None, float(created), size0))
-        handles.append(RowHandle(int(rid), claim_id, hint_of(version, cells) if version and cells else None))
+        cells.append(cell)
+    lives = zip(rids, hints_of(ids, mark_of(version, moved), cells), strict=True)
+    handles: list[RowHandle | None] = [RowHandle(int(rid), claim_id, hint) for rid, hint in lives]
     names = [text(name) for name in load(head)[2]]
     return KVBatchMeta(partition_id, task, ids, names, lengths_of(tags), tags=tags, handles=handles)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +24,6 @@ __all__ = ["HostInfo", "Hosts"]
 LIST_AGE_S = 1.0
 #: Age in seconds up to which a listing serves to place a put; hosts renew what it says of them once a second.
 PLACE_AGE_S = 0.25
-#: Seconds for which it is remembered that a host was not told of removed rows. It frees them by itself once it has
-#: compared its slots with the directory, ``grace_s`` after they were written: about an hour.
-UNTOLD_S = 86400
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +94,6 @@ class Hosts(Base):
         self._found: tuple[HostInfo, ...] = ()
         self._refs: dict[tuple[str, int], HostRef] = {}
         self._alive: set[tuple[str, int]] = set()
-        #: When hosts count as dead at the earliest, by the last listing.
-        self._dead_from: dict[tuple[str, int], float] = {}
-        #: Until when it is known of hosts that they are told of all rows that are removed.
-        self._told_until: dict[tuple[str, int], float] = {}
 
     async def _host_call(self, verb: str, payload: Any) -> list[Any]:
         await self._open()
@@ -144,7 +137,6 @@ class Hosts(Base):
         """List all registered hosts, sorted by id; a list that is at most ``age_s`` seconds old will do."""
         if self._link.now() - self._listed_at <= age_s:
             return self._found
-        sent = self._link.now()
         now, up, flat = load((await self._host_call("hosts", 0))[1])
         limit = self._settings.host_timeout_s
         found = []
@@ -158,41 +150,9 @@ class Hosts(Base):
             if known is None or known.ports != host.ports:
                 self._refs[host.id, host.epoch] = host.ref
         self._alive = {(host.id, host.epoch) for host in found if host.alive}
-        self._dead_from = {(host.id, host.epoch): sent - host.age_s + limit for host in found}
         self._listed_at = self._link.now()
         self._found = tuple(found)
         return self._found
-
-    def _untold(self, host_id: str, epoch: int) -> bytes:
-        return f"{self._settings.namespace}:untold:{epoch}:{host_id}".encode("utf-8", "surrogatepass")
-
-    async def note_untold(self, host_id: str, epoch: int) -> None:
-        """Note, for all clients, that a host was not told of rows that were removed or replaced, as it does not answer.
-
-        It may serve them still, so nobody reads rows of it any more that he has not looked up.
-        """
-        await self._open()
-        await self._link.command("SET", self._untold(host_id, epoch), 1, "EX", UNTOLD_S)
-
-    async def _are_told(self, wanted: Collection[tuple[str, int]]) -> bool:
-        """Return whether these hosts have been told of all rows that were removed or replaced; they are asked rarely.
-
-        Whoever removes rows tells their host before the call returns, or notes that it was not told. It does so at the
-        earliest when the host counts as dead, so what was seen holds until then.
-        """
-        now = self._link.now()
-        if all(self._told_until.get(name, now) > now for name in wanted):
-            return True
-        await self.hosts(LIST_AGE_S)
-        names = [name for name in wanted if self._dead_from.get(name, now) > self._link.now()]
-        if len(names) < len(wanted):
-            return False
-        noted = await self._link.pipeline([("GET", self._untold(*name)) for name in names])
-        for name, reply in zip(names, noted, strict=True):
-            if reply is not None:
-                return False
-            self._told_until[name] = self._dead_from[name]
-        return True
 
     def forget_hosts(self) -> None:
         """Have the next listing ask the server: a host did not do what the last one says of it."""
@@ -202,15 +162,13 @@ class Hosts(Base):
         """Return a HostRef as far as it is known without a request; the ports are empty where they are not."""
         return self._refs.get((host_id, epoch)) or HostRef(host_id, epoch, ())
 
-    async def _host_refs(
-        self, wanted: Sequence[tuple[str, int]], age_s: float = LIST_AGE_S
-    ) -> dict[tuple[str, int], HostRef]:
+    async def _host_refs(self, wanted: Sequence[tuple[str, int]]) -> dict[tuple[str, int], HostRef]:
         """Return one HostRef per (host, epoch); without ports where that incarnation is not registered any more.
 
-        A list of hosts that is older than ``age_s`` seconds, or lacks one of them, is replaced by a request.
+        A list of hosts that is older than ``LIST_AGE_S``, or lacks one of them, is replaced by a request.
         """
         missing = any(name not in self._refs for name in wanted)
-        if missing or self._link.now() - self._listed_at > age_s:
+        if missing or self._link.now() - self._listed_at > LIST_AGE_S:
             await self.hosts()
         out = {}
         for name in wanted:

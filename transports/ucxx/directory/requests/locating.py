@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from contextlib import asynccontextmanager
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -10,15 +10,18 @@ from asyncdp.calls.slots import Located, SlotRef
 from asyncdp.errors import DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.meta import RowHandle
 
-from ...joined import Joined
+from ...joined import SMALL, Joined
 from ...wire.messages import MOST_PICKED
-from ..encoding.cells import RowLocations, SlotName, hint_of, slot_name
+from ..encoding.cells import RowLocations, SlotName, slot_name
 from ..encoding.msgpack_codec import load, pack
 from ..encoding.rows import CELLS
-from .hosts import LIST_AGE_S, Hosts
+from .base import OK
+from .hosts import Hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+
+    from asyncdp.calls.slots import HostRef
 
     from ..encoding.schema import Schema
     from ..server.link import DirectoryLink
@@ -77,10 +80,6 @@ class Locating(Hosts):
             DataPlaneBadRequest: The partition is unknown.
         """
         names = tuple(fields)
-        if handles is not None and self._settings.read_by_meta:
-            by_hints = await self._by_hints(partition_id, names, handles)
-            if by_hints is not None:
-                return by_hints
         (rids, stored, schema), first = await self._joined.ask(partition_id, sample_ids)
         missing: dict[int, DataPlaneError] = {}
         found: list[RowHandle | None] = []
@@ -107,50 +106,67 @@ class Locating(Hosts):
             missing[at] = SampleNotFound(msg, partition_id=partition_id, sample_ids=(sample_ids[at],), field=absent)
         return Located(await self._refs_of(locations), missing or _NONE_MISSING, found, schema.specs_of(names))
 
-    async def _by_hints(
-        self, partition_id: str, names: tuple[str, ...], handles: Sequence[RowHandle | None]
-    ) -> Located | None:
-        """Find rows by what a claim or a put said of them, without a request; None where one has to be made.
+    def noted(
+        self, partition_id: str, sample_ids: Sequence[str], fields: Sequence[str], handles: Sequence[RowHandle | None]
+    ) -> tuple[Located, bytes] | None:
+        """Return where rows lay when they were claimed or put, by the hints of their handles, and when that was.
 
-        The slots say themselves whether they still hold these rows. If not, or where a host was not told of all rows
-        that were removed, the rows are looked up without hints.
+        None where it is not known of all rows, or they are so few that :meth:`locate` joins the request with others.
+        :meth:`unmoved` tells whether they lie there still.
         """
-        schema = self._schemas.get(partition_id)
-        numbers = [0] if schema is None else [schema.numbers.get(name, 0) for name in names]
-        if schema is None or 0 in numbers:
+        schema, names = self._schemas.get(partition_id), tuple(fields)
+        if schema is None or len(sample_ids) <= SMALL:
             return None
-        hints = [handle and handle.hint for handle in handles]
-        if None in hints:
-            return None
-        locations = RowLocations(names, numbers, hint_of(schema.version, b""))
         try:
-            if locations.add(enumerate(hints)):
+            ids, marks, cells = zip(*[handle.hint for handle in handles], strict=True)  # type: ignore[union-attr]
+            mark: bytes = marks[0]
+            if len(set(marks)) > 1 or ids != tuple(sample_ids) or not mark.startswith(schema.version + b" "):
                 return None
-            names_of_slots = [slot_name(key) for key, _ in locations.spots]
-            if not await self._are_told({(name.host, name.epoch) for name in names_of_slots}):
+            locations = RowLocations(names, [schema.numbers[name] for name in names])
+            if locations.add(enumerate(cells)):
                 return None
-            refs = await self._refs_of(locations, math.inf)
-        except (ValueError, TypeError, LookupError, AttributeError):  # nothing that was said of this schema
+            slots = [slot_name(key) for key, _ in locations.spots]
+        except (ValueError, TypeError, LookupError, AttributeError):  # there are no hints, or none of this schema
             return None
-        return Located(refs, _NONE_MISSING, handles, schema.specs_of(names))
+        hosts = {(slot.host, slot.epoch): self.host_ref(slot.host, slot.epoch) for slot in slots}
+        return Located(_refs(locations, hosts), _NONE_MISSING, handles, schema.specs_of(names)), mark
 
-    async def _refs_of(self, locations: RowLocations, age_s: float = LIST_AGE_S) -> tuple[SlotRef, ...]:
-        names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in locations.spots}
-        if not names:
-            return ()
-        hosts = await self._host_refs([(name.host, name.epoch) for name in names.values()], age_s)
-        return tuple(
-            SlotRef(
-                hosts[names[key].host, names[key].epoch],
-                names[key].slot,
-                names[key].generation,
-                fields,
-                _some(index, first),
-                _some(rows, first),
-            )
-            for (key, fields), (index, rows) in locations.spots.items()
-            for first in range(0, len(index), MOST_PICKED)
+    @asynccontextmanager
+    async def unmoved(self, partition_id: str, mark: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
+        """Ask whether all rows of a partition, and all their fields, lie where they lay at ``mark``.
+
+        The answer is awaited within the context, once, after other work that it may overlap with.
+        """
+        await self._open()
+        version, moved = mark.split(b" ")
+        command = self._link.call_of("unmoved", self._key(partition_id), "", 0, version, moved)
+        async with self._link.asked([command]) as replies:
+
+            async def answer() -> bool:
+                (reply,) = await replies()
+                return not isinstance(reply, Exception) and reply == [OK, b"1"]
+
+            yield answer
+
+    async def _refs_of(self, locations: RowLocations) -> tuple[SlotRef, ...]:
+        names = [slot_name(key) for key, _ in locations.spots]
+        return _refs(locations, await self._host_refs([(name.host, name.epoch) for name in names])) if names else ()
+
+
+def _refs(locations: RowLocations, hosts: Mapping[tuple[str, int], HostRef]) -> tuple[SlotRef, ...]:
+    names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in locations.spots}
+    return tuple(
+        SlotRef(
+            hosts[names[key].host, names[key].epoch],
+            names[key].slot,
+            names[key].generation,
+            fields,
+            _some(index, first),
+            _some(rows, first),
         )
+        for (key, fields), (index, rows) in locations.spots.items()
+        for first in range(0, len(index), MOST_PICKED)
+    )
 
 
 def _some(numbers: Sequence[int], first: int) -> Sequence[int]:

@@ -12,7 +12,7 @@ from asyncdp.calls.answers import living_rows, stale_rows
 from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, DataPlaneNotReady
 from asyncdp.meta import RowHandle
 
-from ..encoding.cells import DeadCells, cells_of, hints_of, replaced_cells
+from ..encoding.cells import DeadCells, cells_of, hints_of, mark_of, replaced_cells
 from ..encoding.msgpack_codec import load, pack, text
 from ..encoding.rows import rid_of, row_parts
 from .base import no_name
@@ -202,12 +202,12 @@ class Publishing(Partitions, Hosts):
 
         create = partial(self._name, partition_id) if self._auto else None
         answer = await self._serve("publish", partition_id, put.payload, op, create=create, wrong=wrong)
-        first, n, rids, new, dead, version = load(answer.blob)
+        first, n, rids, new, dead, version, moved = load(answer.blob)
         if version and put.merged is not None and put.merged is not answer.schema:
             self._schemas[partition_id] = replace(put.merged, version=version)
         gone = replaced_cells(dead, tuple((put.merged or answer.schema).fields))
-        cells = put.cells if self._settings.read_by_meta else ()
-        hints = hints_of(version or answer.schema.version, cells or [False] * n)
+        mark = mark_of(version or answer.schema.version, moved)
+        hints = hints_of(sample_ids, mark, put.cells or [False] * n)
         if first:
             lives = range(int(first) + 1, int(first) + 1 + n)
             handles = tuple(RowHandle(life, None, hint) for life, hint in zip(lives, hints, strict=True))

@@ -7,6 +7,7 @@ import contextlib
 import time
 import uuid
 from collections import deque
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ from .. import lua as library
 from .url import check_url
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
     from redis.asyncio.connection import AbstractConnection
 
@@ -187,17 +188,28 @@ class DirectoryLink:
 
     async def pipeline(self, commands: Sequence[Sequence[Any]]) -> list[Any]:
         """Send commands in one round trip; return the server's errors as values."""
+        async with self.asked(commands) as replies:
+            return await replies()
+
+    @asynccontextmanager
+    async def asked(self, commands: Sequence[Sequence[Any]]) -> AsyncIterator[Callable[[], Awaitable[list[Any]]]]:
+        """Send commands; their replies can be awaited within the context, once, as :meth:`pipeline` returns them."""
         self._bind_loop()
         async with self._places:
             made = await self.connection()
             replies: list[Any] = []
-            try:
-                await made.send_packed_command(made.pack_commands(commands), check_health=False)
+
+            async def read() -> list[Any]:
                 for _ in commands:
                     try:
                         replies.append(await made.read_response(disable_decoding=True))
                     except ResponseError as err:
                         replies.append(err)
+                return replies
+
+            try:
+                await made.send_packed_command(made.pack_commands(commands), check_health=False)
+                yield read
             except (RedisConnectionError, RedisTimeoutError):
                 self._synced_at = None  # the next connection may be to another server
                 await self.end(made)
@@ -205,14 +217,13 @@ class DirectoryLink:
             except BaseException:
                 await self.end(made)
                 raise
-            if self._closed:
+            if self._closed or len(replies) < len(commands):
                 await self.end(made)
             if any(isinstance(reply, ReadOnlyError) for reply in replies):
                 # The server became a replica, and another one may have its name or address now: reconnect.
                 self._synced_at = None
                 await self.end(made)
             self.keep(made)
-        return replies
 
     async def command(self, *args: Any) -> Any:
         """Send one command; return its reply, or raise the server's error."""
@@ -223,7 +234,7 @@ class DirectoryLink:
 
     async def functions(self, calls: Sequence[tuple[str, str, Sequence[Any]]]) -> list[Any]:
         """Call functions of the library, (verb, key, arguments) each; load the library where it is missing."""
-        commands = [("FCALL", f"{verb}_{self._version}", 1, key, *args) for verb, key, args in calls]
+        commands = [self.call_of(verb, key, *args) for verb, key, args in calls]
         replies = await self.pipeline(commands)
         if any(isinstance(reply, ResponseError) and NO_FUNCTION in str(reply) for reply in replies):
             await self.load()
@@ -234,6 +245,10 @@ class DirectoryLink:
             if isinstance(reply, Exception):
                 raise reply if NO_COMMAND not in str(reply) else await self._too_old()
         return replies
+
+    def call_of(self, verb: str, key: str, *args: Any) -> tuple[Any, ...]:
+        """Return the command that calls a function of the library."""
+        return ("FCALL", f"{verb}_{self._version}", 1, key, *args)
 
     async def function(self, verb: str, key: str, *args: Any) -> Any:
         """Call one function of the library."""
