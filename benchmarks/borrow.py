@@ -1,9 +1,10 @@
 """Reads on one machine, with and without a copy, beside one locate, a memcpy and Ray's view.
 
-Rows of one put lie in one slot. ``get by meta`` is the ``get_data`` of a client with ``read_by_meta``, whose claim has
-said where they lie; the others ask the directory. ``locate`` is the directory's answer alone, ``ray view`` a
-``ray.get`` of one array of as many bytes from Ray's object store. ``first get`` is a copying get into pages that the
-system has just given, as ``memcpy, fresh pages`` is; the others use memory that earlier reads gave back.
+Rows of one put lie in one slot. ``get`` is ``get_data`` by the meta of a claim, which has said where they lie; the
+directory confirms that during the copy. ``get by ids`` is ``get_samples``, which looks them up first. ``locate`` is the
+directory's answer alone, ``ray view`` a ``ray.get`` of one array of as many bytes from Ray's object store. ``first
+get`` is a copying get into pages that the system has just given, as ``memcpy, fresh pages`` is; the others use memory
+that earlier reads gave back.
 """
 
 from __future__ import annotations
@@ -37,9 +38,6 @@ async def measure(bench: Bench, *, cases: tuple[str, ...] = tuple(BATCHES)) -> N
     """Measure reads of several batches."""
     transport = UCXXTransport(CONFIG)
     client: Any = await bench.stack.enter_async_context(stack(transport))
-    config = transport.attach_config()
-    config["ucxx"] = {**config["ucxx"], "directory": {**config["ucxx"].get("directory", {}), "read_by_meta": True}}
-    knowing: Any = await bench.stack.enter_async_context(stack(UCXXTransport(config, bootstrap=False)))
     for case in cases:
         layout, puts = BATCHES[case]
         rows = LAYOUTS[layout]()
@@ -47,8 +45,8 @@ async def measure(bench: Bench, *, cases: tuple[str, ...] = tuple(BATCHES)) -> N
         await client.register_partition(case, list(names), len(ids), ["t"])
         for first in range(0, len(ids), len(rows)):
             await client.put_samples(ids[first : first + len(rows)], case, rows)
-        meta = await knowing.claim_meta(case, "t", list(names), len(ids))
-        await one_batch(bench, transport, (client, knowing), meta, puts * bytes_of(rows))
+        meta = await client.claim_meta(case, "t", list(names), len(ids))
+        await one_batch(bench, transport, client, meta, puts * bytes_of(rows))
         await client.drop_partition(case)
     took = {table.case: statistics.median(table.seconds.get("get, borrow", [0])) for table in bench.result.tables}
     small, large = took.get("256 x 64 KiB"), took.get("256 x 1 MiB")
@@ -57,9 +55,8 @@ async def measure(bench: Bench, *, cases: tuple[str, ...] = tuple(BATCHES)) -> N
         bench.figure("flat in bytes", name, [large / small], at_most=1.2, must="1")
 
 
-async def one_batch(bench: Bench, transport: UCXXTransport, clients: tuple[Any, Any], meta: Any, nbytes: int) -> None:
-    """Measure reads of one batch, of all fields, by a client and one that reads by metas."""
-    client, knowing = clients
+async def one_batch(bench: Bench, transport: UCXXTransport, client: Any, meta: Any, nbytes: int) -> None:
+    """Measure reads of one batch, of all fields."""
     case, ids, names = meta.partition_id, tuple(meta.sample_ids), tuple(meta.fields)
     buffers = transport._resolver._buffers  # noqa: SLF001 - what it keeps is measured
 
@@ -75,23 +72,22 @@ async def one_batch(bench: Bench, transport: UCXXTransport, clients: tuple[Any, 
     borrow: dict[str, Any] = {}
     if slots == 1:
         borrow["get, borrow"] = lambda: client.get_data(meta, borrow=True)
-        borrow["get by meta, borrow"] = lambda: knowing.get_data(meta, borrow=True)
     read = await bench.measure(
         case,
         {
             **borrow,
             "get": lambda: client.get_data(meta),
-            "get by meta": lambda: knowing.get_data(meta),
+            "get by ids": lambda: client.get_samples(ids, case, names),
             "first get": first,
             "locate": lambda: transport._directory.locate(case, ids, names, None),  # noqa: SLF001
         },
         beside=("memcpy", "memcpy, fresh pages", "locate", "ray view"),
         nbytes=nbytes,
         rounds=40 if nbytes < 64 * MIB else 12,
-        floors={"get": Floor(copies=1, trips=1), "get by meta": Floor(copies=1)},
+        floors={"get": Floor(copies=1), "get by ids": Floor(copies=1, trips=1)},
     )
     read.ratio("memcpy", "get", **({"at_least": 0.6, "must": "1"} if of_put and nbytes > MIB else {}))
-    read.ratio("memcpy", "get by meta", **({"at_least": 0.6, "must": "1"} if of_put and nbytes > MIB else {}))
+    read.ratio("memcpy", "get by ids")
     if borrow:
         read.figure(
             "borrowed get / (one locate + 1.5 x Ray's view)",
