@@ -13,9 +13,9 @@ __all__ = ["offsets_of", "steps_of"]
 
 
 def offsets_of(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the offsets of n rows with these lengths, int64 ``(n + 1,)``."""
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
+    """Return the offsets of n rows with these lengths, int64 ``(..., n + 1)`` for lengths ``(..., n)``."""
+    offsets = np.zeros((*lengths.shape[:-1], lengths.shape[-1] + 1), dtype=np.int64)
+    lengths.cumsum(axis=-1, out=offsets[..., 1:])
     return offsets
 
 

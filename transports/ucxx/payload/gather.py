@@ -175,7 +175,7 @@ def _lengths(pick: Selection, at: int, mark: Span | None, rows: npt.NDArray[np.i
     offsets = pick.payload.layout.offsets[at]
     assert offsets is not None  # noqa: S101 - not dense
     if mark is not None:
-        return np.diff(offsets[mark[0] : mark[1] + 1])
+        return offsets[mark[0] + 1 : mark[1] + 1] - offsets[mark[0] : mark[1]]
     assert rows is not None  # noqa: S101 - given where there is no span
     return offsets[rows + 1] - offsets[rows]
 

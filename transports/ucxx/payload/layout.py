@@ -344,11 +344,15 @@ def _prefix(buffer: npt.NDArray[np.uint8], rows: int | None) -> tuple[int, int, 
     return schema_bytes, n, nbytes, crc
 
 
-def _offsets(lengths: npt.NDArray[np.int64], meta: ColumnMeta, size: int) -> npt.NDArray[np.int64]:
-    """Check the lengths of a column's rows against the size of the payload; return the rows' offsets."""
-    most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
-    if len(lengths) and (lengths.min() < 0 or lengths.max() > most or lengths.sum(dtype=np.float64) > most):
-        raise _corrupt(f"lengths of column {meta.name!r} do not fit")
+def _offsets(lengths: npt.NDArray[np.int64], metas: Sequence[ColumnMeta], size: int) -> npt.NDArray[np.int64]:
+    """Check the lengths of rows, of one column after the other, against the size of the payload; return the offsets."""
+    lengths = lengths.reshape(len(metas), -1)
+    sums = lengths.sum(axis=1, dtype=np.float64).tolist()
+    negative = lengths.size > 0 and lengths.min() < 0
+    for meta, total, column in zip(metas, sums, lengths, strict=True):
+        most = size // meta.unit if meta.unit else _MAX_EMPTY_STEPS
+        if total > most or (negative and column.min() < 0):
+            raise _corrupt(f"lengths of column {meta.name!r} do not fit")
     return offsets_of(lengths)
 
 
@@ -364,8 +368,8 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None, columns: int | None, 
         raise _corrupt(f"{_announced(schema)} columns where {columns} were reserved")
     metas = _metas(schema)
     begin = _up(PREFIX_BYTES + schema_bytes)
-    lengthy = sum(meta.kind != DENSE for meta in metas)
-    head = _up(begin + lengthy * n * 8)
+    lengthy = [meta for meta in metas if meta.kind != DENSE]
+    head = _up(begin + len(lengthy) * n * 8)
     if head > size:
         raise _corrupt(f"the lengths of {n} rows do not fit into {size} bytes")
     if zlib.crc32(buffer[PREFIX_BYTES:head].data) != crc:
@@ -373,15 +377,10 @@ def _read(buffer: npt.NDArray[np.uint8], rows: int | None, columns: int | None, 
     if not lengthy:
         layout = _dense(n, schema)
     else:
-        offsets: list[npt.NDArray[np.int64] | None] = []
-        for meta in metas:
-            if meta.kind == DENSE:
-                offsets.append(None)
-            else:
-                # Copied before the check, because another process may still change the shared memory.
-                lengths = buffer[begin : begin + n * 8].view(np.int64).copy()
-                offsets.append(_offsets(lengths, meta, size))
-                begin += n * 8
+        # Copied before the check, because another process may still change the shared memory.
+        lengths = buffer[begin : begin + len(lengthy) * n * 8].view(np.int64).copy()
+        found = iter(_offsets(lengths, lengthy, size))
+        offsets = [None if meta.kind == DENSE else next(found) for meta in metas]
         layout = Layout.make(n, metas, offsets, schema)
     if layout.nbytes != nbytes:
         raise _corrupt(f"{nbytes} bytes where its columns need {layout.nbytes}")
