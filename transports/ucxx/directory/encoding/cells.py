@@ -33,8 +33,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class SlotName:
+class SlotName(NamedTuple):
     """Identifies one use of one slot: host, epoch, number and generation."""
 
     host: str
@@ -245,6 +244,11 @@ class RowLocations:
         return absent
 
     def _add(self, row: int, mine: Sequence[Any]) -> str | None:
+        if len(mine) == 1 and all(map(mine[0][2].__contains__, self._numbers)):
+            indices, rows = self.spots.setdefault((mine[0][0], self._names), ([], []))
+            indices.append(mine[0][1])
+            rows.append(row)
+            return None
         where = {number: at for at, piece in enumerate(mine) for number in piece[2]}
         found: dict[int, list[str]] = {}
         for name, number in zip(self._names, self._numbers, strict=True):

@@ -125,11 +125,11 @@ class Locating(Hosts):
             locations = RowLocations(names, [schema.numbers[name] for name in names])
             if locations.add(enumerate(cells)):
                 return None
-            slots = [slot_name(key) for key, _ in locations.spots]
+            slots = _slots(locations)
         except (ValueError, TypeError, LookupError, AttributeError):  # there are no hints, or none of this schema
             return None
         hosts = {(slot.host, slot.epoch): self.host_ref(slot.host, slot.epoch) for slot in slots}
-        return Located(_refs(locations, hosts), _NONE_MISSING, handles, schema.specs_of(names)), mark
+        return Located(_refs(locations, slots, hosts), _NONE_MISSING, handles, schema.specs_of(names)), mark
 
     @asynccontextmanager
     async def unmoved(self, partition_id: str, mark: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:
@@ -149,22 +149,21 @@ class Locating(Hosts):
             yield answer
 
     async def _refs_of(self, locations: RowLocations) -> tuple[SlotRef, ...]:
-        names = [slot_name(key) for key, _ in locations.spots]
-        return _refs(locations, await self._host_refs([(name.host, name.epoch) for name in names])) if names else ()
+        slots = _slots(locations)
+        return _refs(locations, slots, await self._host_refs([(one.host, one.epoch) for one in slots])) if slots else ()
 
 
-def _refs(locations: RowLocations, hosts: Mapping[tuple[str, int], HostRef]) -> tuple[SlotRef, ...]:
-    names: dict[bytes, SlotName] = {key: slot_name(key) for key, _ in locations.spots}
+def _slots(locations: RowLocations) -> list[SlotName]:
+    """Return the slots of locations, in their order; those of one slot with different fields each have it."""
+    return [slot_name(key) for key, _ in locations.spots]
+
+
+def _refs(
+    locations: RowLocations, slots: Sequence[SlotName], hosts: Mapping[tuple[str, int], HostRef]
+) -> tuple[SlotRef, ...]:
     return tuple(
-        SlotRef(
-            hosts[names[key].host, names[key].epoch],
-            names[key].slot,
-            names[key].generation,
-            fields,
-            _some(index, first),
-            _some(rows, first),
-        )
-        for (key, fields), (index, rows) in locations.spots.items()
+        SlotRef(hosts[one.host, one.epoch], one.slot, one.generation, fields, _some(index, first), _some(rows, first))
+        for one, ((_, fields), (index, rows)) in zip(slots, locations.spots.items(), strict=True)
         for first in range(0, len(index), MOST_PICKED)
     )
 
