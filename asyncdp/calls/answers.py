@@ -50,7 +50,7 @@ def written(call: PutSamples, names: Sequence[str], done: Published) -> KVBatchM
         handles=list(done.handles),
         created=None if done.created is None else list(done.created),
     )
-    if None not in done.handles:
+    if all(done.handles):
         return meta
     return meta.subset([at for at, handle in enumerate(done.handles) if handle is not None])
 

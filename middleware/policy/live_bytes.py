@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -27,6 +27,11 @@ def sizes_of(fields: Mapping[str, Any] | TensorDictBase | None) -> dict[str, int
     return {} if fields is None else {str(name): leaf_nbytes(leaf) for name, leaf in fields.items()}
 
 
+#: A key's incarnation, None where it is not known; its bytes by field, which keys of one put share; and their sum.
+_Held = tuple[int | None, Mapping[str, int], int]
+_NOTHING: Final[_Held] = (None, {}, 0)
+
+
 class LiveBytes:
     """Counts live bytes by partition, key and field, from the puts and removals of this client.
 
@@ -34,12 +39,11 @@ class LiveBytes:
     replaces its former bytes. A key that is put in another incarnation loses the bytes of the former one.
     """
 
-    __slots__ = ("_held", "_lives", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
+    __slots__ = ("_held", "last_put_bytes_per_key", "max_bytes_per_key_seen", "outstanding", "peak")
 
     def __init__(self) -> None:
         """Start with no keys."""
-        self._held: dict[str, dict[str, dict[str, int]]] = {}
-        self._lives: dict[tuple[str, str], int] = {}
+        self._held: dict[str, dict[str, _Held]] = {}
         self.outstanding = self.peak = self.max_bytes_per_key_seen = self.last_put_bytes_per_key = 0
 
     def put(
@@ -72,30 +76,29 @@ class LiveBytes:
         held = self._held.setdefault(partition_id, {})
         entered = 0
         for key in keys:
-            if written is not None:
-                if key not in written:
-                    continue
-                self._begin(partition_id, key, written[key])
-            mine = held.setdefault(key, {})
-            if first is not None:
-                before = sum(mine.values())
-                mine.update(even)
-                mine[first] += rest
-                after = sum(mine.values())
-                entered += share + rest
-                rest = 0
-                self.outstanding += after - before
-                self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, after)
+            if written is not None and key not in written:
+                continue
+            known = None if written is None else written[key]
+            life, mine, before = held.get(key, _NOTHING)
+            if known is not None and life not in (None, known):  # a former life's bytes are gone
+                self.outstanding -= before
+                mine, before = {}, 0
+            now: Mapping[str, int] = even
+            after = share
+            if first is None:
+                now, after = mine, before
+            elif mine or rest:
+                now = {**mine, **even, first: even[first] + rest}
+                after = sum(now.values())
+            held[key] = life if known is None else known, now, after
+            entered += share + rest
+            rest = 0
+            self.outstanding += after - before
+            self.max_bytes_per_key_seen = max(self.max_bytes_per_key_seen, after)
         if sizes:
             self.last_put_bytes_per_key = share
         self.peak = max(self.peak, self.outstanding)
         return entered
-
-    def _begin(self, partition_id: str, key: str, life: int | None) -> None:
-        """Forget the bytes of a former life of a key."""
-        if life is not None and self._lives.setdefault((partition_id, key), life) != life:
-            self.clear(partition_id, (key,))
-            self._lives[partition_id, key] = life
 
     def clear(self, partition_id: str, keys: Sequence[str] | None, lives: Sequence[int | None] | None = None) -> int:
         """Subtract removed keys (None: all of the partition); return how many were named.
@@ -105,15 +108,15 @@ class LiveBytes:
         held = self._held.get(partition_id, {})
         named = list(held) if keys is None else keys
         for key, life in zip(named, lives or (None,) * len(named), strict=True):
-            at = (partition_id, key)
-            if life is None or self._lives.get(at, life) == life:
-                self._lives.pop(at, None)
-                self.outstanding -= sum(held.pop(key, {}).values())
+            known, _, nbytes = held.get(key, _NOTHING)
+            if life is None or known in (None, life):
+                held.pop(key, None)
+                self.outstanding -= nbytes
         return len(named)
 
     def by_partition(self) -> dict[str, int]:
         """Return the live bytes of each partition that has keys."""
-        return {name: sum(sum(put.values()) for put in held.values()) for name, held in self._held.items() if held}
+        return {name: sum(nbytes for _, _, nbytes in held.values()) for name, held in self._held.items() if held}
 
     def keys(self) -> int:
         """Return the number of keys."""
