@@ -1,9 +1,10 @@
 """Reads through four ports of a slot host of which one is mute or closed, and what a storm of faults sends.
 
-Each read gets 16 x 64 KiB over UCX, through all layers. A client meets the bad port anew in each round: ``first`` is
-its slowest read, ``others`` the median of the rest. The hedged client knows from healthy reads how long they take
-(``hedge_quantile``), then the port turns mute, and the slowest but one of ten of its reads is told. A storm is on the
-memory transport: so many of the reads are lost, and all requests that are sent are counted.
+Each read gets 16 x 64 KiB over UCX, through all layers. A client meets the bad port anew in each round, beside one
+whose ports are healthy, with which it reads in turn: ``first`` is its slowest read, ``others`` the median of the rest.
+The hedged client knows from healthy reads how long they take (``hedge_quantile``), then the port turns mute, and the
+slowest but one of ten of its reads is told. A storm is on the memory transport: so many of the reads are lost, and all
+requests that are sent are counted.
 """
 
 from __future__ import annotations
@@ -119,9 +120,9 @@ async def measure(bench: Bench) -> None:
 
 
 async def _meet(bench: Bench, config: Mapping[str, Any], ids: list[str], how: str, **settings: Any) -> dict[str, float]:
-    """Let a new client read while all ports are well, then with one that is not; return seconds of a read."""
-    transport = UCXXTransport(config, bootstrap=False)
-    async with stack(transport, attempt_timeout_s=ATTEMPT_S, **settings) as client:
+    """Let a new client, of which one port turns bad, and a healthy one read in turn; return seconds of a read."""
+    transport, well = (UCXXTransport(config, bootstrap=False) for _ in range(2))
+    async with stack(transport, attempt_timeout_s=ATTEMPT_S, **settings) as client, stack(well) as beside:
         await client.ping()
         (info,) = await transport._directory.hosts()  # noqa: SLF001 - to put a proxy before one of its ports
         route = Route(info.ports[0])
@@ -129,10 +130,9 @@ async def _meet(bench: Bench, config: Mapping[str, Any], ids: list[str], how: st
         _tell(transport, replace(info, ports=(route.number, *info.ports[1:])))
         try:
             for _ in range(3):  # opens connections, and of the reads that are known few have waited for one
-                await _reads(client, ids)
-            healthy = await _reads(client, ids)
+                await _reads(ids, beside, client)
             route.close() if how == "closed" else route.mute()
-            after = await _reads(client, ids)
+            healthy, after = await _reads(ids, beside, client)
             counts = client.snapshot()["events"]
         finally:
             route.close()
@@ -159,12 +159,14 @@ def _tell(transport: UCXXTransport, info: Any) -> None:
     transport._resolver.know((info,))  # noqa: SLF001
 
 
-async def _reads(client: Any, ids: list[str]) -> list[float]:
-    seconds = []
+async def _reads(ids: list[str], *clients: Any) -> list[list[float]]:
+    """Return the seconds of the reads of each client, which read in turn."""
+    seconds: list[list[float]] = [[] for _ in clients]
     for _ in range(READS):
-        began = time.perf_counter()
-        await client.get_samples(ids, "p", ["x"])
-        seconds.append(time.perf_counter() - began)
+        for client, taken in zip(clients, seconds, strict=True):
+            began = time.perf_counter()
+            await client.get_samples(ids, "p", ["x"])
+            taken.append(time.perf_counter() - began)
     return seconds
 
 
