@@ -46,16 +46,11 @@ async def measure(bench: Bench, *, most_mib: int = 2048) -> None:
             await one_layout(bench, slots, (n, size), rounds, aim)
     each = slots_of(bench, engine, "each", arena_bytes=512 * MIB, rows_per_slot=1)
     await one_layout(bench, each, (256, 64 * KIB), 30, {}, how=", a slot each")
-    for verb in ("get", "put"):
-        shared = [table for table in bench.result.tables if "slot each" not in table.case]
-        times = [per_byte(table, verb) for table in shared if table.nbytes >= MIB]
-        bench.figure(
-            "time per byte, from 1 MiB on",
-            f"{verb}: slowest / fastest",
-            [max(times) / min(times)],
-            at_most=1.15,
-            must="3",
-        )
+    shared = [table for table in bench.result.tables if "slot each" not in table.case and table.nbytes >= MIB]
+    for verb in ("get", "put", "raw ucx, received", "raw ucx"):
+        times = [per_byte(table, verb) for table in shared]
+        aim = {"at_most": 1.15, "must": "3"} if verb in ("get", "put") else {}
+        bench.figure("time per byte, from 1 MiB on", f"{verb}: slowest / fastest", [max(times) / min(times)], **aim)
 
 
 def per_byte(table: Table, verb: str) -> float:

@@ -7,6 +7,7 @@ reads batch after batch gets the memory of an earlier batch instead.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import time
 import weakref
@@ -23,10 +24,11 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-__all__ = ["BufferPool", "size_class"]
+__all__ = ["KEPT_BYTES", "BufferPool", "size_class"]
 
 Memory = mmap.mmap | memoryview
 
+KEPT_BYTES: Final = min(2 << 30, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 8)
 _GRAIN: Final = 64 << 10
 #: Huge pages are too slow where so many bytes of them take more processor time than this; measured: 0.5 ms, and 2.3 ms
 #: in small pages.
@@ -48,7 +50,8 @@ class BufferPool:
     """Allocates byte arrays from memory that it reuses; may be used from any thread.
 
     Args:
-        keep_bytes: Most bytes of free memory that are kept for reuse; 0: none is.
+        keep_bytes: Most bytes of free memory that are kept for reuse; 0: none is. By default 2 GiB, which has
+            room for the two replies in which 1 GiB comes; an eighth of the machine's memory at most.
         least_bytes: Least size of a pooled array, in bytes; malloc itself reuses smaller ones.
         huge_pages: Whether to ask for huge pages. Fresh ones come five times as fast, and large copies are faster; but
             where memory is fragmented they take up to 20 s for each GiB, see :meth:`populate`.
@@ -59,7 +62,7 @@ class BufferPool:
     def __init__(
         self,
         *,
-        keep_bytes: int = 1 << 30,
+        keep_bytes: int = KEPT_BYTES,
         least_bytes: int = 1 << 20,
         huge_pages: bool = True,
         clock: Callable[[], float] = time.monotonic,

@@ -15,7 +15,7 @@ import torch
 from asyncdp.calls.answers import verify
 from asyncdp.calls.slots import HostRef, ReadSlots, SlotRef
 from asyncdp.errors import CorruptPayload, DataPlaneNotReady, DataPlaneReadError, DataPlaneWriteError, StaleSlotError
-from asyncdp.process.buffer_pool import BufferPool
+from asyncdp.process.buffer_pool import KEPT_BYTES, BufferPool
 from asyncdp.rows.block import Block
 from asyncdp.transports.ucxx.client import lane as lane_module
 from asyncdp.transports.ucxx.client.lane import Lane
@@ -390,6 +390,16 @@ def test_result_memory_is_used_again_once_every_tensor_is_gone() -> None:
     assert third.ctypes.data == address
     assert (pool.hits, pool.misses) == (1, 2)
     assert pool.empty(100).base is None
+
+
+def test_a_gibibyte_that_came_in_two_replies_is_kept() -> None:
+    """A reply is a gibibyte at most; no page of these is touched."""
+    pool = BufferPool(keep_bytes=2 << 30)
+    for _ in range(2):
+        lent = [pool.empty(960 << 20), pool.empty((64 << 20) + 4096)]
+        del lent
+    assert (pool.hits, pool.misses) == (2, 2)
+    assert 0 < KEPT_BYTES <= 2 << 30
 
 
 def test_result_memory_is_not_kept_without_bound() -> None:
