@@ -96,7 +96,7 @@ class RestoreClaims(Call[None]):
 
     Raises, from ``execute``:
         StaleSlotError: A row is gone or has another life.
-        DataPlaneBadRequest: A row is claimed for that task already, or the partition is unknown.
+        DataPlaneBadRequest: A row is claimed for that task already, or named twice for it, or the partition is unknown.
     """
 
     partition_id: str

@@ -349,6 +349,21 @@ async def test_an_index_that_is_built_while_others_write(
     assert got[:200] == [f"{i // 2}_g{i % 2}" for i in range(200)]
 
 
+async def test_a_new_index_notes_shelves_not_rows(plane: "Directory", namespace: str) -> None:
+    """What a new index has yet to see is noted by shelves: to note a million rows would hold up all others."""
+    from asyncdp.transports.ucxx.directory.encoding.msgpack_codec import pack
+    from asyncdp.transports.ucxx.directory.requests.base import INDEXING
+
+    await put(plane, [f"{at}" for at in range(4000)])
+    schema = await plane._fetch("p")
+    payload = pack((1, (1,), 10, 1, "me", False, ("x",), False))
+    assert (await plane._send("claim", "p", payload, schema.version, mutation()))[0] == INDEXING
+    key = f"{namespace}:{{p}}:"
+    left, shelves = [await plane._link.command("ZRANGE", key + name, 0, -1) for name in ("b:1", "s")]
+    assert left == shelves[2:]
+    assert (await plane.claim(mutation(), "p", "t", ["x"], 4000, 4000, "me")).meta.size == 4000
+
+
 # -- what is refused
 
 

@@ -65,15 +65,17 @@ class Snapshots(Directory):
     ) -> tuple[None, bool]:
         part = self.partition(partition_id)
         self.expire(part)
+        named: set[tuple[str, str]] = set()
         for _, task, _, rows, _, _ in claims:
             for sample_id, life in rows:
                 info = {"partition_id": part.id, "sample_ids": (sample_id,)}
                 if not part.lives(sample_id, life):
                     text = f"sample {sample_id!r} was removed, or removed and put again, before its claim was restored"
                     raise self.error("StaleSlotError", text, **info)
-                if task in part.rows[sample_id].claimed:
+                if task in part.rows[sample_id].claimed or (task, sample_id) in named:
                     text = f"sample {sample_id!r} is claimed for task {task!r} already"
                     raise self.error("DataPlaneBadRequest", text, field="claims", **info)
+                named.add((task, sample_id))
         part.tasks.update(dict.fromkeys(tasks))
         now = self.time()
         for number, (owner, task, fields, rows, at, left_s) in enumerate(claims):

@@ -108,7 +108,7 @@ class Snapshots(Contract):
         assert (await rig.mate.claim_meta("p", "log", ["x"], 1)).sample_ids == ["a"]
 
     async def test_claims_are_restored_all_or_none(self, rig: Rig) -> None:
-        """A row that is claimed already, gone or in another life refuses all of them, and no task is declared."""
+        """A row that is claimed already, named twice, gone or in another life refuses all, and no task is declared."""
         rig.need("directory_snapshots")
         await declare(rig.client)
         await put(rig.client, "a", "b", "c")
@@ -117,6 +117,9 @@ class Snapshots(Contract):
         mine = claim_of(state, "c", "a", task="train")
         with pytest.raises(DataPlaneBadRequest, match="'a' is claimed for task 'train' already"):
             await ask(rig.client, RestoreClaims("p", ("log",), (claim_of(state, "b"), mine)), "restore")
+        for twice in ((claim_of(state, "b", "b"),), (claim_of(state, "b"), claim_of(state, "c", "b"))):
+            with pytest.raises(DataPlaneBadRequest, match="'b' is claimed for task 'log' already"):
+                await ask(rig.client, RestoreClaims("p", ("log",), twice), "restore")
         stale = replace_life(claim_of(state, "a", "b"))
         with pytest.raises(StaleSlotError, match="'b'") as caught:
             await ask(rig.client, RestoreClaims("p", ("log",), (stale,)), "restore")

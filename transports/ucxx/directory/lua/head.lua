@@ -11,7 +11,7 @@
 --   d  hash: homes of the rows of a complete group, sorted and joined -> how many such groups there are
 --   k:<task> hash: rid -> claim id     C  hash: claim id -> claim     R  hash: claim id -> rids     L  zset: leases
 --   q:<index> zset: what is ready, by the put that made it so, the older first (queue.lua)
---   w:<index> zset: unready rows, by age     b:<index> zset: rows that a new index has not seen yet     l:<claim> set: lost ids
+--   w:<index> zset: unready rows, by age     b:<index> zset: shelves that a new index has not seen yet     l:<claim> set: lost ids
 --   o:<op_id>  what became of a mutation: its answer, or '!' where it is refused for ever
 local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = 0, 1, 2, 3, 4, 5, 6
 local KEEP_S = 600

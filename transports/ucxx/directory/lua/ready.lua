@@ -184,23 +184,21 @@ local function drop_index(P, ix)
   redis.call('UNLINK', P.K .. 'q:' .. ix[1], P.K .. 'w:' .. ix[1], P.K .. 'b:' .. ix[1])
 end
 
--- Shows a page of the rows that were there before an index to it; the server is busy with one for 30 ms at most.
-local PAGE = 2048
+-- Shows some shelves of rows that were there before an index to it; the server is busy with them for 30 ms at most.
+local PAGE = 1024 -- rows, and the rest of the shelf
 local function fill(P, ix)
-  local todo = P.K .. 'b:' .. ix[1]
-  local popped, page = redis.call('ZPOPMIN', todo, PAGE), {}
-  for j = 1, #popped, 2 do page[#page + 1] = popped[j] end
-  local rids, list, groups, names = {}, {}, {}, {}
-  for j, blob in ipairs(load_rows(P.K, page)) do
-    if blob then
-      rids[#rids + 1] = page[j]
-      list[#list + 1] = unpack_(blob)
-      names[#names + 1] = list[#list][GROUP]
+  local rids, list, groups, names, shelf = {}, {}, {}, {}, nil
+  repeat
+    shelf = redis.call('ZPOPMIN', P.K .. 'b:' .. ix[1])[1]
+    local flat = shelf and redis.call('HGETALL', P.K .. 'r:' .. shelf) or {}
+    for j = 1, #flat, 2 do
+      local row = unpack_(flat[j + 1])
+      rids[#rids + 1], list[#list + 1], names[#names + 1] = flat[j], row, row[GROUP]
     end
-  end
+  until not shelf or #rids >= PAGE
   if P.gsize then load_groups(P, names, groups) end
   touch(P, rids, list, names, {}, groups, { ix })
-  if #page == PAGE then return end
+  if shelf then return end
   ix[4] = nil
   save(P)
 end
@@ -220,10 +218,8 @@ local function index(P, task, fields)
   local ix = { P.ixn, task, fields, true }
   P.ix[#P.ix + 1] = ix
   save(P)
-  local todo = {} -- in order of age: then the rows of a group come in one page, mostly
-  for _, shelf in ipairs(redis.call('ZRANGE', P.K .. 's', 0, -1)) do
-    for _, rid in ipairs(redis.call('HKEYS', P.K .. 'r:' .. shelf)) do todo[#todo + 1] = 0; todo[#todo + 1] = rid end
-  end
+  local todo = {}
+  for _, shelf in ipairs(redis.call('ZRANGE', P.K .. 's', 0, -1)) do todo[#todo + 1] = 0; todo[#todo + 1] = shelf end
   many('ZADD', P.K .. 'b:' .. ix[1], todo)
   fill(P, ix)
   return ix

@@ -23,12 +23,14 @@ local function restore_claims(K, P, args)
   if P.ver ~= args[3] then return schema(P) end
   local a = unpack_(args[4])
   expire(P)
-  local loaded = {}
+  local loaded, seen = {}, {}
   for i, c in ipairs(a[4]) do
     local rids, held = hmget(K .. 'i', c[7]), hmget(K .. 'k:' .. c[2], c[6])
     for j, rid in ipairs(c[6]) do
       if rids[j] ~= rid then return { ERROR, pack({ 'stale', i, j }) } end
-      if held[j] then return { ERROR, pack({ 'claimed', i, j }) } end
+      local name = c[2] .. ' ' .. rid
+      if held[j] or seen[name] then return { ERROR, pack({ 'claimed', i, j }) } end
+      seen[name] = true
     end
     loaded[i] = load_rows(K, c[6])
   end

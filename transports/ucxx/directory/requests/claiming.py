@@ -58,7 +58,7 @@ class Claiming(Waiting):
         Returns:
             The batch, or an empty one with the number of ready samples and the waiting ones. The server is busy for
             2 us a row, 3 with whole groups. A task's first claim by a set of fields indexes the partition, at 7 us a
-            row (12), in pages of 2048 rows between which the server handles other requests.
+            row (12), in pages of about 2000 rows between which the server handles other requests.
 
         Raises:
             DataPlaneBadRequest: The partition, task or a field is unknown, or ``most`` is below one group.

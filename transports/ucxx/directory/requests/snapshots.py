@@ -62,7 +62,8 @@ class Snapshots(Partitions):
 
         Raises:
             StaleSlotError: A row is gone or has another life; nothing was done.
-            DataPlaneBadRequest: A row is claimed for that task already, or the partition is unknown; nothing was done.
+            DataPlaneBadRequest: A row is claimed for that task already, or named twice for it, or the partition is
+                unknown; nothing was done.
         """
         declared = RegisterPartition(call.partition_id, (), 0, call.consumer_tasks, None)
 

@@ -30,7 +30,6 @@ COMMANDS: Sequence[str] = (
         "hdel",
         "hget",
         "hgetall",
-        "hkeys",
         "hlen",
         "hmget",
         "hscan",
