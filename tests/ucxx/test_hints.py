@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pickle
 import random
+import shutil
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -241,3 +243,39 @@ async def test_damaged_hints_are_worth_nothing(seen: Seen) -> None:
         except DataPlaneError:
             continue
         assert got["x"].shape == (2, 3)
+
+
+async def test_what_a_server_has_lost_is_gone(
+    namespace: str, connect: Callable[..., Directory], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was restarted with older data: a meta of what came after that means no row that is put anew under its id."""
+    from asyncdp.transports.ucxx.directory import EmbeddedServer
+
+    monkeypatch.setattr(locating, "SMALL", 0)
+    server = EmbeddedServer()
+    await server.start()
+    data = server.folder / "appendonlydir"
+    older = data.with_name("older")
+    try:
+        async with seen_plane(server, namespace, partial(connect, server.url)) as seen:
+            kept = await claimed(seen)
+            shutil.copytree(data, older)
+            lost = await seen.client.put_samples(["c", "d"], "p", {"x": torch.ones(2, 3)})
+            server.kill()
+            shutil.rmtree(data)
+            older.rename(data)
+            await server.start()
+            async with seen.other() as other:
+                await other.get_samples(["a"], "p", ["x"])
+                for meta in (lost, hinted(lost, None, None)):
+                    for client in (seen.client, other):
+                        with pytest.raises(StaleSlotError):
+                            await client.get_data(meta)
+                await other.put_samples(["c", "d"], "p", {"x": torch.full((2, 3), 2.0)})
+                for meta in (lost, hinted(lost, None, None)):
+                    for client in (seen.client, other):
+                        with pytest.raises(StaleSlotError):
+                            await client.get_data(meta)
+            assert (await seen.client.get_data(kept))["x"].tolist() == [[0.0] * 3] * 2
+    finally:
+        await server.stop()

@@ -60,13 +60,22 @@ local function split(rids)
   return out
 end
 
+-- When this server, or this library, began to answer. One that was restarted with older data has lost what came after it: what
+-- it gives out now is of this start, so that it is never taken for what was lost.
+local began
+local function since_start(now)
+  began = began or now
+  return now - began
+end
+
 local function open(K, now)
+  since_start(now)
   local v = redis.call('HMGET', K .. 'p', 'ver', 'gsize', 'nt', 'inc', 'seq', 'bytes', 'ix', 'ixn', 'gone', 'moved')
   if not v[1] then return nil end
   local gsize = tonumber(v[2])
   return {
-    K = K, now = now, ver = v[1], gsize = gsize > 0 and gsize or nil, nt = tonumber(v[3]), inc = tonumber(v[4]),
-    seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]),
+    K = K, now = now, ver = v[1], gsize = gsize > 0 and gsize or nil, nt = tonumber(v[3]),
+    inc = math.max(tonumber(v[4]), began), seq = tonumber(v[5]), bytes = tonumber(v[6]), ix = unpack_(v[7]), ixn = tonumber(v[8]),
     gone = tonumber(v[9]), moved = tonumber(v[10] or 0), stale = {}, whole = {}, places = {},
   }
 end
@@ -80,10 +89,10 @@ local function fresh(K, now)
   }
 end
 
--- Notes that rows, or fields of rows, are not where they were. It is of the clock, so none comes again where a server was
--- restarted with older data.
+-- Notes that rows, or fields of rows, are not where they were.
 local function moves(P) P.moved = math.max(P.now, P.moved + 1) end
-local function moved_at(P) return string.format('%.0f', P.moved) end
+
+local function moved_at(P) return string.format('%.0f,%.0f', P.moved, began) end
 
 -- Notes that `n` more groups are complete whose rows lie on these homes.
 local function count_whole(P, homes, n) P.whole[homes] = (P.whole[homes] or 0) + n end
@@ -91,7 +100,7 @@ local function count_whole(P, homes, n) P.whole[homes] = (P.whole[homes] or 0) +
 local function save(P)
   redis.call('HSET', P.K .. 'p', 'inc', string.format('%d', P.inc), 'seq', string.format('%d', P.seq),
     'bytes', string.format('%.0f', P.bytes), 'ix', pack(P.ix), 'ixn', P.ixn, 'gone', string.format('%d', P.gone),
-    'moved', moved_at(P))
+    'moved', string.format('%.0f', P.moved))
   local ask, set, del = {}, {}, {}
   for homes, n in pairs(P.whole) do if n ~= 0 then ask[#ask + 1] = homes end end
   for j, old in ipairs(hmget(P.K .. 'd', ask)) do

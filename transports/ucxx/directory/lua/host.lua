@@ -1,13 +1,5 @@
 -- Slot hosts. KEYS[1] is the registry's prefix; hash b: host id -> {last heartbeat (us), epoch, the host's own words}.
 
--- When this server, or this library, began to answer. After a restart every heartbeat looks old: hosts get time to beat.
-local began
-
-local function since_start(now)
-  began = began or now
-  return now - began
-end
-
 -- Payload: {host id, epoch, words}. A host whose epoch has been overtaken is told so.
 local function beat(keys, args)
   local K, now, a = keys[1], now_us(), unpack_(args[4])
@@ -21,6 +13,7 @@ local function beat(keys, args)
   return { OK, string.format('%.0f', now) }
 end
 
+-- After a restart every heartbeat looks old: with how long this server has answered, hosts get time to beat.
 local function hosts(keys)
   local now = now_us()
   local up = since_start(now)
