@@ -60,6 +60,9 @@ class Service:
     call_timeout_s: float = 60.0
     #: State shared by all services of a stack; set by the client over them.
     env: Env
+    #: Whether every read of slots has to come here as ReadSlots, as layers that inject faults need it. Where neither
+    #: the transport nor a layer below SlotMapping says so, slots in shared memory are read as soon as they are located.
+    sees_reads: ClassVar[bool] = True
     _methods: ClassVar[dict[type[Call[Any]], str]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

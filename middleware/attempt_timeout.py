@@ -45,6 +45,8 @@ class AttemptTimeout(Layer):
             begin to answer sooner.
     """
 
+    sees_reads = False
+
     def __init__(self, inner: Service, *, attempt_timeout_s: float = 10.0, blame_after_s: float = 1.0) -> None:
         """Store the limits."""
         super().__init__(inner)

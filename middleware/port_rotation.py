@@ -57,6 +57,8 @@ class PortRotation(Layer):
             ``hedge_after_s`` for every read.
     """
 
+    sees_reads = False
+
     def __init__(
         self,
         inner: Service,

@@ -54,6 +54,8 @@ class Reconcile(Layer):
         close_timeout_s: Seconds that close() may take to resolve open outcomes.
     """
 
+    sees_reads = False
+
     def __init__(self, inner: Any, *, close_timeout_s: float = 5.0) -> None:
         """Store the limit."""
         super().__init__(inner)

@@ -80,6 +80,8 @@ class SlotRetry(Layer):
             0: it never waits. Ten by default: a supervised process is back in three.
     """
 
+    sees_reads = False
+
     def __init__(
         self,
         inner: Service,

@@ -59,6 +59,8 @@ class TypedErrors(Layer):
             that covers an exception decides.
     """
 
+    sees_reads = False
+
     def __init__(self, inner: Service, *, table: ErrorTable = ()) -> None:
         """Put ``table`` before the transport's own table."""
         super().__init__(inner)

@@ -222,14 +222,18 @@ class Resolved:
 class Locate(Call[Located]):
     """Find the slots of samples; a row with another incarnation than its handle in ``handles`` is StaleSlotError.
 
-    A transport that knows from the hints of the handles where all rows lay may read them while it asks whether they lie
-    there still. ``borrow`` is as in :class:`~asyncdp.calls.GetSamples`.
+    Attributes:
+        read: Whether the transport may read the slots as soon as it knows them, where no port has to take part; from
+            the hints of handles it may know them before it has asked whether the rows lie there still. Then the rows
+            are in the result, and no ReadSlots is sent.
+        borrow: For such a read as in :class:`~asyncdp.calls.GetSamples`.
     """
 
     sample_ids: tuple[str, ...]
     partition_id: str
     fields: tuple[str, ...]
     handles: tuple[RowHandle | None, ...] | None = None
+    read: bool = False
     borrow: bool = False
 
 

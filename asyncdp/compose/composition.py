@@ -23,11 +23,13 @@ from .waits import claim_until, partition_until
 from .writes import write_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Coroutine, Iterator
 
     from tensordict import TensorDict
 
+    from asyncdp.client import Client
     from asyncdp.meta import KVBatchMeta
+    from asyncdp.service import Service
 
 __all__ = ["SlotMapping"]
 
@@ -40,12 +42,17 @@ class SlotMapping(Layer):
     slot_addressable, puts to one without slot_writes.
     """
 
+    def __init__(self, inner: Service | Client) -> None:
+        """Look at the services below."""
+        super().__init__(inner)
+        self._at_once = not any(service.sees_reads for service in _below(self))
+
     @handles(GetSamples)
     def get(self, call: GetSamples, ctx: CallContext) -> Coroutine[Any, Any, TensorDict]:
         """Read by slots, if the transport is slot-addressable."""
         if not self.capabilities.slot_addressable:
             return self.inner.execute(call, ctx)
-        return read_rows(self.inner.execute, call, ctx)
+        return read_rows(self.inner.execute, call, ctx, at_once=self._at_once)
 
     @handles(PutSamples)
     def put(self, call: PutSamples, ctx: CallContext) -> Coroutine[Any, Any, KVBatchMeta]:
@@ -71,3 +78,11 @@ class SlotMapping(Layer):
     def wait(self, call: WaitPartition, ctx: CallContext) -> Coroutine[Any, Any, None]:
         """Poll until the partition is registered or the time is up."""
         return partition_until(self.inner.execute, call, ctx)
+
+
+def _below(layer: Layer) -> Iterator[Service]:
+    """Return the layers below this one, and the transport."""
+    service: Service = layer
+    while isinstance(service, Layer):
+        service = service.inner
+        yield service

@@ -126,8 +126,10 @@ def _without(reads: list[Read], gone: Mapping[int, Any] | set[int]) -> list[Read
     return out
 
 
-async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDict:
+async def read_rows(send: Send, call: GetSamples, ctx: CallContext, *, at_once: bool = False) -> TensorDict:
     """Serve GetSamples: locate the rows, read their slots host by host, and assemble the result.
+
+    With ``at_once`` the transport may read slots as soon as it knows them, see :class:`~asyncdp.calls.slots.Locate`.
 
     Rows of which a slot is stale are discarded as a whole, located, and read again, so that no row is assembled from
     two lives. A row that is gone by then, has begun another life, or still has the same slot is StaleSlotError, and so
@@ -137,7 +139,8 @@ async def read_rows(send: Send, call: GetSamples, ctx: CallContext) -> TensorDic
         PartialReadError: Some rows, or all, could not be read; its ``errors`` have the reasons.
     """
     n = len(call.sample_ids)
-    located = await send(Locate(call.sample_ids, call.partition_id, call.fields, call.handles, call.borrow), ctx)
+    where = Locate(call.sample_ids, call.partition_id, call.fields, call.handles, at_once, call.borrow)
+    located = await send(where, ctx)
     specs: Mapping[str, FieldSpec] = located.specs
     if not located.refs:
         reads: list[Read] = []

@@ -21,7 +21,8 @@ SHOWN = 60
 
 def shown(call: Call[Any]) -> str:
     """Describe a call for messages by its type and its short arguments."""
-    names = [name for name in getattr(call, "__dataclass_fields__", ()) if getattr(call, name) is not None]
+    fields = getattr(call, "__dataclass_fields__", {}).values()
+    names = [field.name for field in fields if getattr(call, field.name) is not field.default]
     texts = [f"{name}={text}" for name in names if len(text := repr(getattr(call, name))) <= SHOWN]
     return f"{type(call).__name__}({', '.join(texts)}{', ...' if len(texts) < len(names) else ''})"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from asyncdp.calls import CallContext, handles
@@ -25,6 +24,7 @@ from .invalidation import invalidations
 if TYPE_CHECKING:
     from ..directory import Directory
     from .host_resolver import HostAddress, HostResolver
+    from .lane import Lane
     from .placing import Placing
 
 __all__ = ["SlotCalls", "op_of"]
@@ -46,6 +46,7 @@ def op_of(ctx: CallContext) -> OperationId:
 class SlotCalls(Service):
     """Handles the slot calls of the transport, which is a subclass and sets the attributes."""
 
+    sees_reads = False
     _owner: str
     _boot_id: str
     _checksum: bool
@@ -59,39 +60,47 @@ class SlotCalls(Service):
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
         del ctx
-        if call.handles is not None and self._reading_at_once < MOST_AT_ONCE:
+        if call.read and call.handles is not None and self._reading_at_once < MOST_AT_ONCE:
             noted = self._directory.noted(call.partition_id, call.sample_ids, call.fields, call.handles)
             if noted is not None:
                 self._reading_at_once += 1
                 try:
-                    read = await self._read_at_once(call, *noted)
+                    read = await self._read_noted(call, *noted)
                 finally:
                     self._reading_at_once -= 1
                 if read is not None:
                     return read
-        return await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+        located = await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)
+        if call.read and located.refs:
+            reads = self._over_lanes(located.refs, borrow=call.borrow)
+            return (await _read(located, reads) or located) if reads else located
+        return located
 
-    async def _read_at_once(self, call: s.Locate, located: s.Located, mark: bytes) -> s.Located | None:
+    async def _read_noted(self, call: s.Locate, located: s.Located, mark: bytes) -> s.Located | None:
         """Read rows over the lane where they lay at ``mark``, while the directory says whether they lie there still.
 
         None where they do not, or another host's memory or anything else stands in the way: they are looked up then.
         """
+        reads = self._over_lanes(located.refs, borrow=call.borrow)
+        if not reads:
+            return None
+        async with self._directory.unmoved(call.partition_id, mark) as unmoved:
+            read = await _read(located, reads)
+            return read if await unmoved() else None
+
+    def _over_lanes(self, refs: Sequence[s.SlotRef], *, borrow: bool) -> list[tuple[Lane, s.ReadSlots]]:
+        """Return one read per host, and its lane; none where one of the hosts has no lane that is known."""
         by_host: dict[s.HostRef, list[s.SlotRef]] = {}
-        for ref in located.refs:
+        for ref in refs:
             by_host.setdefault(ref.host, []).append(ref)
-        calls = [s.ReadSlots(host, tuple(refs), borrow=call.borrow) for host, refs in by_host.items()]
-        lanes = []
-        for host in by_host:
+        reads = []
+        for host, mine in by_host.items():
             address = self._resolver.known(host)
             lane = None if address is None else self._resolver.host_client.lane_of(host, address.route)
             if lane is None:
-                return None
-            lanes.append(lane)
-        async with self._directory.unmoved(call.partition_id, mark) as unmoved:
-            results = [await lane.read(one.refs, borrow=one.borrow) for lane, one in zip(lanes, calls, strict=True)]
-            if not await unmoved() or any(result.errors for result in results):
-                return None
-        return replace(located, read=tuple(zip(calls, results, strict=True)))
+                return []
+            reads.append((lane, s.ReadSlots(host, tuple(mine), borrow=borrow)))
+        return reads
 
     @handles(s.Place)
     async def _place(self, call: s.Place, ctx: CallContext) -> s.Placement:
@@ -259,6 +268,14 @@ class SlotCalls(Service):
         self._resolver.leases.done(ctx.op_id)
         record(invalidations(done.dead, self._directory), ctx, call)
         return s.Published(done.handles, done.created)
+
+
+async def _read(located: s.Located, reads: Sequence[tuple[Lane, s.ReadSlots]]) -> s.Located | None:
+    """Return rows with what was read of them; None where a slot could not be read, of which ReadSlots says why."""
+    done = [(call, await lane.read(call.refs, borrow=call.borrow)) for lane, call in reads]
+    if any(result.errors for _, result in done):
+        return None
+    return s.Located(located.refs, located.missing, located.handles, located.specs, tuple(done))
 
 
 def _refuse_unwritable(name: str) -> None:
