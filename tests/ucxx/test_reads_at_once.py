@@ -1,4 +1,7 @@
-"""Reads of rows that were claimed or put: the meta says where they lay, and the directory whether they do still."""
+"""Reads in shared memory, at once after the look-up, or before the directory has answered.
+
+The meta of rows that were claimed or put says where they lay; the directory then only says whether they do still.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,11 @@ import anyio
 import pytest
 import torch
 
-from asyncdp.errors import DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
+from asyncdp import Layer, default_layers, stack
+from asyncdp.calls import CallContext, handles
+from asyncdp.calls.slots import ReadResult, ReadSlots
+from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
+from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.client.slot_calls import MOST_AT_ONCE
 from asyncdp.transports.ucxx.directory.requests import locating
@@ -83,6 +90,52 @@ async def test_of_few_rows_the_request_is_joined_with_others(
         assert (seen.asked["locate"], seen.asked["unmoved"]) == (1, 0)
         assert (await seen.client.get_data(meta))["x"].tolist() == list(range(33))
         assert (seen.asked["locate"], seen.asked["unmoved"]) == (1, 1)
+
+
+@pytest.mark.parametrize("sees", [True, False])
+async def test_a_layer_may_ask_for_every_read(
+    server: EmbeddedServer, namespace: str, connect: Callable[..., Directory], *, sees: bool
+) -> None:
+    """By default a layer of one's own, as those that inject faults, gets each read of slots; else none is sent."""
+
+    class Counting(Layer):
+        sees_reads = sees
+        reads = 0
+
+        @handles(ReadSlots)
+        async def read(self, call: ReadSlots, ctx: CallContext) -> ReadResult:
+            Counting.reads += 1
+            return await self.inner.execute(call, ctx)
+
+    assert Layer.sees_reads
+    async with (
+        seen_plane(server, namespace, connect) as seen,
+        stack(UCXXTransport(seen.config, bootstrap=False), [*default_layers(), Counting]) as client,
+    ):
+        await client.get_samples(IDS, "p", ["x"])  # before it the client knows no host
+        before = Counting.reads
+        for borrow in (False, True):
+            got = await client.get_samples(IDS, "p", ["x"], borrow=borrow)
+            assert got["x"].tolist() == [[0.0] * 3] * 2
+        assert Counting.reads - before == 2 * sees
+
+
+async def test_what_cannot_be_read_at_once_is_read_as_ever(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that is stale by then is looked up again, one that has an error is read by ReadSlots, which says why."""
+    await seen.client.get_samples(IDS, "p", ["x"])
+    read = Lane.read
+    errors: list[DataPlaneError] = []
+
+    async def fails(self: Lane, refs: Any, **options: Any) -> Any:
+        if not errors:
+            return await read(self, refs, **options)
+        return ReadResult((), dict.fromkeys(range(len(refs)), errors.pop()))
+
+    monkeypatch.setattr(Lane, "read", fails)
+    for problem in (StaleSlotError("it moved"), CorruptPayload("damaged")):
+        errors.append(problem)
+        assert (await seen.client.get_samples(IDS, "p", ["x"]))["x"].tolist() == [[0.0] * 3] * 2
+        assert not errors
 
 
 async def test_what_a_cut_off_call_has_removed_is_gone_for_all(seen: Seen) -> None:
