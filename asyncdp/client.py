@@ -550,7 +550,7 @@ def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
     else:
         there = set(written.sample_ids)
         rows = meta.subset([at for at, sample_id in enumerate(meta.sample_ids) if sample_id in there])
-    given, found = rows.handles or [None] * rows.size, written.handles or [None] * rows.size
+    pairs = zip(rows.handles or [None] * rows.size, written.handles or [None] * rows.size, strict=True)
     tags: list[Tags] | None = written.tags
     if rows.tags is not None:
         tags = [{**old, **new} for old, new in zip(rows.tags, written.tags or [{}] * rows.size, strict=True)]
@@ -559,6 +559,6 @@ def _written_of(meta: KVBatchMeta, written: KVBatchMeta) -> KVBatchMeta:
         fields=written.fields,
         sequence_lengths=written.sequence_lengths or rows.sequence_lengths,
         tags=tags,
-        handles=[old._replace(hint=new and new.hint) if old else new for old, new in zip(given, found, strict=True)],
+        handles=[old._replace(hint=new.hint) if old and new and new.hint else old or new for old, new in pairs],
         created=written.created,
     )

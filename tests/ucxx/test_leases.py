@@ -359,6 +359,14 @@ async def test_a_steady_put_asks_nothing_but_the_directory(seen: Seen) -> None:
     assert not _refs(seen)._used
 
 
+async def test_puts_with_unlike_timeouts_share_leases(seen: Seen) -> None:
+    """What a put with a short timeout leases ahead serves the next one with a long timeout too."""
+    reserved = seen.host.service.served["reserved"]
+    for at in range(52):
+        await seen.put(timeout_s=(60.0, 3600.0)[at % 2])
+    assert seen.host.service.served["reserved"] - reserved == 3
+
+
 async def test_leases_end_with_the_client(seen: Seen) -> None:
     """Closing the client frees the leased slots that no put has begun to use, before their leases expire."""
     await seen.client.close()

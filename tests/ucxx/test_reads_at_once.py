@@ -230,6 +230,15 @@ async def test_the_meta_of_a_put_says_where_its_rows_lie(seen: Seen) -> None:
     assert (await client.get_data(bare, ["x"]))["x"].tolist() == [[2.0] * 3]
 
 
+async def test_a_put_of_tags_leaves_what_a_meta_says(seen: Seen) -> None:
+    """Where its rows lie, since it moves nothing; handles are made anew only where the put says it better."""
+    meta = await claimed(seen)
+    tagged = await seen.client.put_samples(meta, "p", None, [{"seen": 1}] * 2)
+    assert all(new is old for new, old in zip(tagged.handles, meta.handles or (), strict=True))
+    assert (await seen.client.get_data(tagged, ["x"]))["x"].tolist() == [[0.0] * 3] * 2
+    assert seen.asked["locate"] == 0
+
+
 async def test_what_was_put_after_the_claim_is_read(seen: Seen) -> None:
     """A field that was replaced or added since is looked up."""
     meta = await claimed(seen)

@@ -185,11 +185,13 @@ class HostClient:
             One ref per slot; their ``rows`` count from ``first_row`` upwards.
         """
         lane = self.lane_of(host, route)
-        ahead = 0 if lane is None else self._leases.wanted(host, fields, sizes)
-        leased = None if lane is None else self._leases.take(lane, host, op_id, fields, sizes, first_row, ttl_s)
-        if leased is not None:
-            self._granted[host.id, host.epoch, leased[0].slot, leased[0].generation] = op_id
-            return leased
+        ahead = 0
+        if lane is not None:
+            leased = self._leases.take(lane, host, op_id, fields, sizes, first_row, ttl_s)
+            ahead, ttl_s = self._leases.wanted(host, fields, sizes, ttl_s)
+            if leased is not None:
+                self._granted[host.id, host.epoch, leased[0].slot, leased[0].generation] = op_id
+                return leased
         told: dict[str, Any] = {"ttl_s": ttl_s, "wait_s": wait_s, "lane": lane is not None, "ahead": ahead}
         async with self._use(host, route, port) as connection:
             sent_at = time.monotonic()

@@ -55,11 +55,15 @@ class _Lease(NamedTuple):
 
 
 class _Run(NamedTuple):
-    """The puts of one kind at a host that came one after the other: how many, and when the last one came."""
+    """The puts of one kind at a host that came one after the other.
+
+    How many, when the last one came, and for how many seconds that which had most time could publish.
+    """
 
     kind: Kind
     puts: int
     at: float
+    ttl_s: float
 
 
 class Leases:
@@ -78,16 +82,22 @@ class Leases:
         self._runs.clear()
         self._used.clear()
 
-    def wanted(self, host: HostRef, fields: tuple[str, ...], sizes: Sequence[int]) -> int:
-        """Count a put; return how many slots to lease for further puts of its kind where it has to ask the host."""
+    def wanted(self, host: HostRef, fields: tuple[str, ...], sizes: Sequence[int], ttl_s: float) -> tuple[int, float]:
+        """Count a put; return how many slots to lease for further puts of its kind where it has to ask the host.
+
+        And with which ``ttl_s``: the longest of its run, or puts with longer timeouts could not use what others lease.
+        """
         key, kind, now = (host.id, host.epoch), (fields, len(sizes)), time.monotonic()
         last = self._runs.get(key)
         again = last is not None and last.kind == kind and now - last.at <= LEASE_S
-        run = self._runs[key] = _Run(kind, last.puts + 1 if last is not None and again else 1, now)
+        run = _Run(kind, 1, now, ttl_s)
+        if last is not None and again:
+            run = _Run(kind, last.puts + 1, now, max(ttl_s, last.ttl_s))
+        self._runs[key] = run
         nbytes = sum(sizes)
         if run.puts < STEADY or nbytes > MOST_BYTES:
-            return 0
-        return min(MOST_LEASES, max(1, AHEAD_BYTES // max(1, nbytes)))
+            return 0, ttl_s
+        return min(MOST_LEASES, max(1, AHEAD_BYTES // max(1, nbytes))), run.ttl_s
 
     def add(
         self,
