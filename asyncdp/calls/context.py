@@ -8,6 +8,7 @@ Layers and transports are services; a service executes calls with one method::
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import random
 from collections.abc import Callable, Mapping
@@ -148,7 +149,8 @@ class OpenWaits:
         self.closed = True
         self._set_timer(self._loop, math.inf)
         for scope in list(self.scopes):
-            scope.cancel()
+            with contextlib.suppress(RuntimeError):  # its event loop was closed before the wait had ended
+                scope.cancel()
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ def test_many_threads_consume_one_plane_exactly_once() -> None:
 
 
 def test_a_loop_that_died_with_a_waiting_claim_harms_nobody() -> None:
-    """X3: a loop that was closed without a word leaves a waiter behind; other clients' puts go on."""
+    """X3: a loop that was closed without a word leaves a waiter behind; other clients' puts go on, and both close."""
     import asyncio
 
     client = _fresh()
@@ -142,6 +142,7 @@ def test_a_loop_that_died_with_a_waiting_claim_harms_nobody() -> None:
     loop.close()
     anyio.run(lambda: client.put_samples(["a"], "p", {"x": torch.zeros(1)}))
     assert anyio.run(lambda: client.depth("p")) == 1
+    anyio.run(mate.close)
     anyio.run(client.close)
 
 
