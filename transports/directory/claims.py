@@ -177,14 +177,14 @@ class Claims(Core):
         part = self.partition(partition_id)
         self.check_task(part, task)
         self.expire(part)
-        by_claim: dict[str, list[str]] = {}
+        by_claim: dict[str, dict[str, None]] = {}
         for sample_id, claim_id in zip(sample_ids, claim_ids, strict=True):
             claim = part.claims.get(claim_id or "")
             if claim is None or claim.task != task or sample_id not in claim.rows:
                 raise self._lost(part, sample_id)
-            by_claim.setdefault(claim.id, []).append(sample_id)
+            by_claim.setdefault(claim.id, {})[sample_id] = None
         for claim_id, ids in by_claim.items():
-            self._unclaim(part, part.claims[claim_id], ids)
+            self._unclaim(part, part.claims[claim_id], list(ids))
         self.changed()
         return None, True
 

@@ -1,6 +1,18 @@
 -- Claims. C holds {owner, task, fields, claimed_at, expires_at or false, rows that live, order}.
 local C_OWNER, C_TASK, C_AT, C_EXPIRES, C_LIVE = 1, 2, 4, 5, 6
 
+-- A claim has so many rows less; without any it has ended.
+local function lose(K, claim, head, count)
+  head[C_LIVE] = head[C_LIVE] - count
+  if head[C_LIVE] > 0 then
+    redis.call('HSET', K .. 'C', claim, pack(head))
+    return
+  end
+  redis.call('HDEL', K .. 'C', claim)
+  redis.call('HDEL', K .. 'R', claim)
+  redis.call('ZREM', K .. 'L', claim)
+end
+
 -- Makes rows of a claim claimable again and remembers that the claim lost them.
 local function unclaim(P, claim, head, rids)
   local K = P.K
@@ -18,14 +30,7 @@ local function unclaim(P, claim, head, rids)
   local only = {}
   for _, ix in ipairs(P.ix) do if ix[2] == head[C_TASK] then only[#only + 1] = ix end end
   touch(P, rids, list, names, {}, groups, only)
-  head[C_LIVE] = head[C_LIVE] - #rids
-  if head[C_LIVE] > 0 then
-    redis.call('HSET', K .. 'C', claim, pack(head))
-    return
-  end
-  redis.call('HDEL', K .. 'C', claim)
-  redis.call('HDEL', K .. 'R', claim)
-  redis.call('ZREM', K .. 'L', claim)
+  lose(K, claim, head, #rids)
 end
 
 local function living(P, claim, head)
@@ -83,7 +88,8 @@ local function group_names(members)
   return names
 end
 
--- Takes the first ready units: `least` to `most` rows, or none; whole groups stay in the index. Returns rids, members of the index where those are groups, and how many rows are ready.
+-- Takes the first ready units: `least` to `most` rows, or none; whole groups stay in the index. No group is larger than P.gsize,
+-- nor that than `most`. Returns rids, members of the index where those are groups, and how many rows are ready.
 local function take(P, ix, most, least)
   local q = P.K .. 'q:' .. ix[1]
   if not P.gsize then
@@ -104,11 +110,7 @@ local function take(P, ix, most, least)
     end
   end
   if #rids > 0 and (#rids >= least or full) then return rids, taken end
-  if not full then return nil, nil, #rids end
-  -- The first group is larger than the batch: it grew before whole groups were declared. How many rows are ready?
-  local ready = 0
-  for _, blob in ipairs(hmget(P.K .. 'g', group_names(redis.call('ZRANGE', q, 0, -1)))) do ready = ready + fit_count(unpack_(blob)) end
-  return nil, nil, ready
+  return nil, nil, #rids
 end
 
 -- Rows that are claimed leave the other indexes of their task.

@@ -49,7 +49,7 @@ local function lost_claim(P, ids, rids, claims, by_task, rows)
   return nil
 end
 
--- Rows leave the claims that hold them; a claim without rows has ended.
+-- Rows leave the claims that hold them.
 local function settle_claims(P, rids, by_task)
   local K, gone = P.K, {}
   for task, held in ipairs(by_task) do
@@ -60,15 +60,7 @@ local function settle_claims(P, rids, by_task)
     if any then many('HDEL', K .. 'k:' .. task, rids) end
   end
   for claim, count in pairs(gone) do
-    local head = unpack_(redis.call('HGET', K .. 'C', claim))
-    head[C_LIVE] = head[C_LIVE] - count
-    if head[C_LIVE] > 0 then
-      redis.call('HSET', K .. 'C', claim, pack(head))
-    else
-      redis.call('HDEL', K .. 'C', claim)
-      redis.call('HDEL', K .. 'R', claim)
-      redis.call('ZREM', K .. 'L', claim)
-    end
+    lose(K, claim, head_of(K, claim), count)
   end
 end
 

@@ -13,6 +13,7 @@
 --   q:<index> zset: what is ready, by the put that made it so, the older first (queue.lua)
 --   w:<index> zset: unready rows, by age     b:<index> zset: shelves that a new index has not seen yet     l:<claim> set: lost ids
 --   o:<op_id>  what became of a mutation: its answer, or '!' where it is refused for ever
+--   z  the last rid of a partition that was dropped, kept for a day
 local OK, SCHEMA, UNKNOWN, REFUSED, LATE, ERROR, INDEXING = 0, 1, 2, 3, 4, 5, 6
 local KEEP_S = 600
 local MOST_OP_S = 7 * 86400 -- an op_id of a call without deadline is not kept for ever
@@ -249,7 +250,10 @@ local function splice(old, new)
       at = stop
     end
   end
-  local out = { n < 16 and string.char(0x80 + n) or string.char(0xde, math.floor(n / 256), n % 256) }
+  local low, out = { math.floor(n / 256) % 256, n % 256 }, {}
+  if n < 16 then out[1] = string.char(0x80 + n)
+  elseif n < 65536 then out[1] = string.char(0xde, unpack(low))
+  else out[1] = string.char(0xdf, math.floor(n / 16777216), math.floor(n / 65536) % 256, unpack(low)) end
   for i = 1, n do out[2 * i] = order[i]; out[2 * i + 1] = value[order[i]] end
   return table.concat(out)
 end

@@ -338,7 +338,7 @@ _ABSENT: Mapping[str, Any] = {"exp": False, "com": 0, "st": 0, "cr": False}
 
 
 def _expected(value: Any) -> int:
-    return int(value) if isinstance(value, int) and value > 0 else -1
+    return min(value, 1 << 53) if isinstance(value, int) and value > 0 else -1  # Lua knows no larger integers
 
 
 def _committed(value: Any) -> int:
