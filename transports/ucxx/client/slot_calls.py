@@ -31,8 +31,6 @@ __all__ = ["SlotCalls", "op_of"]
 
 R = TypeVar("R")
 
-#: Most reads of a client during which the directory is asked: each keeps a connection to it until its copy has ended.
-MOST_AT_ONCE: Final = 4
 #: Limits of the time that a full host may keep a put waiting: a share of the call's remaining time, and seconds.
 FULL_SHARE: Final = 0.25
 FULL_S: Final = 1.0
@@ -53,21 +51,17 @@ class SlotCalls(Service):
     _directory: Directory
     _resolver: HostResolver
     _placing: Placing
-    _reading_at_once = 0
 
     # -- where
 
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
         del ctx
-        if call.read and call.handles is not None and self._reading_at_once < MOST_AT_ONCE:
+        if call.read and call.handles is not None and (places := self._directory.at_once).value:
             noted = self._directory.noted(call.partition_id, call.sample_ids, call.fields, call.handles)
             if noted is not None:
-                self._reading_at_once += 1
-                try:
+                async with places:
                     read = await self._read_noted(call, *noted)
-                finally:
-                    self._reading_at_once -= 1
                 if read is not None:
                     return read
         located = await self._directory.locate(call.partition_id, call.sample_ids, call.fields, call.handles)

@@ -21,6 +21,8 @@ from .hosts import Hosts
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 
+    from anyio import Semaphore
+
     from asyncdp.calls.slots import HostRef
 
     from ..encoding.schema import Schema
@@ -130,6 +132,11 @@ class Locating(Hosts):
             return None
         hosts = {(slot.host, slot.epoch): self.host_ref(slot.host, slot.epoch) for slot in slots}
         return Located(_refs(locations, slots, hosts), _NONE_MISSING, handles, schema.specs_of(names)), mark
+
+    @property
+    def at_once(self) -> Semaphore:
+        """Places of calls that ask :meth:`unmoved` while they read."""
+        return self._link.at_once
 
     @asynccontextmanager
     async def unmoved(self, partition_id: str, mark: bytes) -> AsyncIterator[Callable[[], Awaitable[bool]]]:

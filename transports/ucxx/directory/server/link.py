@@ -9,7 +9,7 @@ import uuid
 from collections import deque
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 from weakref import WeakKeyDictionary
 
 import anyio
@@ -39,6 +39,8 @@ __all__ = ["DirectoryLink", "lines_of"]
 
 NO_FUNCTION = "Function not found"
 NO_COMMAND = "unknown command"
+#: Most calls of a client that keep a connection while they do other work.
+MOST_AT_ONCE: Final = 4
 #: The only maxmemory-policy with which a full server refuses writes instead of evicting keys.
 NO_EVICTION = "noeviction"
 
@@ -85,6 +87,7 @@ class DirectoryLink:
         self._idle: deque[tuple[float, AbstractConnection]] = deque()
         self._transports: WeakKeyDictionary[AbstractConnection, Any] = WeakKeyDictionary()
         self._places = anyio.Semaphore(settings.max_connections, fast_acquire=True)
+        self._at_once = anyio.Semaphore(MOST_AT_ONCE, fast_acquire=True)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._end: AsyncGenerator[None, None] | None = None
         self._closed = False
@@ -109,8 +112,15 @@ class DirectoryLink:
         self._end = at_loop_end(partial(_end_all, self._idle, self._transports))
         # A task of a loop that was closed before the task ended never releases these.
         self._places = anyio.Semaphore(self._settings.max_connections, fast_acquire=True)
+        self._at_once = anyio.Semaphore(MOST_AT_ONCE, fast_acquire=True)
         self._syncing = anyio.Lock()
         on_fork_of_loop(loop)
+
+    @property
+    def at_once(self) -> anyio.Semaphore:
+        """Places of calls that keep a connection while they do other work."""
+        self._bind_loop()
+        return self._at_once
 
     def _leave(self) -> None:
         """Close the connections of the previous loop, which was closed without cleanup or is not the running one."""
