@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import anyio
 import anyio.lowlevel
@@ -14,12 +15,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AnyioClock", "NoSink", "Unlimited"]
 
+#: By loop, Unix time at the time 0 of its clock.
+_OFFSETS: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
 
 class AnyioClock:
     """The clock of the running event loop, so that under a loop with virtual time, wall time is virtual too.
 
-    Wall time is read once from the system, when a loop is first used, and advances with the clock of that loop. Each
-    call reads the time often, so anyio is asked only once which loop of asyncio is running.
+    Wall time is read once from the system, when a loop is first used, and advances with the clock of that loop; all
+    clocks of a loop agree. Each call reads the time often, so anyio is asked only once which loop of asyncio runs.
     """
 
     __slots__ = ("_loop", "_offset")
@@ -39,7 +43,7 @@ class AnyioClock:
         now = anyio.current_time()
         loop = anyio.lowlevel.current_token().native_token
         if loop is not self._loop:
-            self._offset = time.time() - now
+            self._offset = _OFFSETS.setdefault(loop, time.time() - now)
             self._loop = loop
         return now
 

@@ -18,6 +18,7 @@ from tests.transfer_queue.opener import CLUSTER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from multiprocessing.synchronize import Barrier
     from pathlib import Path
 
     from asyncdp.client import Client
@@ -63,12 +64,14 @@ async def _claimer(client: Client, rng: random.Random, log: Any) -> None:
             await anyio.sleep(0.005)
 
 
-def _claim(config: dict[str, Any], seed: int, claimers: int, path: Path) -> None:
-    """Run some claimers in a process of their own, on one client; what they got is in a file."""
+def _claim(config: dict[str, Any], seed: int, claimers: int, path: Path, begin: Barrier) -> None:
+    """Run claimers in a process of their own, on one client, from when all are there; what they got is in a file."""
 
     async def run(log: Any) -> None:
         rng = random.Random(seed)
         client = build_data_plane_client({**config, "owner": f"claimer-{seed}"}, bootstrap=False)
+        await client.ping()
+        await anyio.to_thread.run_sync(begin.wait)
         async with anyio.create_task_group() as group:
             for _ in range(claimers):
                 group.start_soon(_claimer, client, random.Random(rng.random()), log)
@@ -95,11 +98,13 @@ async def test_each_sample_is_claimed_exactly_once_or_listed(plane: Callable[...
     config = owner.attach_config()
     context = multiprocessing.get_context("forkserver")
     paths = [tmp_path / f"claims-{at}" for at in range(3)]
+    begin = context.Barrier(4, timeout=120)
     processes = [
-        context.Process(target=_claim, args=(config, at, count, paths[at])) for at, count in enumerate((3, 3, 2))
+        context.Process(target=_claim, args=(config, at, count, paths[at], begin)) for at, count in enumerate((3, 3, 2))
     ]
     for process in processes:
         process.start()
+    await anyio.to_thread.run_sync(begin.wait)  # else the last one finds nothing, and gives up before it is killed
     ids = [f"s{at}" for at in range(SAMPLES)]
     for first in range(0, SAMPLES, 50):
         await owner.put_samples(ids[first : first + 50], "p", {"x": torch.zeros(50)})

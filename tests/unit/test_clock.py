@@ -34,6 +34,19 @@ def test_it_is_the_clock_of_cancel_scopes(backend: str) -> None:
         run_virtual(main, backend)
 
 
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_clocks_of_a_loop_agree_on_wall_time(backend: str) -> None:
+    """Also where one is first asked later: the plane's, when virtual time has passed for the client's."""
+
+    async def main() -> None:
+        first = AnyioClock()
+        first.time()
+        await anyio.sleep(600)
+        assert AnyioClock().time() == first.time()
+
+    run_virtual(main, backend)
+
+
 def test_wall_time_is_read_anew_for_each_loop() -> None:
     """The clocks of loops begin at numbers of their own, so an offset holds for one loop."""
     clock = AnyioClock()
