@@ -9,6 +9,7 @@ import pickle
 import random
 import shutil
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -172,6 +173,39 @@ async def test_metas_of_several_claims(seen: Seen) -> None:
         seen.asked.clear()
         assert (await client.get_data(both, ["x"]))["x"][:, 0].tolist() == [float(moved)] * 2 + [2.0] * 2
         assert seen.asked["locate"] == moved
+
+
+async def test_nothing_is_copied_in_vain_where_rows_move(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After rows had moved, a read waits for the directory's answer; after it found them, the next one does not."""
+    old = await claimed(seen)
+    await seen.client.get_data(old)
+    new = await seen.client.put_samples(IDS, "p", {"x": torch.ones(2, 3)})
+    asked: list[bool] = []
+    read, unmoved = Lane.read, seen.transport._directory.unmoved
+
+    @asynccontextmanager
+    async def watched(*args: Any) -> AsyncIterator[Any]:
+        async with unmoved(*args) as answer:
+
+            async def told() -> bool:
+                asked.append(True)
+                return await answer()
+
+            asked.clear()
+            yield told
+
+    copies: list[int] = []
+
+    async def counted(self: Lane, *args: Any, **options: Any) -> Any:
+        copies.append(len(asked))
+        return await read(self, *args, **options)
+
+    monkeypatch.setattr(seen.transport._directory, "unmoved", watched)
+    monkeypatch.setattr(Lane, "read", counted)
+    for meta, when in ((old, [0, 1]), (old, [1]), (new, [1]), (new, [0]), (old, [0, 1])):
+        copies.clear()
+        assert (await seen.client.get_data(meta))["x"].tolist() == [[1.0] * 3] * 2
+        assert copies == when, "how often the directory had answered when rows were copied"
 
 
 async def test_a_read_that_is_cancelled_keeps_no_connection(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,6 +170,11 @@ class HostResolver:
         else:
             loop.call_soon_threadsafe(_end_now, pool, engine)
 
+    @property
+    def has_lanes(self) -> bool:
+        """Whether the memory of any host is mapped."""
+        return any(self._lanes.values())
+
     def known(self, host: HostRef) -> HostAddress | None:
         """Return the address of a host as far as it is cached, and the secret is known."""
         return self._addresses.get((host.id, host.epoch)) if self._asked else None

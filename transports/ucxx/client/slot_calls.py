@@ -51,13 +51,15 @@ class SlotCalls(Service):
     _directory: Directory
     _resolver: HostResolver
     _placing: Placing
+    #: Whether the rows of the last read of noted ones were not where they had been.
+    _moved = False
 
     # -- where
 
     @handles(s.Locate)
     async def _locate(self, call: s.Locate, ctx: CallContext) -> s.Located:
         del ctx
-        if call.read and call.handles is not None and (places := self._directory.at_once).value:
+        if call.read and call.handles and self._resolver.has_lanes and (places := self._directory.at_once).value:
             noted = self._directory.noted(call.partition_id, call.sample_ids, call.fields, call.handles)
             if noted is not None:
                 async with places:
@@ -79,8 +81,12 @@ class SlotCalls(Service):
         if not reads:
             return None
         async with self._directory.unmoved(call.partition_id, mark) as unmoved:
+            asked = self._moved  # where rows have moved once, they are not copied in vain again
+            if asked and not await unmoved():
+                return None
             read = await _read(located, reads)
-            return read if await unmoved() else None
+            self._moved = not (asked or await unmoved())
+            return None if self._moved else read
 
     def _over_lanes(self, refs: Sequence[s.SlotRef], *, borrow: bool) -> list[tuple[Lane, s.ReadSlots]]:
         """Return one read per host, and its lane; none where one of the hosts has no lane that is known."""
